@@ -1,0 +1,205 @@
+"""Configuration: frozen pydantic records, plain YAML, dotted overrides. No torch.
+
+Every hyperparameter has one dotted name (`lora.rank`) from the YAML file to the tensor and to MLflow.
+"""
+
+import json
+import re
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedsweep.errors import UserError, near
+
+Json = str | int | float | bool | None | list[Any] | dict[str, Any]
+
+
+class Config(BaseModel):
+    """Base of all configuration: frozen, strict about types, and closed to unknown names."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    @classmethod
+    def of(cls, data: Mapping[str, Json], where: str) -> Self:
+        """Validate plain data. `where` names its source in the sentence of a refusal.
+
+        Raises:
+            UserError: the first thing wrong, with its dotted name, the rule and the value.
+        """
+        try:
+            # As JSON, so that a YAML list may fill a tuple while strictness still refuses "8" for 8 and true for 1.
+            return cls.model_validate_json(json.dumps(data))
+        except ValidationError as error:
+            raise UserError(_sentence(error, data, where)) from None
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{where} holds a value that no hyperparameter can take: {error}.") from None
+
+    def override(self, changes: Mapping[str, Json], where: str) -> Self:
+        """A copy with dotted names changed, checked as a whole again.
+
+        Whole objects are replaced before their fields, and a bare string stands for an object's `name`, so that
+        ``{"method": "all_small"}`` exchanges the method.
+
+        Raises:
+            UserError: a name is unknown or a value impossible.
+        """
+        data: dict[str, Any] = self.model_dump(mode="json")
+        for name in sorted(changes, key=lambda dotted: dotted.count(".")):
+            *parents, leaf = name.split(".")
+            node = data
+            for parent in parents:
+                below = node.get(parent)
+                if not isinstance(below, dict):
+                    raise UserError(_unknown(name, flat(self), where))
+                node = below
+            value = changes[name]
+            named = isinstance(node.get(leaf), dict) and "name" in node[leaf]
+            node[leaf] = {"name": value} if named and isinstance(value, str) else value
+        return type(self).of(data, where)
+
+
+def flat(config: Config) -> dict[str, Json]:
+    """All resolved values, defaults included, by dotted name. Lists stay lists."""
+
+    def walk(prefix: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Json]]:
+        for key, value in node.items():
+            if isinstance(value, dict) and value:
+                yield from walk(f"{prefix}{key}.", value)
+            else:
+                yield f"{prefix}{key}", value
+
+    return dict(walk("", config.model_dump(mode="json")))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers and booleans; duplicate keys are errors."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key `{key}` stands twice (line {line})", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# PyYAML follows YAML 1.1: `1e-3` is a string, `no` is False, `010` is 8. Keep 1.2's core schema instead.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":bool", ":int", ":float", ":timestamp"))]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?((\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|\.inf|\.nan)$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse YAML text.
+
+    Raises:
+        UserError: it is broken (with its line) or holds a key twice.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = error.problem or error.context or "cannot be read"
+        if "stands twice" in problem:
+            raise UserError(f"{where}: {problem}.") from None
+        raise UserError(f"{where} is not valid YAML{line}: {problem}.") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{where} is not valid YAML: {error}.") from None
+
+
+def read_yaml(path: Path) -> dict[str, Json]:
+    """Read a YAML file that must hold a mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
+    data = parse_yaml(text, str(path))
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold names and values, but it holds {type(data).__name__}.")
+    return data
+
+
+def parse_overrides(words: list[str]) -> dict[str, Json]:
+    """``["federation.rounds=5"]`` as a mapping; values are read as YAML, so `[12, 6]`, `1e-3` and `null` work."""
+    changes: dict[str, Json] = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not name:
+            raise UserError(f"an override must look like `federation.rounds=5`, but got `{word}`.")
+        if name in changes:
+            raise UserError(f"the override `{name}` is given twice.")
+        changes[name] = parse_yaml(value, f"the override `{word}`")
+    return changes
+
+
+def _unknown(name: str, known: Mapping[str, Any], where: str) -> str:
+    return f"{where}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
+
+
+def _sentence(error: ValidationError, data: Mapping[str, Json], where: str) -> str:
+    """The first of pydantic's findings as one sentence."""
+    first = error.errors(include_url=False)[0]
+    name = _dotted(first["loc"], data)
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown(name, _names_beside(error, data), where)
+    if kind == "missing":
+        return f"{where}: `{name}` is missing."
+    if kind == "value_error":
+        return f"{where}: {context['error']}."
+    if kind == "union_tag_invalid":
+        expected = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
+        tag = str(context["tag"])
+        return f"{where}: `{name}.name` must be one of {', '.join(expected)}, but it is `{tag}`{near(tag, expected) or '.'}"
+    if kind == "union_tag_not_found":
+        return f"{where}: `{name}` must have a `name`."
+    rule = first["msg"].replace("Input should be", "must be").replace("Tuple should have", "must have")
+    shown = json.dumps(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
+    return f"{where}: `{name}` {rule[0].lower()}{rule[1:]}, but it is {shown}."
+
+
+def _dotted(location: tuple[int | str, ...], data: Any) -> str:
+    """Pydantic's location without the union tags it inserts (`method.fedra.mu` is `method.mu`)."""
+    parts: list[str] = []
+    node = data
+    for part in location:
+        if isinstance(node, dict) and part not in node and node.get("name") == part:
+            continue
+        parts.append(str(part))
+        if isinstance(node, dict):
+            node = node.get(part)
+        elif isinstance(node, list) and isinstance(part, int):
+            node = node[part] if part < len(node) else None
+    return ".".join(parts)
+
+
+def _names_beside(error: ValidationError, data: Mapping[str, Json]) -> list[str]:
+    """Names worth suggesting: those in the data that pydantic did not refuse."""
+    refused = {
+        _dotted(one["loc"], data) for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"
+    }
+
+    def walk(prefix: str, node: Mapping[str, Any]) -> Iterator[str]:
+        for key, value in node.items():
+            if f"{prefix}{key}" not in refused:
+                yield f"{prefix}{key}"
+            if isinstance(value, dict):
+                yield from walk(f"{prefix}{key}.", value)
+
+    return list(walk("", data))

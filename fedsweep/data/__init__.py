@@ -1,0 +1,1 @@
+"""Data sets as decoded images in memory, by domain."""

@@ -1,0 +1,136 @@
+"""The embedded default: scikit-learn's handwritten digits rendered into six styled domains. Needs no file.
+
+The 1,797 scans of `sklearn.datasets.load_digits` (8 x 8, 17 grey levels) are enlarged to 16 x 16 RGB and styled. Every
+domain holds the same originals with the same train/test split, so that domains differ in style alone.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from fedsweep.config import Config
+from fedsweep.seeding import derived_seed
+from fedsweep.types import Domain, FederatedData, ImageSet
+
+STYLES = ("plain", "rotated", "inverted", "noisy", "thick", "textured")
+SIZE = 16
+DATA_SEED = 0  # the data set is one and the same for every run; runs differ in their own seed
+
+
+class DigitsData(Config):
+    """Styled digits, ten classes, one domain per style."""
+
+    name: Literal["digits"] = "digits"
+    domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles, in the order of the clients' depths")
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of the original scans held out, in every domain")
+
+    @field_validator("domains")
+    @classmethod
+    def _known_and_different(cls, domains: tuple[str, ...]) -> tuple[str, ...]:
+        for domain in domains:
+            if domain not in STYLES:
+                raise ValueError(f"`data.domains` must be among {', '.join(STYLES)}, but one is `{domain}`")
+        if len(set(domains)) < len(domains):
+            raise ValueError(f"`data.domains` must not repeat a domain, but is {list(domains)}")
+        return domains
+
+    @property
+    def num_classes(self) -> int:
+        """Ten digits."""
+        return 10
+
+    def load(self) -> FederatedData:
+        """Render all domains: uint8 images (n, 3, 16, 16) and a digest of images, labels and split."""
+        from sklearn.datasets import load_digits
+
+        scans, targets = load_digits(return_X_y=True)
+        glyphs = enlarge(torch.tensor(scans.reshape(-1, 1, 8, 8) / 16.0, dtype=torch.float32))
+        labels = torch.tensor(targets, dtype=torch.int64)
+        order = torch.randperm(len(labels), generator=_generator("split"))
+        test, train = order.tensor_split([round(len(labels) * self.test_fraction)])
+        train, test = train.sort().values, test.sort().values
+        domains = []
+        digest = hashlib.sha256()
+        for name in self.domains:
+            images = to_uint8(RENDERERS[name](glyphs, _generator("style", name)))
+            domain = Domain(name, ImageSet(images[train], labels[train]), ImageSet(images[test], labels[test]))
+            domains.append(domain)
+            for part in (domain.train, domain.test):
+                digest.update(name.encode())
+                digest.update(part.images.numpy().tobytes())
+                digest.update(part.labels.numpy().astype(np.int64).tobytes())
+        return FederatedData("digits", tuple("0123456789"), tuple(domains), digest.hexdigest())
+
+
+def enlarge(glyphs: Tensor) -> Tensor:
+    """Grey glyphs (n, 1, h, w) in [0, 1] at 14 x 14 with a margin of one pixel: (n, 1, 16, 16)."""
+    inner = SIZE - 2
+    return F.pad(F.interpolate(glyphs, size=(inner, inner), mode="bicubic", antialias=True).clamp(0, 1), (1, 1, 1, 1))
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """Images in [0, 1], grey or RGB, as uint8 RGB (n, 3, h, w)."""
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
+
+
+def rotate(images: Tensor, degrees: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+    """Turn each image (n, c, h, w) by its own angle (n,), optionally scaled (n,) and shifted (n, 2, in half-widths)."""
+    angle = degrees * (math.pi / 180)
+    size = torch.ones_like(angle) if scale is None else scale
+    offset = torch.zeros(len(images), 2) if shift is None else shift
+    cos, sin = torch.cos(angle) / size, torch.sin(angle) / size
+    theta = torch.stack([torch.stack([cos, -sin, offset[:, 0]], 1), torch.stack([sin, cos, offset[:, 1]], 1)], 1)
+    return F.grid_sample(images, F.affine_grid(theta, list(images.shape), align_corners=False), align_corners=False)
+
+
+def thicken(glyphs: Tensor) -> Tensor:
+    """Grey dilation by one pixel in every direction."""
+    return F.max_pool2d(glyphs, kernel_size=3, stride=1, padding=1)
+
+
+def stripes(count: int, generator: torch.Generator) -> Tensor:
+    """Sinusoidal stripes of random direction, width and phase: (count, 1, 16, 16) in [0, 1]."""
+    axis = torch.arange(SIZE, dtype=torch.float32)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    angle, phase, width = (torch.rand(count, 1, 1, 1, generator=generator) for _ in range(3))
+    across = x * torch.cos(angle * math.pi) + y * torch.sin(angle * math.pi)
+    return 0.5 + 0.5 * torch.sin(across * (2 * math.pi) / (3 + 5 * width) + phase * (2 * math.pi))
+
+
+def _rotated(glyphs: Tensor, generator: torch.Generator) -> Tensor:
+    degrees = 45 + 30 * torch.rand(len(glyphs), generator=generator)
+    return rotate(glyphs, degrees)
+
+
+def _noisy(glyphs: Tensor, generator: torch.Generator) -> Tensor:
+    grain = torch.randn(len(glyphs), 3, SIZE, SIZE, generator=generator)
+    return 0.2 + 0.6 * glyphs + 0.25 * grain
+
+
+def _textured(glyphs: Tensor, generator: torch.Generator) -> Tensor:
+    dark = 0.5 * torch.rand(len(glyphs), 3, 1, 1, generator=generator)
+    light = 0.4 + 0.4 * torch.rand(len(glyphs), 3, 1, 1, generator=generator)
+    ink = torch.rand(len(glyphs), 3, 1, 1, generator=generator).round()  # a corner of the colour cube
+    band = stripes(len(glyphs), generator)
+    return (dark * band + light * (1 - band)) * (1 - glyphs) + ink * glyphs
+
+
+RENDERERS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "plain": lambda glyphs, _: glyphs,
+    "rotated": _rotated,
+    "inverted": lambda glyphs, _: 1 - glyphs,
+    "noisy": _noisy,
+    "thick": lambda glyphs, _: thicken(glyphs),
+    "textured": _textured,
+}
+
+
+def _generator(purpose: str, *key: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derived_seed(DATA_SEED, f"digits/{purpose}", *key))

@@ -1,0 +1,20 @@
+"""The one exception that a user's mistake raises. The command line prints its sentence and exits with code 2."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake in what the user asked for, as one sentence: what, where, the rule, the value, near names."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A hint with the names most like `name`, or the empty string where none is near.
+
+    >>> near("lora.rnk", ["lora.rank", "seed"])
+    '; did you mean `lora.rank`?'
+    >>> near("zzz", ["lora.rank"])
+    ''
+    """
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else ""

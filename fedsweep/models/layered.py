@@ -1,0 +1,105 @@
+"""A backbone as embed -> blocks -> classify, so that a client can run any subset of the blocks under their full names."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.types import AdapterState
+
+_BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
+
+
+class LayeredModel(nn.Module, ABC):
+    """A frozen backbone with trainable adapters and head, walked block by block.
+
+    There is one resident model per process: adapters are copied in and out, blocks are never renumbered.
+    """
+
+    backbone: nn.Module
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    @abstractmethod
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Normalised pixels (batch, 3, h, w) to tokens (batch, tokens, width)."""
+
+    @abstractmethod
+    def block(self, layer: int, tokens: Tensor) -> Tensor:
+        """Run one block: (batch, tokens, width) to the same shape."""
+
+    @abstractmethod
+    def classify(self, tokens: Tensor) -> Tensor:
+        """Final norm, pooling and head: (batch, tokens, width) to logits (batch, classes)."""
+
+    @property
+    @abstractmethod
+    def num_layers(self) -> int:
+        """L, the number of blocks of the full model."""
+
+    @property
+    @abstractmethod
+    def head_prefix(self) -> str:
+        """Prefix of the head's parameter names."""
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """uint8 images (batch, 3, h, w) to the pixels that the backbone was trained on."""
+        return (images.to(self.mean.dtype) / 255 - self.mean) / self.std
+
+    def forward(self, images: Tensor, layers: Iterable[int] | None = None) -> Tensor:
+        """Logits (batch, classes) of uint8 images from the given blocks in ascending order (all of them by default)."""
+        tokens = self.embed(self.normalize(images))
+        for layer in range(self.num_layers) if layers is None else layers:
+            tokens = self.block(layer, tokens)
+        return self.classify(tokens)
+
+    def freeze_backbone(self) -> None:
+        """Leave only the head trainable; adapters added afterwards are trainable too."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.startswith(self.head_prefix))
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Adapter and head parameters by their full name."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def adapter(self) -> AdapterState:
+        """A copy of all trainable tensors; shares no storage with the model."""
+        return {name: parameter.detach().clone() for name, parameter in self.trainable().items()}
+
+    def load_adapter(self, state: AdapterState) -> None:
+        """Copy tensors into the model.
+
+        Raises:
+            KeyError: a name is not that of a trainable tensor of the full model.
+        """
+        parameters = self.trainable()
+        unknown = sorted(set(state) - set(parameters))
+        if unknown:
+            raise KeyError(f"not trainable tensors of this model: {', '.join(unknown)}")
+        if state:
+            with torch.no_grad():
+                torch._foreach_copy_([parameters[name] for name in state], list(state.values()))
+
+
+def layer_of(name: str) -> int | None:
+    """The block that a tensor belongs to, or None for the head and whatever else is shared by all clients.
+
+    >>> layer_of("backbone.blocks.7.attn.proj.lora_A.default.weight"), layer_of("backbone.head.weight")
+    (7, None)
+    """
+    match = _BLOCK.match(name)
+    return int(match[1]) if match else None
+
+
+def names_within(names: Iterable[str], layers: Iterable[int]) -> list[str]:
+    """The names that belong to the given blocks or to no block."""
+    kept = set(layers)
+    return [name for name in names if (layer := layer_of(name)) is None or layer in kept]

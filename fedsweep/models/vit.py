@@ -1,0 +1,96 @@
+"""timm's Vision Transformers, walked layer by layer, and the small one that ships with fedsweep."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from fedsweep.config import Config
+from fedsweep.errors import UserError
+from fedsweep.models.layered import LayeredModel
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
+
+WEIGHTS = Path(__file__).parent / "weights" / "digits_vit.safetensors"
+
+
+class LayeredViT(LayeredModel):
+    """The walk of `timm.models.vision_transformer.VisionTransformer`; equal to timm's own forward to the last bit."""
+
+    backbone: VisionTransformer
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Patches, class token and positions."""
+        vit = self.backbone
+        return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
+
+    def block(self, layer: int, tokens: Tensor) -> Tensor:
+        """Attention and MLP with their residual connections."""
+        return self.backbone.blocks[layer](tokens)
+
+    def classify(self, tokens: Tensor) -> Tensor:
+        """timm's `forward_head` after the final norm."""
+        return self.backbone.forward_head(self.backbone.norm(tokens))
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.backbone.blocks)
+
+    @property
+    def head_prefix(self) -> str:
+        """The linear head."""
+        return "backbone.head."
+
+
+class DigitsViT(Config):
+    """The embedded backbone: 12 blocks at 16 px, pre-trained on MNIST by `scripts/pretrain_digits_vit.py`."""
+
+    name: Literal["digits_vit"] = "digits_vit"
+
+    @property
+    def depth(self) -> int:
+        """L, the number of blocks."""
+        return 12
+
+    @property
+    def width(self) -> int:
+        """Features of a token; the largest LoRA rank."""
+        return 64
+
+    def build(self, num_classes: int) -> LayeredViT:
+        """The pre-trained model with its MNIST head as the start.
+
+        Raises:
+            UserError: the data set has other classes than ten digits, or the weights file is not the shipped one.
+        """
+        from safetensors.torch import load_file
+
+        if num_classes != 10:
+            raise UserError(f"`backbone.name` digits_vit knows ten digits, but the data has {num_classes} classes.")
+        card = json.loads(WEIGHTS.with_suffix(".json").read_text())
+        if hashlib.sha256(WEIGHTS.read_bytes()).hexdigest() != card["sha256"]:
+            raise UserError(f"{WEIGHTS.name} is not the file that its card {WEIGHTS.stem}.json describes.")
+        model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
+        model.backbone.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()})
+        return model
+
+    def architecture(self, drop_path: float = 0.0) -> VisionTransformer:
+        """The untrained network; `drop_path` is the stochastic depth of pre-training."""
+        from timm.models.vision_transformer import VisionTransformer
+
+        return VisionTransformer(
+            img_size=16,
+            patch_size=4,
+            num_classes=10,
+            embed_dim=self.width,
+            depth=self.depth,
+            num_heads=4,
+            mlp_ratio=2,
+            drop_path_rate=drop_path,
+        )
