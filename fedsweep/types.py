@@ -1,11 +1,15 @@
 """The nouns of federated fine-tuning. Nothing here computes."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-AdapterState = dict[str, Tensor]
+AdapterState: TypeAlias = "dict[str, Tensor]"
 """Trainable tensors by their name in the FULL model: a client that holds blocks 0, 3, 7 keeps `blocks.0/3/7`."""
 
 ClientId = str
@@ -59,7 +63,7 @@ class LayerAllocation:
     trained: tuple[int, ...]
 
     @classmethod
-    def of(cls, layers: "tuple[int, ...] | list[int]") -> "LayerAllocation":
+    def of(cls, layers: tuple[int, ...] | list[int]) -> LayerAllocation:
         """Hold and train the same blocks."""
         ordered = tuple(sorted(layers))
         return cls(held=ordered, trained=ordered)

@@ -2,7 +2,8 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,13 @@ class LayeredModel(nn.Module, ABC):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
+    sublayers: ClassVar[Mapping[str, str]]
+    """Within a block, the last linear of each sublayer: where LoRA sits (`l0`, `l1`)."""
+    patch_projection: ClassVar[str]
+    """The patch embedding's projection."""
+    head_prefix: ClassVar[str]
+    """Prefix of the head's parameter names."""
+
     @abstractmethod
     def embed(self, pixels: Tensor) -> Tensor:
         """Normalised pixels (batch, 3, h, w) to tokens (batch, tokens, width)."""
@@ -45,11 +53,6 @@ class LayeredModel(nn.Module, ABC):
     def num_layers(self) -> int:
         """L, the number of blocks of the full model."""
 
-    @property
-    @abstractmethod
-    def head_prefix(self) -> str:
-        """Prefix of the head's parameter names."""
-
     def normalize(self, images: Tensor) -> Tensor:
         """uint8 images (batch, 3, h, w) to the pixels that the backbone was trained on."""
         return (images.to(self.mean.dtype) / 255 - self.mean) / self.std
@@ -60,11 +63,6 @@ class LayeredModel(nn.Module, ABC):
         for layer in range(self.num_layers) if layers is None else layers:
             tokens = self.block(layer, tokens)
         return self.classify(tokens)
-
-    def freeze_backbone(self) -> None:
-        """Leave only the head trainable; adapters added afterwards are trainable too."""
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name.startswith(self.head_prefix))
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Adapter and head parameters by their full name."""

@@ -23,6 +23,9 @@ class LayeredViT(LayeredModel):
     """The walk of `timm.models.vision_transformer.VisionTransformer`; equal to timm's own forward to the last bit."""
 
     backbone: VisionTransformer
+    sublayers = {"l0": "attn.proj", "l1": "mlp.fc2"}
+    patch_projection = "backbone.patch_embed.proj"
+    head_prefix = "backbone.head."
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Patches, class token and positions."""
@@ -41,11 +44,6 @@ class LayeredViT(LayeredModel):
     def num_layers(self) -> int:
         """L."""
         return len(self.backbone.blocks)
-
-    @property
-    def head_prefix(self) -> str:
-        """The linear head."""
-        return "backbone.head."
 
 
 class DigitsViT(Config):

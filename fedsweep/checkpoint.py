@@ -1,0 +1,99 @@
+"""A run's state and history in one safetensors file, written atomically. Adapters only; never pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsweep.history import History, RoundRecord, from_json, to_json
+from fedsweep.types import ServerState
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on after `round`."""
+
+    round: int
+    state: ServerState
+    history: tuple[RoundRecord, ...]
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write the file as a whole or not at all."""
+    from safetensors.torch import save as to_bytes
+
+    tensors: dict[str, Any] = {}
+    tree = _pack(checkpoint.state, "state", tensors)
+    metadata = {"round": str(checkpoint.round), "state": json.dumps(tree), "history": to_json(checkpoint.history)}
+    write_atomically(path, to_bytes(tensors, metadata))
+
+
+def load(path: Path, like: ServerState) -> Checkpoint:
+    """Read a checkpoint whose state has the class of `like`."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        fill: Callable[[str], Any] = file.get_tensor
+        state = type(like)(**{name: _unpack(node, fill) for name, node in json.loads(metadata["state"]).items()})
+    return Checkpoint(int(metadata["round"]), state, tuple(from_json(metadata["history"])))
+
+
+def load_history(path: Path) -> History:
+    """The history alone, without torch."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        return from_json(file.metadata()["history"])
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, flush to disk, then rename over it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
+    """Plain JSON for `node`, its tensors moved to `tensors` under their path."""
+    if hasattr(node, "numel"):
+        tensors[path] = node.detach().cpu().contiguous()
+        return {"tensor": path}
+    if is_dataclass(node):
+        return {field.name: _pack(getattr(node, field.name), f"{path}/{field.name}", tensors) for field in fields(node)}
+    if isinstance(node, dict):
+        return {"dict": [[key, _pack(value, f"{path}/{key}", tensors)] for key, value in node.items()]}
+    if isinstance(node, tuple):
+        return {"tuple": [_pack(value, f"{path}/{index}", tensors) for index, value in enumerate(node)]}
+    if node is None or isinstance(node, bool | int | float | str):
+        return {"value": node}
+    raise TypeError(f"a server state may hold tensors, dicts, tuples and plain values, but {path} is {type(node).__name__}")
+
+
+def _unpack(node: dict[str, Any], fill: Callable[[str], Any]) -> Any:
+    """The inverse of `_pack`."""
+    match node:
+        case {"tensor": path}:
+            return fill(path)
+        case {"dict": items}:
+            return {key: _unpack(value, fill) for key, value in items}
+        case {"tuple": items}:
+            return tuple(_unpack(value, fill) for value in items)
+        case {"value": value}:
+            return value
+    raise ValueError(f"not a packed state: {node}")

@@ -1,0 +1,51 @@
+"""Counted costs of a round: parameters held and trained, bytes sent. Computed from shapes, not from the wire."""
+
+from collections.abc import Iterable, Mapping
+
+from fedsweep.models.layered import LayeredModel, layer_of, names_within
+from fedsweep.types import AdapterState, ClientId, ClientUpdate, LayerAllocation
+
+COST_METRICS = ["bytes/down", "bytes/up", "parameters/held", "parameters/trained"]
+
+
+def count(state: AdapterState) -> int:
+    """Number of values."""
+    return sum(tensor.numel() for tensor in state.values())
+
+
+def size_in_bytes(state: AdapterState) -> int:
+    """Bytes on the wire at the tensors' own precision."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def held_parameters(model: LayeredModel, layers: Iterable[int]) -> int:
+    """Parameters of the sub-model with these blocks, frozen ones, adapters and head included."""
+    named = dict(model.named_parameters())
+    return sum(named[name].numel() for name in names_within(named, layers))
+
+
+def block_parameters(model: LayeredModel, layer: int) -> int:
+    """Parameters of one block, its adapters included."""
+    return sum(parameter.numel() for name, parameter in model.named_parameters() if layer_of(name) == layer)
+
+
+def round_costs(
+    model: LayeredModel,
+    sent: AdapterState,
+    allocations: Mapping[ClientId, LayerAllocation],
+    updates: Iterable[ClientUpdate],
+) -> dict[str, float]:
+    """Bytes of the whole cohort in this round, and parameters per client (means).
+
+    Down: the adapters of the blocks a client holds, and the head; up: what it trained. Frozen blocks are not counted:
+    a client has the public backbone on its disk.
+    """
+    received = [{name: sent[name] for name in names_within(sent, row.held)} for row in allocations.values()]
+    returned = [update.adapter for update in updates]
+    held = [held_parameters(model, row.held) for row in allocations.values()]
+    return {
+        "bytes/down": float(sum(map(size_in_bytes, received))),
+        "bytes/up": float(sum(map(size_in_bytes, returned))),
+        "parameters/held": sum(held) / len(held),
+        "parameters/trained": sum(map(count, returned)) / len(returned),
+    }

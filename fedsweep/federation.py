@@ -1,0 +1,85 @@
+"""The outer loop of every paper. It yields after each round; the caller records, prunes or stops."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from fedsweep.config import Config
+from fedsweep.costs import round_costs
+from fedsweep.evaluation import EvaluationConfig, evaluate
+from fedsweep.methods import FederatedMethod, Server
+from fedsweep.models import LayeredModel
+from fedsweep.seeding import stream
+from fedsweep.training import CohortTrainer
+from fedsweep.types import Client, ClientUpdate, Domain, RoundResult, ServerState
+
+
+class FederationConfig(Config):
+    """Rounds, cohorts and the clients' capacities."""
+
+    rounds: int = Field(100, gt=0, description="communication rounds")
+    depths: tuple[int, ...] = Field(description="L_i, the number of blocks that fit on each client")
+    clients_per_round: int | None = Field(None, gt=0, description="size of the random cohort; null for all clients")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that stays the same over the rounds of one run."""
+
+    method: FederatedMethod
+    model: LayeredModel
+    clients: Sequence[Client]
+    domains: Sequence[Domain]
+    server: Server
+    trainer: CohortTrainer
+    config: FederationConfig
+    evaluation: EvaluationConfig
+    seed: int
+
+    def initial_state(self) -> ServerState:
+        """The state before the first round."""
+        return self.method.init(self.model, self.clients, self.server)
+
+    def cohort(self, round: int) -> list[Client]:
+        """The clients that take part, in the order of the client list."""
+        size = self.config.clients_per_round
+        if size is None:
+            return list(self.clients)
+        rng = stream(self.seed, "cohort", round)
+        return [self.clients[i] for i in sorted(rng.choice(len(self.clients), size=size, replace=False))]
+
+    def evaluate(self, state: ServerState) -> dict[str, float]:
+        """Metrics of the global model."""
+        self.model.load_adapter(state.adapter)
+        return evaluate(
+            lambda images: self.method.predict(state, self.model, images), self.domains, self.evaluation
+        )
+
+
+def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
+    """Yield the untuned model (round 0), then the result of every round; from `start` on, only what comes after it."""
+    method, server = federation.method, federation.server
+    if start is None:
+        begun = time.monotonic()
+        state = federation.initial_state()
+        yield RoundResult(0, state, federation.evaluate(state), time.monotonic() - begun)
+        done = 0
+    else:
+        state, done = start.state, start.round
+    for round in range(done + 1, federation.config.rounds + 1):
+        begun = time.monotonic()
+        cohort = federation.cohort(round)
+        allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
+        updates = method.local_updates(state, cohort, allocations, federation.trainer.at(round))
+        costs = round_costs(federation.model, state.adapter, allocations, updates)
+        state = method.aggregate(state, updates, server)
+        metrics = {**federation.evaluate(state), "loss/train": _mean_loss(updates), **costs}
+        yield RoundResult(round, state, metrics, time.monotonic() - begun)
+
+
+def _mean_loss(updates: Sequence[ClientUpdate]) -> float:
+    """Training loss over the cohort, weighted by examples."""
+    total = sum(update.num_examples for update in updates)
+    return sum(update.metrics["loss"] * update.num_examples for update in updates) / total

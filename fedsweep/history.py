@@ -1,0 +1,38 @@
+"""A run's metric history: one record per communication round. No torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """Metrics after `round` rounds (0 is the untuned model). `seconds` is the one thing that repetition changes."""
+
+    round: int
+    metrics: Mapping[str, float]
+    seconds: float
+
+
+History = Sequence[RoundRecord]
+
+
+def to_json(history: History) -> str:
+    """Exact: floats survive to the last bit."""
+    return json.dumps([asdict(record) for record in history])
+
+
+def from_json(text: str) -> list[RoundRecord]:
+    """The inverse of `to_json`."""
+    return [RoundRecord(**record) for record in json.loads(text)]
+
+
+def total_megabytes(history: History) -> float:
+    """Bytes sent in both directions over all rounds, in MB of 10^6."""
+    return sum(record.metrics.get("bytes/up", 0) + record.metrics.get("bytes/down", 0) for record in history) / 1e6
+
+
+def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
+    """Mean of a metric over the last rounds (FedRA's code reports four), the untuned model left out."""
+    values = [record.metrics[metric] for record in history if record.round > 0][-rounds:]
+    return sum(values) / len(values)

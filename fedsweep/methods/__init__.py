@@ -1,0 +1,16 @@
+"""THE list of methods. To add one: write its file, import it here, add its name to the union."""
+
+from typing import Annotated, get_args
+
+from pydantic import Field
+
+from fedsweep.methods.all_large import AllLarge
+from fedsweep.methods.all_small import AllSmall
+from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.methods.fedra import FedRA
+
+AnyMethod = FedRA | AllLarge | AllSmall
+MethodConfig = Annotated[AnyMethod, Field(discriminator="name")]
+ALL: tuple[type[FederatedMethod], ...] = get_args(AnyMethod)
+
+__all__ = ["ALL", "AnyMethod", "FederatedMethod", "MethodConfig", "Server"]

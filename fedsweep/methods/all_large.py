@@ -1,0 +1,34 @@
+"""AllLarge, the ceiling of FedRA's tables: every client can hold the whole model, so this is FedAvg on LoRA and head."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from fedsweep.aggregation import layerwise_mean
+from fedsweep.methods.base import Allocations, FederatedMethod, Server, same_start
+from fedsweep.training import CohortTrainer, cross_entropy
+from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+
+
+class AllLarge(FederatedMethod):
+    """Clients' capacities are ignored (FedRA, Section 4.1, baseline 1)."""
+
+    name: Literal["all_large"] = "all_large"
+
+    def allocate(
+        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
+    ) -> dict[ClientId, LayerAllocation]:
+        """All L blocks for everyone."""
+        return {client.id: LayerAllocation.of(state.layers) for client in cohort}
+
+    def local_updates(
+        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
+    ) -> list[ClientUpdate]:
+        """Cross-entropy on the whole model."""
+        return trainer.fit(same_start(state.adapter, cohort, allocations, cross_entropy))
+
+    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
+        """FedAvg."""
+        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))

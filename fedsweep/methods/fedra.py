@@ -1,0 +1,70 @@
+"""FedRA: A Random Allocation Strategy for Federated Tuning to Unleash the Power of Heterogeneous Clients.
+
+Shangchao Su, Bin Li, Xiangyang Xue. Equation numbers are those of the first version.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsweep.aggregation import layerwise_mean
+from fedsweep.methods.base import Allocations, FederatedMethod, Server, same_start
+from fedsweep.training import CohortTrainer, cross_entropy
+from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+
+
+class FedRA(FederatedMethod):
+    """Each round every client runs a random subset of blocks of the size that fits on it."""
+
+    name: Literal["fedra"] = "fedra"
+    missing_layers: Literal["keep_previous", "ensure_cover"] = Field(
+        "keep_previous",
+        description="a block that no client drew keeps last round's parameters (Eq. 3), or every block is drawn (Eq. 4)",
+    )
+
+    def check(self, capacities: Sequence[int], num_layers: int) -> None:
+        """Eq. 4 needs as many places as blocks."""
+        if self.missing_layers == "ensure_cover" and sum(capacities) < num_layers:
+            raise ValueError(
+                f"`method.missing_layers` ensure_cover needs depths that sum to at least {num_layers}, "
+                f"but {list(capacities)} sum to {sum(capacities)}"
+            )
+
+    def allocate(
+        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
+    ) -> dict[ClientId, LayerAllocation]:
+        """Rows of M in {0, 1}^{N x L} with sum_j M_ij = L_i (Section 3.5, step 1)."""
+        matrix = np.zeros((len(cohort), server.num_layers), dtype=bool)
+        for row, client in zip(matrix, cohort, strict=True):
+            row[rng.choice(server.num_layers, size=client.capacity, replace=False)] = True
+        if self.missing_layers == "ensure_cover":
+            cover(matrix, rng)
+        rows = zip(cohort, matrix, strict=True)
+        return {client.id: LayerAllocation.of(np.flatnonzero(row).tolist()) for client, row in rows}
+
+    def local_updates(
+        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
+    ) -> list[ClientUpdate]:
+        """Step 3: tune LoRA and head of the allocated blocks by cross-entropy."""
+        return trainer.fit(same_start(state.adapter, cohort, allocations, cross_entropy))
+
+    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
+        """Step 4: r_j = sum_i M_ij |D_i| r_j^i / sum_i M_ij |D_i|, or r_j of the last round where nobody held j (Eq. 3)."""
+        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
+
+
+def cover(matrix: np.ndarray, rng: np.random.Generator) -> None:
+    """Mend M in place until every column has a one (Eq. 4), row sums unchanged: random swaps out of shared columns.
+
+    Raises:
+        ValueError: the rows hold fewer ones than there are columns.
+    """
+    if matrix.sum() < matrix.shape[1]:
+        raise ValueError(f"{matrix.sum()} places cannot cover {matrix.shape[1]} blocks")
+    for empty in np.flatnonzero(~matrix.any(axis=0)):
+        spare = np.argwhere(matrix & (matrix.sum(axis=0) > 1))
+        row, column = spare[rng.integers(len(spare))]
+        matrix[row, column], matrix[row, empty] = False, True

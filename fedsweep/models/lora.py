@@ -1,0 +1,72 @@
+"""LoRA through peft's configuration and layers. The only module that imports peft."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from fedsweep.config import Config
+from fedsweep.models.layered import LayeredModel
+from fedsweep.seeding import derived_seed
+
+
+class LoraConfig(Config):
+    """Low-rank adapters W x + s B A x in the last linear of a block's sublayers (FedRA, Eq. 2).
+
+    One of `alpha` and `scaling` is given. With `alpha` fixed, a sweep of the rank also sweeps s = alpha / rank.
+    """
+
+    rank: int = Field(8, gt=0, description="rows of A, columns of B")
+    alpha: float | None = Field(None, gt=0, description="s = alpha / rank; leave null when `scaling` is given")
+    scaling: float | None = Field(None, gt=0, description="s itself; leave null when `alpha` is given")
+    position: Literal["l0", "l1", "both"] = Field(
+        "both", description="l0: after attention (token mixing), l1: after the MLP (channel mixing)"
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout on the adapter's input")
+    patch_embed: bool = Field(False, description="also adapt the patch embedding, as FedRA's released code does")
+
+    @model_validator(mode="after")
+    def _one_scale(self) -> Self:
+        if (self.alpha is None) == (self.scaling is None):
+            given = f"alpha {self.alpha} and scaling {self.scaling}"
+            raise ValueError(f"exactly one of `lora.alpha` and `lora.scaling` must be given, but got {given}")
+        return self
+
+    @property
+    def effective_scaling(self) -> float:
+        """The factor s of the adapter's output."""
+        return self.scaling if self.scaling is not None else (self.alpha or 0.0) / self.rank
+
+
+def add_lora(model: LayeredModel, config: LoraConfig, seed: int) -> None:
+    """Insert adapters in place; afterwards exactly the adapters and the head are trainable.
+
+    B starts at zero, A Kaiming-uniform from a stream of its own name, so that a tensor's start does not depend on
+    which other tensors an arm adapts.
+    """
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import inject_adapter_in_model
+
+    sublayers = model.sublayers if config.position == "both" else {config.position: model.sublayers[config.position]}
+    targets = [f"backbone.blocks.{layer}.{name}" for layer in range(model.num_layers) for name in sublayers.values()]
+    if config.patch_embed:
+        targets.append(model.patch_projection)
+    peft_config = PeftLoraConfig(
+        r=config.rank,
+        lora_alpha=config.effective_scaling * config.rank,  # type: ignore[arg-type]  # peft divides it by r again
+        lora_dropout=config.dropout,
+        target_modules=targets,
+        bias="none",
+    )
+    inject_adapter_in_model(peft_config, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name or name.startswith(model.head_prefix))
+        if ".lora_A." in name:
+            generator = torch.Generator().manual_seed(derived_seed(seed, "adapter", name))
+            fresh = torch.empty(parameter.shape)
+            nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
+            parameter.data.copy_(fresh)

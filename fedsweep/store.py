@@ -1,0 +1,183 @@
+"""The durable truth of a sweep: plain files, each written atomically. Ray executes, MLflow is a view of this.
+
+    <root>/sweeps/<search space>/<sweep id>/
+        sweep.json                      SweepManifest
+        experiment.yaml search_space.yaml
+        rungs.jsonl study.journal       the scheduler's and the search's memory, where they have one
+        trials/<key>/trial.json         what is to be run
+        trials/<key>/checkpoint.safetensors   state and history after the last whole round
+        trials/<key>/outcome.json       how it ended; absent while it has not
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from fedsweep.checkpoint import load_history, write_atomically
+from fedsweep.config import Config, Json
+from fedsweep.errors import UserError, near
+from fedsweep.history import RoundRecord
+
+OutcomeName = Literal["finished", "pruned", "failed"]
+
+
+class SweepManifest(Config):
+    """What a sweep is, fixed when it starts."""
+
+    id: str = Field(description="unique; the folder's name")
+    name: str = Field(description="the search space, e.g. ablations/lora_rank")
+    experiment: str = Field(description="the experiment it varies")
+    created: str = Field(description="UTC, ISO 8601")
+    metric: str = Field(description="the objective, e.g. accuracy/mean")
+    mode: Literal["max", "min"]
+    rounds: int = Field(description="rounds of a whole trial")
+    varied: tuple[str, ...] = Field(description="dotted names that differ between arms")
+    baseline: dict[str, Json] | None = Field(None, description="the arm that others are compared to")
+    seeds: tuple[int, ...]
+    scheduler: str
+    search: str
+    domains: tuple[str, ...]
+    digests: dict[str, str] = Field(description="of the YAMLs and overrides, the engine's code and the data")
+
+
+class TrialPlan(Config):
+    """One federated run of a sweep."""
+
+    key: str = Field(description="digest of resolved configuration, code and data")
+    number: int = Field(ge=0, description="place in the plan")
+    arm: dict[str, Json] = Field(description="the varied hyperparameters, by dotted name")
+    seed: int
+    config: dict[str, Json] = Field(description="the whole resolved run, nested as in an experiment file")
+
+    @property
+    def label(self) -> str:
+        """The arm for people, e.g. `lora.rank=4`."""
+        return arm_label(self.arm)
+
+
+class Outcome(Config):
+    """How a trial ended."""
+
+    outcome: OutcomeName
+    round: int = Field(description="the last round that it reported")
+    error: str | None = Field(None, description="traceback of a failure")
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial as it stands on disk; `outcome` is None while it has not ended."""
+
+    plan: TrialPlan
+    outcome: Outcome | None
+    history: Sequence[RoundRecord]
+
+    @property
+    def last_round(self) -> int:
+        """The last round recorded, -1 before the untuned model was evaluated."""
+        return self.history[-1].round if self.history else -1
+
+
+def arm_label(arm: Mapping[str, Json]) -> str:
+    """`name=value` pairs; floats in six significant digits.
+
+    >>> arm_label({"lora.rank": 4, "optimizer.lr": 0.012345678})
+    'lora.rank=4, optimizer.lr=0.0123457'
+    """
+    shown = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in arm.items())
+    return ", ".join(shown) or "as is"
+
+
+class TrialStore:
+    """The folder of one trial."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint.safetensors"
+
+    def plan(self, plan: TrialPlan) -> None:
+        """Write what is to be run, before anything of it is."""
+        write_atomically(self.folder / "trial.json", plan.model_dump_json(indent=2).encode())
+
+    def history(self) -> Sequence[RoundRecord]:
+        """All rounds recorded so far."""
+        return load_history(self.checkpoint) if self.checkpoint.exists() else []
+
+    def outcome(self) -> Outcome | None:
+        """How the trial ended, or None."""
+        path = self.folder / "outcome.json"
+        return Outcome.of(json.loads(path.read_text()), str(path)) if path.exists() else None
+
+    def end(self, outcome: Outcome) -> None:
+        """Mark the trial as ended."""
+        write_atomically(self.folder / "outcome.json", outcome.model_dump_json(indent=2).encode())
+
+    def read(self) -> TrialRecord:
+        """Everything about the trial."""
+        path = self.folder / "trial.json"
+        return TrialRecord(TrialPlan.of(json.loads(path.read_text()), str(path)), self.outcome(), self.history())
+
+
+class SweepStore:
+    """The folder of one sweep."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def create(self, manifest: SweepManifest, files: Mapping[str, str]) -> None:
+        """Make the folder with the manifest and copies of the YAMLs."""
+        for name, text in files.items():
+            write_atomically(self.folder / name, text.encode())
+        write_atomically(self.folder / "sweep.json", manifest.model_dump_json(indent=2).encode())
+
+    def manifest(self) -> SweepManifest:
+        """What the sweep is."""
+        path = self.folder / "sweep.json"
+        return SweepManifest.of(json.loads(path.read_text()), str(path))
+
+    def trial(self, key: str) -> TrialStore:
+        """One trial's folder."""
+        return TrialStore(self.folder / "trials" / key)
+
+    def trials(self) -> list[TrialRecord]:
+        """All trials, in the order of the plan."""
+        folders = [path.parent for path in (self.folder / "trials").glob("*/trial.json")]
+        return sorted((TrialStore(folder).read() for folder in folders), key=lambda trial: trial.plan.number)
+
+
+class Store:
+    """The root folder that runs leave things in, `mlruns/` by default."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def sweep(self, name: str, sweep_id: str) -> SweepStore:
+        """The folder of a sweep, whether it exists or not."""
+        return SweepStore(self.root / "sweeps" / name / sweep_id)
+
+    def sweeps(self, name: str | None = None) -> list[SweepStore]:
+        """Existing sweeps (of one search space), oldest first."""
+        found = [SweepStore(path.parent) for path in (self.root / "sweeps").glob("**/sweep.json")]
+        named = [sweep for sweep in found if name is None or sweep.manifest().name == name]
+        return sorted(named, key=lambda sweep: sweep.manifest().created)
+
+    def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
+        """The newest sweep of a search space, or the one with the given id.
+
+        Raises:
+            UserError: there is none.
+        """
+        existing = self.sweeps()
+        mine = [sweep for sweep in existing if sweep.manifest().name == name]
+        if sweep_id is not None:
+            mine = [sweep for sweep in mine if sweep.folder.name == sweep_id]
+            if not mine:
+                ids = [sweep.folder.name for sweep in self.sweeps(name)]
+                raise UserError(f"there is no sweep `{sweep_id}` of {name} in {self.root}{near(sweep_id, ids) or '.'}")
+        if not mine:
+            names = sorted({sweep.manifest().name for sweep in existing})
+            raise UserError(f"there is no sweep of {name} in {self.root}{near(name, names) or '.'}")
+        return mine[-1]
