@@ -1,21 +1,26 @@
 """RunConfig, the table of contents of a run, and `run`, which plays it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.checkpoint import Checkpoint
+from fedsweep.checkpoint import load as load_checkpoint
+from fedsweep.checkpoint import save as save_checkpoint
 from fedsweep.config import Config
 from fedsweep.costs import COST_METRICS
 from fedsweep.data import DataConfig, PartitionConfig, load
 from fedsweep.evaluation import EvaluationConfig, metric_names
 from fedsweep.federation import Federation, FederationConfig, federate
+from fedsweep.history import RoundRecord
 from fedsweep.methods import MethodConfig, Server
 from fedsweep.models import BackboneConfig, LoraConfig, build_model
 from fedsweep.training import CohortTrainer, LocalConfig, OptimizerConfig
-from fedsweep.types import Domain, FederatedData, ImageSet, RoundResult
+from fedsweep.types import Domain, FederatedData, ImageSet, RoundResult, ServerState
 
 Device = Literal["cpu", "cuda"]
 
@@ -86,13 +91,32 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 
 def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = None) -> Iterator[RoundResult]:
     """Play a run round by round; with `resume`, exactly the rounds that an undisturbed run would still play."""
+    start = RoundResult(resume.round, _state_on_device(resume.state, device)) if resume else None
+    yield from federate(build(config, device), start)
+
+
+def run_durably(config: RunConfig, checkpoint: Path, device: Device = "cpu") -> Iterator[RoundRecord]:
+    """Play a run with every round on disk before it is yielded; rounds found there are yielded again first.
+
+    A run that was stopped at any moment goes on as if it had not been.
+    """
     federation = build(config, device)
-    if resume is None:
-        yield from federate(federation)
-        return
-    adapter = {name: tensor.to(device) for name, tensor in resume.state.adapter.items()}
-    state = type(resume.state)(**{**vars(resume.state), "adapter": adapter})
-    yield from federate(federation, RoundResult(resume.round, state))
+    history: list[RoundRecord] = []
+    start: RoundResult | None = None
+    if checkpoint.exists():
+        found = load_checkpoint(checkpoint, like=federation.initial_state())
+        start = RoundResult(found.round, _state_on_device(found.state, device))
+        history = list(found.history)
+        yield from history
+    for result in federate(federation, start):
+        history.append(RoundRecord(result.round, dict(result.metrics), result.seconds))
+        save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
+        yield history[-1]
+
+
+def _state_on_device(state: ServerState, device: Device) -> ServerState:
+    """The same state with its adapter on the device."""
+    return replace(state, adapter={name: tensor.to(device) for name, tensor in state.adapter.items()})
 
 
 def _on_device(data: FederatedData, device: Device) -> FederatedData:
@@ -105,5 +129,3 @@ def _on_device(data: FederatedData, device: Device) -> FederatedData:
 
     domains = tuple(Domain(one.name, move(one.train), move(one.test)) for one in data.domains)
     return FederatedData(data.name, data.class_names, domains, data.digest)
-
-

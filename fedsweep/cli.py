@@ -1,0 +1,314 @@
+"""The verbs. Nothing heavy is imported at the top: help answers at once, mistakes are told before Ray starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedsweep.store import Store
+    from fedsweep.sweep.plan import Plan
+    from fedsweep.sweep.tuner import SweepResult
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Hyperparameter tuning and ablations for federated fine-tuning of foundation models.\n\n"
+    "Start with `fedsweep tune ablations/lora_rank`: twelve federated runs, a table, and `fedsweep ui`.",
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")
+]
+StoreOption = Annotated[
+    Path, typer.Option("--store", envvar="FEDSWEEP_STORE", help="folder for results and MLflow's database")
+]
+DEFAULT_STORE = Path("mlruns")
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="an experiment, e.g. `fedra_digits`")],
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
+    device: Annotated[str, typer.Option(help="`cpu` or `cuda`")] = "cpu",
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Run one federated experiment and show each round.
+
+    Example: `fedsweep run fedra_digits seed=1 method=all_small`
+    """
+    from fedsweep.config import parse_overrides, read_yaml
+    from fedsweep.errors import UserError
+    from fedsweep.paths import find
+    from fedsweep.store import Store
+
+    changes = parse_overrides(overrides or [])
+    path = find("experiments", experiment)
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
+
+    import torch
+
+    from fedsweep.experiment import RunConfig
+    from fedsweep.recorded_run import record_run
+    from fedsweep.terminal import RoundTable
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("`--device` is cuda, but torch sees no GPU.")
+    config = RunConfig.of(read_yaml(path), f"experiment {experiment}").override(changes, f"experiment {experiment}")
+    torch.set_num_threads(1)  # the sum of a product depends on the number of threads; one is what a trial has
+    with RoundTable(config.federation.rounds, config.data.domains, as_json) as table:
+        trial = record_run(experiment, config, Store(store), device, table.add)  # type: ignore[arg-type]
+    table.console.print(f"Recorded in {_relative(trial.folder)} and MLflow; `fedsweep ui` opens it.")
+
+
+@app.command()
+def tune(
+    space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
+    overrides: Overrides = None,
+    seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's, e.g. `0,1,2,3,4`")] = None,
+    samples: Annotated[int | None, typer.Option(help="configurations that a sampled search tries")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="`none` or `asha` instead of the file's")] = None,
+    cpus_per_trial: Annotated[float | None, typer.Option(help="cores of a trial")] = None,
+    gpus_per_trial: Annotated[float | None, typer.Option(help="GPUs of a trial; 0.5 shares one between two")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print arms, trials, rounds and an estimate only")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the newest sweep of this space")] = False,
+    sweep: Annotated[str | None, typer.Option("--sweep", help="with --resume: the sweep's id")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Run a search space: every trial on Ray Tune, all rounds in MLflow, a table at the end.
+
+    Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
+    """
+    from fedsweep.config import parse_overrides
+    from fedsweep.errors import UserError
+    from fedsweep.store import Store
+
+    if sweep is not None and not resume:
+        raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
+    changes = _space_changes(seeds, samples, scheduler, cpus_per_trial, gpus_per_trial)
+    plan = _plan(space, parse_overrides(overrides or []), changes)
+    from fedsweep.sweep.tuner import check_resources, run_sweep
+    from fedsweep.terminal import progress_console
+
+    check_resources(plan.space.resources)
+    if dry_run:
+        _show_plan(plan)
+        return
+    home = Store(store)
+    result = run_sweep(plan, home, progress_console(), resume=resume, sweep_id=sweep)
+    _finish(result, plan, home)
+
+
+@app.command()
+def report(
+    space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
+    sweep: Annotated[str | None, typer.Option("--sweep", help="the sweep's id; the newest by default")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Make the table and figures of a sweep again from what is recorded.
+
+    Example: `fedsweep report ablations/lora_rank`
+    """
+    from rich.console import Console
+
+    from fedsweep.report import write_report
+    from fedsweep.store import Store
+
+    found = Store(store).find(space, sweep)
+    made = write_report(found.manifest(), found.trials(), found.folder / "report")
+    console = Console()
+    console.print(made.renderable)
+    console.print(f"Written to {_relative(found.folder / 'report')}.", highlight=False)
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port on this machine")] = 5000,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Open MLflow's page over everything recorded, on this machine only.
+
+    Example: `fedsweep ui --port 5001`
+    """
+    from fedsweep.errors import UserError
+    from fedsweep.store import Store
+    from fedsweep.tracking import server_command
+
+    root = Store(store).root
+    if not (root / "mlflow.db").exists():
+        raise UserError(f"nothing is recorded in {root} yet; `fedsweep tune ablations/lora_rank` would be a start.")
+    command, environment = server_command(root, port)
+    print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)")
+    try:
+        raise SystemExit(subprocess.run(command, env={**os.environ, **environment}).returncode)
+    except KeyboardInterrupt:
+        raise SystemExit(0) from None
+
+
+@app.command("list")
+def list_files() -> None:
+    """Name the experiments and search spaces that are there.
+
+    Example: `fedsweep list`
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from fedsweep.paths import available, summary
+
+    console = Console()
+    for kind, verb in (("experiments", "run"), ("search_spaces", "tune")):
+        table = Table("name", "what it is", title=f"fedsweep {verb} NAME", title_justify="left", box=None)
+        for name, path in available(kind).items():  # type: ignore[arg-type]
+            table.add_row(name, summary(path))
+        console.print(table, "")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="an experiment or a search space")],
+    overrides: Overrides = None,
+) -> None:
+    """Print an experiment with all resolved values, or a search space's plan.
+
+    Example: `fedsweep show fedra_digits lora.rank=4`
+    """
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    from fedsweep.config import flat, parse_overrides, read_yaml
+    from fedsweep.paths import available
+
+    changes = parse_overrides(overrides or [])
+    if name in available("search_spaces"):
+        _show_plan(_plan(name, changes, {}), estimate=False)
+        return
+    from fedsweep.experiment import RunConfig
+    from fedsweep.paths import find
+
+    path = find("experiments", name)
+    config = RunConfig.of(read_yaml(path), f"experiment {name}").override(changes, f"experiment {name}")
+    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(config).items())
+    Console().print(Syntax(lines, "yaml", background_color="default"))
+
+
+def _space_changes(
+    seeds: str | None, samples: int | None, scheduler: str | None, cpus: float | None, gpus: float | None
+) -> dict[str, Any]:
+    """The options of `tune` as dotted changes to the search space."""
+    from fedsweep.config import parse_yaml
+    from fedsweep.errors import UserError
+
+    changes: dict[str, Any] = {}
+    if seeds is not None:
+        parsed = parse_yaml(f"[{seeds}]", "`--seeds`")
+        if not all(isinstance(one, int) and not isinstance(one, bool) for one in parsed):
+            raise UserError(f"`--seeds` must be whole numbers such as 0,1,2, but it is `{seeds}`.")
+        changes["seeds"] = parsed
+    if samples is not None:
+        changes["search.samples"] = samples
+    if scheduler is not None:
+        changes["scheduler"] = scheduler
+    if cpus is not None:
+        changes["resources.cpus_per_trial"] = cpus
+    if gpus is not None:
+        changes["resources.gpus_per_trial"] = gpus
+    return changes
+
+
+def _plan(space: str, changes: dict[str, Any], space_changes: dict[str, Any]) -> Plan:
+    from fedsweep.paths import find
+
+    find("search_spaces", space)  # a wrong name is told before torch is imported
+    from fedsweep.sweep.plan import Plan
+
+    return Plan.read(space, changes, space_changes)
+
+
+def _show_plan(plan: Plan, estimate: bool = True) -> None:
+    """Arms, trials, rounds, and how long one measured round says that they will take."""
+    from rich.console import Console
+
+    from fedsweep.sweep.estimate import estimate_seconds
+    from fedsweep.sweep.tuner import concurrency
+    from fedsweep.terminal import duration, plan_table
+
+    console = Console()
+    console.print(plan_table(plan.name, plan.space.space, plan.space.arms() if plan.sampled is None else None))
+    rounds, side = plan.base.federation.rounds, concurrency(plan.space.resources)
+    console.print(
+        f"{plan.num_trials} trials of {rounds} rounds ({plan.num_trials * rounds} in all), seeds "
+        f"{', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
+        f"{plan.space.scheduler.name}, {side} at a time.",
+        highlight=False,
+    )
+    if estimate:
+        with console.status("measuring one round"):
+            seconds = estimate_seconds(plan, side)
+        console.print(f"About {duration(seconds)}, from one round of the experiment measured now.", highlight=False)
+
+
+def _finish(result: SweepResult, plan: Plan, store: Store) -> None:
+    """Report, close the parent run, and say where things are."""
+    from rich.console import Console
+
+    from fedsweep.report import write_report
+    from fedsweep.terminal import counts
+
+    console = Console()
+    folder = result.sweep.folder / "report"
+    if any(trial.history for trial in result.trials):
+        made = write_report(result.sweep.manifest(), result.trials, folder)
+        console.print(made.renderable)
+    tally = counts(result.trials)
+    result.recorder.close_sweep(
+        "KILLED" if result.interrupted else "FINISHED",
+        {f"trials/{name}": float(number) for name, number in tally.items()},
+        folder if folder.exists() else None,
+    )
+    console.print(f"Report: {_relative(folder)}   MLflow: fedsweep ui   Sweep: {result.sweep.folder.name}", highlight=False)
+    if result.unsynced:
+        console.print(f"MLflow refused {len(result.unsynced)} trials; --resume writes them again.", style="yellow")
+    if result.interrupted:
+        console.print(
+            f"Stopped with {tally['finished']} of {plan.num_trials} trials finished; "
+            f"`fedsweep tune {plan.name} --resume` goes on."
+        )
+        raise SystemExit(130)
+    if tally["failed"]:
+        console.print(f"{tally['failed']} trials failed; their tracebacks are in MLflow and in {_relative(result.sweep.folder)}.")
+        raise SystemExit(1)
+
+
+def _relative(path: Path) -> str:
+    """The path as a person at this prompt would type it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2."""
+    from fedsweep.errors import UserError
+
+    try:
+        app()
+    except UserError as error:
+        print(f"fedsweep: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Sets of runs on Ray Tune. The only room for ray and optuna."""

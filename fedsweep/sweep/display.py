@@ -1,0 +1,105 @@
+"""What a person sees while a sweep runs: a table of running trials, a bar over all rounds, a time estimate."""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedsweep.store import TrialPlan, TrialRecord
+
+ROWS = 24
+
+
+class LiveTable:
+    """A live table on a terminal; elsewhere one line per trial that ends."""
+
+    def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord] = ()) -> None:
+        self.console, self.metric, self.rounds = console, metric, rounds
+        self.trials: dict[str, TrialRecord] = {trial.plan.key: trial for trial in done}
+        self.ended = {trial.plan.key for trial in done}
+        self.counts = {"finished": 0, "pruned": 0, "failed": 0}
+        for trial in done:
+            if trial.outcome:
+                self.counts[trial.outcome.outcome] += 1
+        self.total = total
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeElapsedColumn(),
+            TextColumn("left about"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        already = len(done) * rounds
+        self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=already)
+        self.live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
+        self.begun = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def started(self, plan: TrialPlan) -> None:
+        """A trial was handed to a worker."""
+        self.trials.setdefault(plan.key, TrialRecord(plan, None, []))
+
+    def update(self, trial: TrialRecord) -> None:
+        """A trial reported a round or ended."""
+        key = trial.plan.key
+        self.trials[key] = trial
+        if trial.outcome and key not in self.ended:
+            self.ended.add(key)
+            self.counts[trial.outcome.outcome] += 1
+            if not self.console.is_terminal:
+                self.console.print(self._line(trial))
+        completed = sum(
+            self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values()
+        )
+        self.progress.update(self.task, completed=completed, description=self._counted())
+
+    def render(self) -> Group:
+        """The picture of this moment."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading, justify in (("trial", "left"), ("seed", "right"), ("round", "right"), (self.metric, "right"), ("", "left")):
+            table.add_column(heading, justify="right" if justify == "right" else "left")
+        running = [trial for trial in self.trials.values() if trial.outcome is None]
+        ended = [trial for trial in self.trials.values() if trial.outcome is not None]
+        for trial in [*ended[-max(ROWS - len(running), 0) :], *running]:
+            table.add_row(*self._cells(trial), style="dim" if trial.outcome else "")
+        return Group(table, self.progress)
+
+    def _cells(self, trial: TrialRecord) -> tuple[str, str, str, str, str]:
+        value = trial.history[-1].metrics.get(self.metric) if trial.history else None
+        state = trial.outcome.outcome if trial.outcome else "running" if trial.history else "starting"
+        return (
+            trial.plan.label,
+            str(trial.plan.seed),
+            f"{max(trial.last_round, 0)}/{self.rounds}",
+            "" if value is None else f"{value:.4f}",
+            state,
+        )
+
+    def _line(self, trial: TrialRecord) -> str:
+        label, seed, rounds, value, state = self._cells(trial)
+        elapsed = time.monotonic() - self.begun
+        return f"[{len(self.ended)}/{self.total}] {label} · seed {seed}: {state} at round {rounds}, {self.metric} {value} ({elapsed:.0f} s)"
+
+    def _counted(self) -> str:
+        parts = [f"{count} {name}" for name, count in self.counts.items() if count]
+        return f"{len(self.ended)} of {self.total} trials" + (f" ({', '.join(parts)})" if parts else "")
+
+

@@ -1,0 +1,134 @@
+"""From a search space to trials: resolved, checked and keyed before anything starts. No ray."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fedsweep
+from fedsweep.config import Json, flat, read_yaml
+from fedsweep.data import load
+from fedsweep.errors import UserError, near
+from fedsweep.experiment import RunConfig
+from fedsweep.paths import find
+from fedsweep.seeding import stream
+from fedsweep.store import TrialPlan, arm_label
+from fedsweep.sweep.space import Arm, SearchSpace
+
+ENGINE = (
+    "*.py", "data/*", "models/*", "models/weights/*", "methods/*"
+)  # fmt: skip  # what decides a run's numbers
+NOT_ENGINE = {"cli.py", "tracking.py", "store.py", "paths.py", "__init__.py", "__main__.py"}
+
+
+class Plan:
+    """A search space around its experiment, checked as a whole."""
+
+    def __init__(self, name: str, space: SearchSpace, base: RunConfig, files: Mapping[str, str]) -> None:
+        self.name, self.space, self.base, self.files = name, space, base, dict(files)
+        self.data_digest = load(base.data).digest
+        self.engine_digest = engine_digest()
+
+    @classmethod
+    def read(cls, name: str, changes: Mapping[str, Json], space_changes: Mapping[str, Json]) -> "Plan":
+        """Open a search space and its experiment, apply the user's changes, and check every arm.
+
+        Raises:
+            UserError: anything is wrong with either file or the changes.
+        """
+        path = find("search_spaces", name)
+        where = f"search space {name}"
+        space = SearchSpace.of(read_yaml(path), where)
+        if taken := sorted(set(changes) & set(space.space)):
+            raise UserError(f"`{taken[0]}` is varied by {where} and cannot be overridden.")
+        if "seed" in changes:
+            raise UserError(f"the seeds of {where} are given by --seeds, not by `seed`.")
+        space = space.override({**space_changes, "fixed": {**space.fixed, **changes}}, where)
+        experiment = find("experiments", space.experiment)
+        base = RunConfig.of(read_yaml(experiment), f"experiment {space.experiment}")
+        base = base.override(space.fixed, where)
+        files = {"search_space.yaml": path.read_text(), "experiment.yaml": experiment.read_text()}
+        plan = cls(name, space, base, files)
+        plan.check()
+        return plan
+
+    def check(self) -> None:
+        """Resolve every arm (or every extreme of a sampled axis), and find the objective among the metrics."""
+        for name in self.space.space:
+            if name not in (known := flat(self.base)) and not any(other.startswith(f"{name}.") for other in known):
+                raise UserError(
+                    f"search space {self.name}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
+                )
+        arms: list[Arm] = (
+            self.space.arms()
+            if self.sampled is None
+            else [{name: value} for name, axis in self.space.space.items() for value in axis.extremes()]
+        )
+        for arm in arms:
+            self.resolve(arm, self.space.seeds[0])
+        metric = self.space.objective.metric
+        if metric not in (metrics := self.base.metrics()):
+            raise UserError(
+                f"search space {self.name}: `objective.metric` {metric} is not reported by this run"
+                f"{near(metric, metrics) or '; it reports ' + ', '.join(metrics) + '.'}"
+            )
+
+    @property
+    def sampled(self) -> int | None:
+        """Number of samples, or None for a grid."""
+        return None if self.space.search.name == "grid" else self.space.search.samples
+
+    @property
+    def num_trials(self) -> int:
+        """Trials of the whole sweep."""
+        return self.sampled if self.sampled is not None else len(self.space.arms()) * len(self.space.seeds)
+
+    def resolve(self, arm: Arm, seed: int) -> RunConfig:
+        """The whole configuration of one trial."""
+        return self.base.override({**arm, "seed": seed}, f"search space {self.name}, arm {arm_label(arm)}")
+
+    def trial(self, number: int, arm: Arm, seed: int) -> TrialPlan:
+        """A trial under a key of its content; samples may repeat, so their number is part of it."""
+        config: dict[str, Any] = self.resolve(arm, seed).model_dump(mode="json")
+        content = [config, self.engine_digest, self.data_digest, number if self.sampled is not None else None]
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return TrialPlan(key=key, number=number, arm=arm, seed=seed, config=config)
+
+    def grid(self) -> list[TrialPlan]:
+        """All trials of a grid, seed by seed, so that a stopped sweep is balanced.
+
+        Where trials are pruned, the arms of a seed are shuffled: successive halving never prunes an ascending order.
+        """
+        trials: list[TrialPlan] = []
+        for seed in self.space.seeds:
+            arms = self.space.arms()
+            if self.space.scheduler.name != "none":
+                arms = [arms[i] for i in stream(seed, "arm order").permutation(len(arms))]
+            for arm in arms:
+                trials.append(self.trial(len(trials), arm, seed))
+        return trials
+
+    def digests(self) -> dict[str, str]:
+        """What must be the same for a sweep to be gone on with."""
+        definition = json.dumps([self.space.model_dump(mode="json", exclude={"resources"}), self.base.model_dump(mode="json")])
+        return {
+            "definition": hashlib.sha256(definition.encode()).hexdigest(),
+            "engine": self.engine_digest,
+            "data": self.data_digest,
+        }
+
+
+def engine_digest() -> str:
+    """A digest of the source and weights that decide a run's numbers."""
+    root = Path(fedsweep.__file__).parent
+    files = sorted({path for pattern in ENGINE for path in root.glob(pattern) if path.suffix in {".py", ".safetensors"}})
+    digest = hashlib.sha256()
+    for path in _engine_files(root, files):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _engine_files(root: Path, files: Sequence[Path]) -> list[Path]:
+    return [path for path in files if path.parent != root or path.name not in NOT_ENGINE]

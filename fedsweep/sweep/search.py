@@ -1,0 +1,169 @@
+"""What to try next, as Ray searchers: a planned list, or samples from Optuna's ask-and-tell interface.
+
+Ray's OptunaSearch tells a pruned trial as complete, leaves a failed one running and draws from one running generator,
+so that a resumed search differs from an undisturbed one. Here each sample is asked with a sampler seeded by its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+from ray.tune.search import Searcher
+
+from fedsweep.config import Json
+from fedsweep.seeding import derived_seed
+from fedsweep.store import SweepStore, TrialPlan
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.space import Arm, Axis
+
+Announce = Callable[[TrialPlan], None]
+
+
+def suggestion(plan: TrialPlan) -> dict[str, Json]:
+    """A trial's Ray configuration: flat dotted hyperparameters, and the key under which the whole plan is on disk."""
+    return {"trial": plan.key, **plan.arm, "seed": plan.seed}
+
+
+class PlannedSearch(Searcher):
+    """Replays a list of trials."""
+
+    def __init__(self, plans: Sequence[TrialPlan], announce: Announce) -> None:
+        super().__init__()
+        self._plans = iter(plans)
+        self._announce = announce
+
+    def suggest(self, trial_id: str) -> dict[str, Json] | str:
+        """The next trial of the plan."""
+        plan = next(self._plans, None)
+        if plan is None:
+            return Searcher.FINISHED
+        self._announce(plan)
+        return suggestion(plan)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Nothing to learn."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the sweep's own folder is what a resume reads."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, see `save`."""
+
+
+class SampledSearch(Searcher):
+    """Samples hyperparameters by Optuna; the study's journal lies in the sweep's folder."""
+
+    def __init__(self, plan: Plan, sweep: SweepStore, announce: Announce) -> None:
+        super().__init__()
+        self._plan, self._sweep, self._announce = plan, sweep, announce
+        self._distributions = {name: distribution(axis) for name, axis in plan.space.space.items()}
+        self._asked: dict[str, tuple[int, TrialPlan]] = {}
+        self._study = open_study(sweep.folder / "study.journal", plan.space.objective.mode)
+        self._pending = self._settle()
+
+    def suggest(self, trial_id: str) -> dict[str, Json] | str:
+        """A trial that an earlier session left unfinished, or else a new sample."""
+        if self._pending:
+            trial = self._pending.pop(0)
+            number, params = trial.number, trial.params
+        elif len(self._study.get_trials(deepcopy=False)) < (self._plan.sampled or 0):
+            number = len(self._study.get_trials(deepcopy=False))
+            self._study.sampler = self._sampler(number)
+            params = self._study.ask(self._distributions).params
+        else:
+            return Searcher.FINISHED
+        plan = self._trial(number, params)
+        self._asked[trial_id] = (number, plan)
+        self._announce(plan)
+        return suggestion(plan)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Hand each round's value to the study, once."""
+        number, _ = self._asked[trial_id]
+        self._report(number, result["round"], result[self._plan.space.objective.metric])
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Tell the study how the trial ended."""
+        number, _ = self._asked.pop(trial_id)
+        if error or result is None:
+            self._study.tell(number, state=TrialState.FAIL)
+        elif result["round"] < self._plan.base.federation.rounds:
+            self._study.tell(number, state=TrialState.PRUNED)  # with its last reported value
+        else:
+            self._study.tell(number, result[self._plan.space.objective.metric])
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the study's journal is what a resume reads."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, see `save`."""
+
+    def _trial(self, number: int, params: Arm) -> TrialPlan:
+        return self._plan.trial(number, params, self._plan.space.seeds[0])
+
+    def _report(self, number: int, round: int, value: float) -> None:
+        frozen = self._study.get_trials(deepcopy=False)[number]
+        if round not in frozen.intermediate_values:
+            self._study._storage.set_trial_intermediate_value(frozen._trial_id, round, value)
+
+    def _settle(self) -> list[FrozenTrial]:
+        """Tell what an earlier session had on disk but not in the study; return what it left unfinished."""
+        metric, unfinished = self._plan.space.objective.metric, []
+        for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
+            plan = self._trial(trial.number, trial.params)
+            store = self._sweep.trial(plan.key)
+            outcome, history = store.outcome(), store.history()
+            if outcome is None:
+                unfinished.append(trial)
+                continue
+            for record in history:
+                self._report(trial.number, record.round, record.metrics[metric])
+            match outcome.outcome:
+                case "finished":
+                    self._study.tell(trial.number, history[-1].metrics[metric])
+                case "pruned":
+                    self._study.tell(trial.number, state=TrialState.PRUNED)
+                case "failed":
+                    self._study.tell(trial.number, state=TrialState.FAIL)
+        return unfinished
+
+    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        search = self._plan.space.search
+        if search.name == "tpe":
+            seed = derived_seed(search.seed, "search", number) % 2**32
+            return optuna.samplers.TPESampler(n_startup_trials=search.startup, seed=seed)
+        if search.name == "random":
+            return optuna.samplers.RandomSampler(seed=derived_seed(search.seed, "search", number) % 2**32)
+        raise ValueError(f"search {search.name} does not sample")
+
+
+def open_study(journal: Path, mode: str) -> optuna.Study:
+    """The sweep's study, made on first use."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    return optuna.create_study(
+        study_name=journal.parent.name,
+        storage=JournalStorage(JournalFileBackend(str(journal))),
+        direction="maximize" if mode == "max" else "minimize",
+        load_if_exists=True,
+    )
+
+
+def distribution(axis: Axis) -> BaseDistribution:
+    """Optuna's distribution of an axis."""
+    if axis.choice is not None:
+        return CategoricalDistribution([tuple(one) if isinstance(one, list) else one for one in axis.choice])  # type: ignore[misc]
+    if axis.uniform is not None:
+        return FloatDistribution(*axis.uniform)
+    if axis.loguniform is not None:
+        return FloatDistribution(*axis.loguniform, log=True)
+    if axis.integer is not None:
+        return IntDistribution(*axis.integer)
+    raise ValueError("a grid is not sampled")

@@ -1,0 +1,135 @@
+"""A search space file: what varies around an experiment. No ray, no torch."""
+
+import itertools
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsweep.config import Config, Json
+
+Arm = dict[str, Json]
+
+
+class Axis(Config):
+    """The values of one hyperparameter: exactly one of these."""
+
+    grid: tuple[Json, ...] | None = Field(None, min_length=1, description="every value, crossed with other grids")
+    choice: tuple[Json, ...] | None = Field(None, min_length=1, description="one of these, sampled")
+    uniform: tuple[float, float] | None = Field(None, description="a number between these, sampled")
+    loguniform: tuple[float, float] | None = Field(None, description="the same, uniform in its logarithm")
+    integer: tuple[int, int] | None = Field(None, description="a whole number from the first to the second, sampled")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            kinds = ", ".join(type(self).model_fields)
+            raise ValueError(f"each entry of `space` must have exactly one of {kinds}, but one has {given or 'none'}")
+        bounds = self.uniform or self.loguniform or self.integer
+        if bounds and not bounds[0] < bounds[1]:
+            raise ValueError(f"the bounds of `{given[0]}` must ascend, but they are {list(bounds)}")
+        if self.loguniform and self.loguniform[0] <= 0:
+            raise ValueError(f"the bounds of `loguniform` must be positive, but they are {list(self.loguniform)}")
+        values = self.grid or self.choice
+        if values and len({repr(value) for value in values}) < len(values):
+            raise ValueError(f"the values of `{given[0]}` must differ, but they are {list(values)}")
+        return self
+
+    def extremes(self) -> tuple[Json, ...]:
+        """Values whose validity speaks for the whole axis."""
+        return self.grid or self.choice or self.uniform or self.loguniform or self.integer or ()
+
+
+class GridSearch(Config):
+    """Every arm of the grid with every seed."""
+
+    name: Literal["grid"] = "grid"
+
+
+class TPESearch(Config):
+    """Optuna's tree-structured Parzen estimator."""
+
+    name: Literal["tpe"] = "tpe"
+    samples: int = Field(24, gt=0, description="configurations to try")
+    startup: int = Field(8, ge=0, description="random configurations before the estimator is consulted")
+    seed: int = Field(0, ge=0, description="root of the search's own randomness")
+
+
+class RandomSearch(Config):
+    """Independent samples."""
+
+    name: Literal["random"] = "random"
+    samples: int = Field(24, gt=0, description="configurations to try")
+    seed: int = Field(0, ge=0, description="root of the search's own randomness")
+
+
+class NoScheduler(Config):
+    """Every trial runs to its last round."""
+
+    name: Literal["none"] = "none"
+
+
+class ASHAScheduler(Config):
+    """Asynchronous successive halving over communication rounds (Li et al., 2020)."""
+
+    name: Literal["asha"] = "asha"
+    grace_rounds: int = Field(3, gt=0, description="the first rung; no trial is stopped before it")
+    reduction_factor: float = Field(3, gt=1, description="eta: about 1 in eta trials survives a rung")
+
+
+class Objective(Config):
+    """What is compared and tuned."""
+
+    metric: str = Field("accuracy/mean", description="a metric of each round")
+    mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
+
+
+class Resources(Config):
+    """What one trial is given."""
+
+    cpus_per_trial: float = Field(1, gt=0, description="cores, and torch threads, of a trial")
+    gpus_per_trial: float = Field(0, ge=0, description="GPUs of a trial; a fraction shares one")
+
+
+class SearchSpace(Config):
+    """A set of runs around an experiment."""
+
+    experiment: str
+    fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment, the same in all arms")
+    space: dict[str, Axis] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
+    baseline: Arm | None = Field(None, description="the arm that others are compared to")
+    objective: Objective = Field(default_factory=Objective)
+    search: Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="name")]
+    scheduler: Annotated[NoScheduler | ASHAScheduler, Field(discriminator="name")]
+    resources: Resources = Field(default_factory=Resources)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        gridded = self.search.name == "grid"
+        for name, axis in self.space.items():
+            if (axis.grid is not None) != gridded:
+                wanted = "`grid` values" if gridded else "a range or `choice`, not `grid`"
+                raise ValueError(f"`search` {self.search.name} needs {wanted}, which `space.{name}` does not give")
+        if "seed" in self.space or "seed" in self.fixed:
+            raise ValueError("seeds are given by `seeds`, not as a hyperparameter of the space")
+        if both := sorted(set(self.space) & set(self.fixed)):
+            raise ValueError(f"`{both[0]}` is varied by the search space and cannot be fixed as well")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"`seeds` must be different and not negative, but they are {list(self.seeds)}")
+        if not gridded and len(self.seeds) > 1:
+            raise ValueError(f"`search` {self.search.name} runs each sample once: give one seed, not {list(self.seeds)}")
+        if self.baseline is not None:
+            self._check_baseline(self.baseline, gridded)
+        return self
+
+    def _check_baseline(self, baseline: Arm, gridded: bool) -> None:
+        if not gridded:
+            raise ValueError(f"`baseline` names an arm of a grid, and `search` {self.search.name} has none")
+        if baseline not in self.arms():
+            raise ValueError(f"`baseline` must be one of the arms, but {baseline} is not")
+
+    def arms(self) -> list[Arm]:
+        """All arms of a grid, in the order of the file."""
+        axes = [[(name, value) for value in axis.grid or ()] for name, axis in self.space.items()]
+        return [dict(arm) for arm in itertools.product(*axes)]

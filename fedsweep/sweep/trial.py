@@ -1,0 +1,28 @@
+"""The trainable: one communication round is one reported step."""
+
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from fedsweep.store import SweepStore
+
+
+def train(config: dict[str, Any], *, sweep: str, threads: int, device: str) -> None:
+    """Run the trial whose plan lies under `config["trial"]`, reporting each round once it is on disk.
+
+    Heavy imports happen once per worker; Ray reuses workers between trials.
+    """
+    import torch
+
+    from fedsweep.experiment import RunConfig, run_durably
+
+    torch.set_num_threads(threads)
+    store = SweepStore(Path(sweep)).trial(config["trial"])
+    plan = store.read().plan
+    try:
+        for record in run_durably(RunConfig.of(plan.config, f"trial {plan.key}"), store.checkpoint, device):  # type: ignore[arg-type]
+            tune.report({**record.metrics, "round": record.round, "seconds": record.seconds})
+    finally:
+        if device == "cuda":
+            torch.cuda.empty_cache()

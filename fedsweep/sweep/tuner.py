@@ -1,0 +1,215 @@
+"""Assembles Ray Tune around a plan and runs it. Resume is a new Tuner over the plan less what is done."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from fedsweep.errors import UserError
+from fedsweep.store import Store, SweepManifest, SweepStore, TrialRecord
+from fedsweep.sweep.display import LiveTable
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.space import Resources
+from fedsweep.tracking import Recorder, check_writable
+
+if TYPE_CHECKING:
+    from fedsweep.sweep.recording import Recording
+
+QUIET = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """How a session of a sweep ended."""
+
+    sweep: SweepStore
+    recorder: Recorder
+    trials: list[TrialRecord]
+    interrupted: bool
+    unsynced: dict[str, str]
+
+
+def check_resources(resources: Resources) -> None:
+    """Refuse what would make Ray wait for ever in silence.
+
+    Raises:
+        UserError: a fraction above one that is not whole, or more than the machine has.
+    """
+    gpus, cpus = resources.gpus_per_trial, resources.cpus_per_trial
+    if gpus > 1 and gpus != int(gpus):
+        raise UserError(f"`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is {gpus:g}.")
+    if gpus > 0:
+        import torch
+
+        if gpus > (seen := torch.cuda.device_count()):
+            raise UserError(f"`gpus_per_trial` is {gpus:g}, but this machine has {seen} GPUs that Ray could hand out.")
+    if cpus > (cores := available_cpus()):
+        raise UserError(f"`cpus_per_trial` is {cpus:g}, but this machine has {cores} cores.")
+
+
+def available_cpus() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def concurrency(resources: Resources) -> int:
+    """Trials that fit side by side on this machine."""
+    slots = int(available_cpus() / resources.cpus_per_trial)
+    if resources.gpus_per_trial > 0:
+        import torch
+
+        gpus, share = torch.cuda.device_count(), resources.gpus_per_trial
+        slots = min(slots, gpus * int(1 / share) if share <= 1 else int(gpus / share))
+    return max(slots, 1)
+
+
+def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None) -> SweepStore:
+    """A new sweep's folder, or that of the one to go on with.
+
+    Raises:
+        UserError: there is nothing to resume, or its definition, the engine or the data changed since.
+    """
+    if resume:
+        sweep = store.find(plan.name, sweep_id)
+        started = sweep.manifest()
+        for what, digest in plan.digests().items():
+            if started.digests[what] != digest:
+                changed = {"definition": "its YAML files or overrides have", "engine": "fedsweep's engine has", "data": "its data has"}
+                raise UserError(
+                    f"sweep {started.id} of {plan.name} cannot be resumed because {changed[what]} changed since; "
+                    "start a new sweep, or undo the change."
+                )
+        return sweep
+    now = datetime.datetime.now(datetime.UTC)
+    manifest = SweepManifest(
+        id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        name=plan.name,
+        experiment=plan.space.experiment,
+        created=now.isoformat(),
+        metric=plan.space.objective.metric,
+        mode=plan.space.objective.mode,
+        rounds=plan.base.federation.rounds,
+        varied=tuple(plan.space.space),
+        baseline=plan.space.baseline,
+        seeds=plan.space.seeds,
+        scheduler=plan.space.scheduler.name,
+        search=plan.space.search.name,
+        domains=plan.base.data.domains,
+        digests=plan.digests(),
+    )
+    sweep = store.sweep(plan.name, manifest.id)
+    sweep.create(manifest, plan.files)
+    return sweep
+
+
+def run_sweep(
+    plan: Plan, store: Store, console: Console, *, resume: bool = False, sweep_id: str | None = None
+) -> SweepResult:
+    """Run what is left of a plan on Ray Tune; the store and MLflow hold every round when this returns."""
+    from fedsweep.sweep.recording import Recording
+
+    check_resources(plan.space.resources)
+    check_writable(store.root)
+    sweep = open_sweep(plan, store, resume, sweep_id)
+    recorder = Recorder(store, plan.name)
+    recorder.open_sweep(sweep.manifest(), sweep.folder)
+    done = [trial for trial in sweep.trials() if trial.outcome is not None]
+    rounds = plan.base.federation.rounds
+    with LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done) as display:
+        recording = Recording(sweep, recorder, display, rounds)
+        recording.sync_all()
+        if len(done) < plan.num_trials:
+            with _ray():
+                _tune(plan, sweep, recording, {trial.plan.key for trial in done})
+            recording.sync_all()
+    trials = sweep.trials()
+    unfinished = [trial for trial in trials if trial.outcome is None]
+    for trial in unfinished:
+        recorder.interrupt(trial)
+    ended = len(trials) - len(unfinished)
+    return SweepResult(sweep, recorder, trials, ended < plan.num_trials, recording.unsynced)
+
+
+def _tune(plan: Plan, sweep: SweepStore, recording: Recording, done: set[str]) -> None:
+    """One Tuner over what is not done."""
+    from ray import tune
+    from ray.tune.schedulers import FIFOScheduler
+
+    from fedsweep.sweep.rungs import Rungs, RungScheduler
+    from fedsweep.sweep.search import PlannedSearch, SampledSearch
+    from fedsweep.sweep.trial import train
+
+    resources, asha = plan.space.resources, plan.space.scheduler
+    search = (
+        PlannedSearch([trial for trial in plan.grid() if trial.key not in done], recording.announce)
+        if plan.sampled is None
+        else SampledSearch(plan, sweep, recording.announce)
+    )
+    scheduler = (
+        FIFOScheduler()
+        if asha.name == "none"
+        else RungScheduler(Rungs(asha, plan.base.federation.rounds, sweep.folder / "rungs.jsonl"), plan.space.objective)
+    )
+    trainable = tune.with_parameters(
+        train,
+        sweep=str(sweep.folder),
+        threads=max(int(resources.cpus_per_trial), 1),
+        device="cuda" if resources.gpus_per_trial > 0 else "cpu",
+    )
+    scratch = sweep.folder / "ray"
+    tuner = tune.Tuner(
+        tune.with_resources(trainable, {"cpu": resources.cpus_per_trial, "gpu": resources.gpus_per_trial}),
+        tune_config=tune.TuneConfig(
+            search_alg=search,
+            scheduler=scheduler,
+            num_samples=-1,
+            max_concurrent_trials=concurrency(resources),
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name=secrets.token_hex(4), storage_path=str(scratch), callbacks=[recording], verbose=0
+        ),
+    )
+    try:
+        tuner.fit()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # Ray's own bookkeeping; the truth is in trials/
+
+
+@contextlib.contextmanager
+def _ray() -> Iterator[None]:
+    """A quiet local Ray for the time of the sweep."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=available_cpus(),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=True,
+    )
+    for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,98 @@
+"""What the verbs print."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedsweep.history import RoundRecord
+from fedsweep.store import TrialRecord, arm_label
+
+
+def progress_console() -> Console:
+    """Progress goes to stderr, so that what a command prints can be piped."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def counts(trials: Sequence[TrialRecord]) -> dict[str, int]:
+    """Trials by outcome."""
+    tally = {"finished": 0, "pruned": 0, "failed": 0}
+    for trial in trials:
+        if trial.outcome:
+            tally[trial.outcome.outcome] += 1
+    return tally
+
+
+def plan_table(name: str, axes: Mapping[str, Any], arms: Sequence[Mapping[str, Any]] | None) -> Table:
+    """The arms of a grid, or the ranges of a sampled search."""
+    if arms is not None:
+        table = Table("#", "arm", title=name, title_justify="left")
+        for number, arm in enumerate(arms, 1):
+            table.add_row(str(number), arm_label(arm))
+        return table
+    table = Table("hyperparameter", "sampled from", title=name, title_justify="left")
+    for dotted, axis in axes.items():
+        kind, values = next((kind, values) for kind, values in axis.model_dump().items() if values is not None)
+        table.add_row(dotted, f"{kind} {list(values)}")
+    return table
+
+
+class RoundTable:
+    """Rounds of one run as they end: rows on stdout, a bar with a time estimate on stderr."""
+
+    def __init__(self, rounds: int, domains: Sequence[str], as_json: bool) -> None:
+        self.rounds, self.domains, self.as_json = rounds, domains, as_json
+        self.console = progress_console()
+        self.progress = Progress(
+            TextColumn("round"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left about"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self.task = self.progress.add_task("rounds", total=rounds)
+
+    def __enter__(self) -> Self:
+        if not self.as_json:
+            headings = ["round", "mean", "worst", *self.domains, "train loss"]
+            print("  ".join(f"{heading[:9]:>9}" for heading in headings), flush=True)
+        if self.console.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self.progress.stop()
+
+    def add(self, record: RoundRecord) -> None:
+        """Print a round. Seconds are left out: they alone differ between repetitions of a run."""
+        if self.as_json:
+            print(json.dumps({"round": record.round, **record.metrics}), flush=True)
+        else:
+            names = ["accuracy/mean", "accuracy/worst_domain", *(f"accuracy/domain/{one}" for one in self.domains)]
+            cells = [f"{record.metrics[name]:9.2%}" for name in names]
+            loss = record.metrics.get("loss/train")
+            cells.append(f"{'' if loss is None else format(loss, '.4f'):>9}")
+            print("  ".join([f"{record.round:>9}", *cells]), flush=True)
+        self.progress.update(self.task, completed=record.round)
