@@ -277,7 +277,9 @@ def _finish(result: SweepResult, plan: Plan, store: Store) -> None:
         {f"trials/{name}": float(number) for name, number in tally.items()},
         folder if folder.exists() else None,
     )
-    console.print(f"Report: {_relative(folder)}   MLflow: fedsweep ui   Sweep: {result.sweep.folder.name}", highlight=False)
+    console.print(
+        f"Report: {_relative(folder)}   MLflow: fedsweep ui   Sweep: {result.sweep.folder.name}", highlight=False
+    )
     if result.unsynced:
         console.print(f"MLflow refused {len(result.unsynced)} trials; --resume writes them again.", style="yellow")
     if result.interrupted:
@@ -287,7 +289,9 @@ def _finish(result: SweepResult, plan: Plan, store: Store) -> None:
         )
         raise SystemExit(130)
     if tally["failed"]:
-        console.print(f"{tally['failed']} trials failed; their tracebacks are in MLflow and in {_relative(result.sweep.folder)}.")
+        console.print(
+            f"{tally['failed']} trials failed; their tracebacks are in MLflow and in {_relative(result.sweep.folder)}."
+        )
         raise SystemExit(1)
 
 

@@ -26,7 +26,7 @@ def evaluate(predict: Predict, domains: Sequence[Domain], config: EvaluationConf
     accuracies: dict[str, float] = {}
     losses: list[float] = []
     for domain in domains:
-        logits = torch.cat([predict(images) for images in domain.test.images.split(config.batch_size)])
+        logits = torch.cat([predict(images) for images in torch.split(domain.test.images, config.batch_size)])
         labels = domain.test.labels
         accuracies[domain.name] = (logits.argmax(1) == labels).double().mean().item()
         losses.append(F.cross_entropy(logits, labels).item())

@@ -10,8 +10,8 @@ import json
 import os
 import platform
 import sqlite3
-import sys
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -187,8 +187,10 @@ class Recorder:
 
 def run_name(plan: TrialPlan) -> str:
     """For people: `rank 4 · seed 0`."""
-    values = (f"{name.rsplit('.', 1)[-1]} {value:.4g}" if isinstance(value, float) else f"{name.rsplit('.', 1)[-1]} {value}"
-              for name, value in plan.arm.items())  # fmt: skip
+    values = []
+    for name, value in plan.arm.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        values.append(f"{name.rsplit('.', 1)[-1]} {shown}")
     return " · ".join([*values, f"seed {plan.seed}"])
 
 
@@ -214,7 +216,10 @@ def git_commit() -> str | None:
 
 def _origin() -> dict[str, str]:
     commit = git_commit()
-    return {"fedsweep.version": metadata.version("fedsweep"), **({"mlflow.source.git.commit": commit} if commit else {})}
+    return {
+        "fedsweep.version": metadata.version("fedsweep"),
+        **({"mlflow.source.git.commit": commit} if commit else {}),
+    }
 
 
 def _flat(nested: Mapping[str, Json], prefix: str = "") -> list[tuple[str, Json]]:

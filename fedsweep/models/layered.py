@@ -1,4 +1,4 @@
-"""A backbone as embed -> blocks -> classify, so that a client can run any subset of the blocks under their full names."""
+"""A backbone as embed -> blocks -> classify: a client can run any subset of the blocks, under their full names."""
 
 import re
 from abc import ABC, abstractmethod

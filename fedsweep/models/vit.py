@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
@@ -23,18 +23,20 @@ class LayeredViT(LayeredModel):
     """The walk of `timm.models.vision_transformer.VisionTransformer`; equal to timm's own forward to the last bit."""
 
     backbone: VisionTransformer
-    sublayers = {"l0": "attn.proj", "l1": "mlp.fc2"}
+    sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
     patch_projection = "backbone.patch_embed.proj"
     head_prefix = "backbone.head."
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Patches, class token and positions."""
         vit = self.backbone
-        return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
+        tokens: Tensor = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
+        return tokens
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Attention and MLP with their residual connections."""
-        return self.backbone.blocks[layer](tokens)
+        out: Tensor = self.backbone.blocks[layer](tokens)
+        return out
 
     def classify(self, tokens: Tensor) -> Tensor:
         """timm's `forward_head` after the final norm."""

@@ -18,7 +18,9 @@ ROWS = 24
 class LiveTable:
     """A live table on a terminal; elsewhere one line per trial that ends."""
 
-    def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord] = ()) -> None:
+    def __init__(
+        self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord] = ()
+    ) -> None:
         self.console, self.metric, self.rounds = console, metric, rounds
         self.trials: dict[str, TrialRecord] = {trial.plan.key: trial for trial in done}
         self.ended = {trial.plan.key for trial in done}
@@ -66,15 +68,19 @@ class LiveTable:
             self.counts[trial.outcome.outcome] += 1
             if not self.console.is_terminal:
                 self.console.print(self._line(trial))
-        completed = sum(
-            self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values()
-        )
+        completed = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
         self.progress.update(self.task, completed=completed, description=self._counted())
 
     def render(self) -> Group:
         """The picture of this moment."""
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading, justify in (("trial", "left"), ("seed", "right"), ("round", "right"), (self.metric, "right"), ("", "left")):
+        for heading, justify in (
+            ("trial", "left"),
+            ("seed", "right"),
+            ("round", "right"),
+            (self.metric, "right"),
+            ("", "left"),
+        ):
             table.add_column(heading, justify="right" if justify == "right" else "left")
         running = [trial for trial in self.trials.values() if trial.outcome is None]
         ended = [trial for trial in self.trials.values() if trial.outcome is not None]
@@ -96,10 +102,9 @@ class LiveTable:
     def _line(self, trial: TrialRecord) -> str:
         label, seed, rounds, value, state = self._cells(trial)
         elapsed = time.monotonic() - self.begun
-        return f"[{len(self.ended)}/{self.total}] {label} · seed {seed}: {state} at round {rounds}, {self.metric} {value} ({elapsed:.0f} s)"
+        shown = f"{label} · seed {seed}: {state} at round {rounds}, {self.metric} {value}"
+        return f"{len(self.ended)} of {self.total} after {elapsed:.0f} s: {shown}"
 
     def _counted(self) -> str:
         parts = [f"{count} {name}" for name, count in self.counts.items() if count]
         return f"{len(self.ended)} of {self.total} trials" + (f" ({', '.join(parts)})" if parts else "")
-
-

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,19 @@ from fedsweep.seeding import stream
 from fedsweep.store import TrialPlan, arm_label
 from fedsweep.sweep.space import Arm, SearchSpace
 
-ENGINE = (
-    "*.py", "data/*", "models/*", "models/weights/*", "methods/*"
-)  # fmt: skip  # what decides a run's numbers
-NOT_ENGINE = {"cli.py", "tracking.py", "store.py", "paths.py", "__init__.py", "__main__.py"}
+# What decides a run's numbers; the rest of the package may change between the sessions of a sweep.
+ENGINE = ("data", "models", "methods")
+ENGINE_MODULES = (
+    "types",
+    "config",
+    "seeding",
+    "training",
+    "aggregation",
+    "evaluation",
+    "costs",
+    "federation",
+    "experiment",
+)
 
 
 class Plan:
@@ -111,7 +120,9 @@ class Plan:
 
     def digests(self) -> dict[str, str]:
         """What must be the same for a sweep to be gone on with."""
-        definition = json.dumps([self.space.model_dump(mode="json", exclude={"resources"}), self.base.model_dump(mode="json")])
+        definition = json.dumps(
+            [self.space.model_dump(mode="json", exclude={"resources"}), self.base.model_dump(mode="json")]
+        )
         return {
             "definition": hashlib.sha256(definition.encode()).hexdigest(),
             "engine": self.engine_digest,
@@ -122,13 +133,10 @@ class Plan:
 def engine_digest() -> str:
     """A digest of the source and weights that decide a run's numbers."""
     root = Path(fedsweep.__file__).parent
-    files = sorted({path for pattern in ENGINE for path in root.glob(pattern) if path.suffix in {".py", ".safetensors"}})
+    files = [root / f"{module}.py" for module in ENGINE_MODULES]
+    files += [path for room in ENGINE for path in (root / room).rglob("*") if path.suffix in {".py", ".safetensors"}]
     digest = hashlib.sha256()
-    for path in _engine_files(root, files):
+    for path in sorted(files):
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _engine_files(root: Path, files: Sequence[Path]) -> list[Path]:
-    return [path for path in files if path.parent != root or path.name not in NOT_ENGINE]

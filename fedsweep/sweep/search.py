@@ -39,7 +39,7 @@ class PlannedSearch(Searcher):
         self._plans = iter(plans)
         self._announce = announce
 
-    def suggest(self, trial_id: str) -> dict[str, Json] | str:
+    def suggest(self, trial_id: str) -> dict[str, Json] | str:  # type: ignore[override]
         """The next trial of the plan."""
         plan = next(self._plans, None)
         if plan is None:
@@ -68,7 +68,7 @@ class SampledSearch(Searcher):
         self._study = open_study(sweep.folder / "study.journal", plan.space.objective.mode)
         self._pending = self._settle()
 
-    def suggest(self, trial_id: str) -> dict[str, Json] | str:
+    def suggest(self, trial_id: str) -> dict[str, Json] | str:  # type: ignore[override]
         """A trial that an earlier session left unfinished, or else a new sample."""
         if self._pending:
             trial = self._pending.pop(0)

@@ -118,7 +118,9 @@ class SearchSpace(Config):
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"`seeds` must be different and not negative, but they are {list(self.seeds)}")
         if not gridded and len(self.seeds) > 1:
-            raise ValueError(f"`search` {self.search.name} runs each sample once: give one seed, not {list(self.seeds)}")
+            raise ValueError(
+                f"`search` {self.search.name} runs each sample once: give one seed, not {list(self.seeds)}"
+            )
         if self.baseline is not None:
             self._check_baseline(self.baseline, gridded)
         return self

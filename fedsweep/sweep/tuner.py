@@ -90,7 +90,11 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None) -> 
         started = sweep.manifest()
         for what, digest in plan.digests().items():
             if started.digests[what] != digest:
-                changed = {"definition": "its YAML files or overrides have", "engine": "fedsweep's engine has", "data": "its data has"}
+                changed = {
+                    "definition": "its YAML files or overrides have",
+                    "engine": "fedsweep's engine has",
+                    "data": "its data has",
+                }
                 raise UserError(
                     f"sweep {started.id} of {plan.name} cannot be resumed because {changed[what]} changed since; "
                     "start a new sweep, or undo the change."

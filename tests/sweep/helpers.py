@@ -1,0 +1,112 @@
+"""A sweep small enough for tests, on the real path: command line, Ray, MLflow."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from fedsweep.store import Store, SweepStore
+from fedsweep.tracking import tracking_uri
+
+ROUNDS = 3
+SMALL: dict[str, Any] = {
+    "federation.rounds": ROUNDS,
+    "federation.depths": [12, 3],
+    "data.domains": ["plain", "rotated"],
+    "local.steps": 1,
+    "local.batch_size": 8,
+}
+GRID: dict[str, Any] = {
+    "experiment": "fedra_digits",
+    "fixed": SMALL,
+    "space": {"lora.rank": {"grid": [1, 4]}},
+    "seeds": [0, 1],
+    "baseline": {"lora.rank": 4},
+    "objective": {"metric": "accuracy/mean", "mode": "max"},
+    "search": {"name": "grid"},
+    "scheduler": {"name": "none"},
+    "resources": {"cpus_per_trial": 1, "gpus_per_trial": 0},
+}
+SAMPLED: dict[str, Any] = {
+    **GRID,
+    "space": {"optimizer.lr": {"loguniform": [0.001, 0.3]}, "lora.position": {"choice": ["l0", "both"]}},
+    "seeds": [0],
+    "baseline": None,
+    "search": {"name": "tpe", "samples": 6, "startup": 2, "seed": 0},
+    "scheduler": {"name": "asha", "grace_rounds": 1, "reduction_factor": 2},
+}
+
+
+def write_space(folder: Path, name: str, space: dict[str, Any]) -> None:
+    """A search space file under the working directory, where it wins over the shipped ones."""
+    path = folder / "search_spaces" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("# a test\n" + yaml.safe_dump(space))
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "fedsweep.cli", *words]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "RAY_AUTH_MODE": "disabled", "COLUMNS": "120"}
+
+
+def fedsweep(folder: Path, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a folder to its end."""
+    done = subprocess.run(command(*words), cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    assert code is None or done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def newest(folder: Path, name: str) -> SweepStore:
+    return Store(folder / "mlruns").find(name)
+
+
+def table(folder: Path, name: str) -> str:
+    return (newest(folder, name).folder / "report" / "table.csv").read_text()
+
+
+def histories(sweep: SweepStore) -> dict[str, Any]:
+    """Everything reproducible about a sweep's trials: metrics by arm, seed and round, and outcomes."""
+    return {
+        json.dumps([trial.plan.arm, trial.plan.seed, trial.plan.number]): (
+            trial.outcome and (trial.outcome.outcome, trial.outcome.round),
+            [(record.round, dict(record.metrics)) for record in trial.history],
+        )
+        for trial in sweep.trials()
+    }
+
+
+def runs(folder: Path, name: str) -> tuple[list[Run], list[Run], MlflowClient]:
+    """Parent runs, child runs and the client of one search space's MLflow experiment."""
+    client = MlflowClient(tracking_uri=tracking_uri(folder / "mlruns"))
+    experiment = client.get_experiment_by_name(name)
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id])
+    parents = [run for run in found if run.data.tags["fedsweep.kind"] == "sweep"]
+    children = [run for run in found if run.data.tags["fedsweep.kind"] == "trial"]
+    return parents, children, client
+
+
+def assert_mlflow_equals_store(folder: Path, name: str) -> None:
+    """No run and no step is missing or doubled, and every value is that of the store."""
+    trials = newest(folder, name).trials()
+    _, children, client = runs(folder, name)
+    by_key = {run.data.tags["fedsweep.key"]: run for run in children}
+    assert len(by_key) == len(children) == len(trials) > 0
+    for trial in trials:
+        run = by_key[trial.plan.key]
+        assert trial.outcome is not None
+        assert run.data.tags["fedsweep.outcome"] == trial.outcome.outcome
+        assert run.data.tags["fedsweep.round"] == str(trial.outcome.round)
+        assert len(trial.history) == trial.outcome.round + 1 or trial.outcome.outcome == "failed"
+        for metric in trial.history[0].metrics if trial.history else ():
+            written = [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, metric)]
+            assert sorted(written) == [(record.round, record.metrics[metric]) for record in trial.history]

@@ -1,0 +1,81 @@
+"""From a search space to keyed trials."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.config import flat
+from fedsweep.sweep import plan as plan_module
+from fedsweep.sweep.plan import Plan, engine_digest
+from tests.sweep.helpers import GRID, SAMPLED, write_space
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def make(space: dict[str, Any] = GRID, changes: dict[str, Any] | None = None, **space_changes: Any) -> Plan:
+        write_space(tmp_path, "tiny", space)
+        return Plan.read("tiny", changes or {}, space_changes)
+
+    return make
+
+
+def test_a_grid_is_every_arm_with_every_seed_seed_by_seed(read: Any) -> None:
+    trials = read().grid()
+    assert [(trial.seed, trial.arm["lora.rank"]) for trial in trials] == [(0, 1), (0, 4), (1, 1), (1, 4)]
+    assert [trial.number for trial in trials] == [0, 1, 2, 3]
+    assert len({trial.key for trial in trials}) == 4
+
+
+def test_pruned_grids_are_shuffled_within_a_seed_and_repeatably(read: Any) -> None:
+    wide = {**GRID, "space": {"lora.rank": {"grid": list(range(1, 13))}}, "scheduler": {"name": "asha"}}
+    orders = [[trial.arm["lora.rank"] for trial in read(wide).grid()] for _ in range(2)]
+    assert orders[0] == orders[1]
+    for start in (0, 12):
+        part = orders[0][start : start + 12]
+        assert sorted(part) == list(range(1, 13)) != part
+
+
+def test_only_what_an_arm_varies_differs_between_its_trials(read: Any) -> None:
+    plan = read()
+    one, four, *_ = plan.grid()
+    configs = [flat(plan.resolve(trial.arm, trial.seed)) for trial in (one, four)]
+    assert {name for name in configs[0] if configs[0][name] != configs[1][name]} == {"lora.rank"}
+
+
+def test_the_key_is_that_of_the_content(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [trial.key for trial in read().grid()]
+    assert keys == [trial.key for trial in read().grid()]
+    assert not set(keys) & {trial.key for trial in read(changes={"local.steps": 2}).grid()}
+    assert keys[:2] == [trial.key for trial in read(seeds=[0]).grid()], "other seeds do not change a trial"
+    monkeypatch.setattr(plan_module, "engine_digest", lambda: "another engine")
+    assert not set(keys) & {trial.key for trial in read().grid()}
+
+
+def test_repeated_samples_have_keys_of_their_own(read: Any) -> None:
+    plan = read(SAMPLED)
+    arm = {"optimizer.lr": 0.1, "lora.position": "l0"}
+    assert plan.trial(0, arm, 0).key != plan.trial(1, arm, 0).key
+
+
+def test_the_engine_digest_covers_methods_and_weights_but_not_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    import fedsweep
+
+    copy = tmp_path / "fedsweep"
+    shutil.copytree(Path(fedsweep.__file__).parent, copy)
+    monkeypatch.setattr(fedsweep, "__file__", str(copy / "__init__.py"))
+    before = engine_digest()
+    (copy / "report" / "table.py").write_text("changed")
+    assert engine_digest() == before
+    for name in ("methods/fedra.py", "training.py", "models/weights/digits_vit.safetensors"):
+        with (copy / name).open("ab") as file:
+            file.write(b"\n")
+        after = engine_digest()
+        assert after != before
+        before = after

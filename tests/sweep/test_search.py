@@ -1,0 +1,118 @@
+"""Samples from Optuna: repeatable, told the truth, and resumable."""
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
+
+from fedsweep.checkpoint import Checkpoint, save
+from fedsweep.history import RoundRecord
+from fedsweep.store import Outcome, SweepStore, TrialPlan
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.search import PlannedSearch, SampledSearch, open_study
+from fedsweep.types import ServerState
+from tests.sweep.helpers import GRID, ROUNDS, SAMPLED, write_space
+
+METRIC = "accuracy/mean"
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "tiny", SAMPLED)
+    return Plan.read("tiny", {}, {})
+
+
+def search_in(folder: Path, plan: Plan) -> SampledSearch:
+    sweep = SweepStore(folder)
+    return SampledSearch(plan, sweep, lambda trial: sweep.trial(trial.key).plan(trial))
+
+
+def value_of(suggestion: dict[str, Any]) -> float:
+    """A stand-in for training that prefers a learning rate."""
+    return 1 - abs(suggestion["optimizer.lr"] - 0.05)
+
+
+def play(search: SampledSearch, trial_id: str, rounds: int = ROUNDS) -> dict[str, Any]:
+    suggestion: Any = search.suggest(trial_id)
+    for round in range(rounds + 1):
+        search.on_trial_result(trial_id, {"round": round, METRIC: value_of(suggestion)})
+    search.on_trial_complete(trial_id, {"round": rounds, METRIC: value_of(suggestion)})
+    return suggestion
+
+
+def test_the_sequence_is_repeatable_and_ends_after_the_samples(tmp_path: Path, plan: Plan) -> None:
+    sequences = []
+    for folder in ("a", "b"):
+        search = search_in(tmp_path / folder, plan)
+        sequences.append([play(search, f"t{number}") for number in range(6)])
+        assert search.suggest("one more") == Searcher.FINISHED
+    assert sequences[0] == sequences[1]
+    assert len({one["optimizer.lr"] for one in sequences[0]}) == 6
+
+
+def test_a_search_stopped_and_opened_again_continues_the_same_sequence(tmp_path: Path, plan: Plan) -> None:
+    undisturbed = search_in(tmp_path / "a", plan)
+    expected = [play(undisturbed, f"t{number}") for number in range(6)]
+    first = search_in(tmp_path / "b", plan)
+    got = [play(first, f"t{number}") for number in range(3)]
+    first.suggest("left running")
+    again = search_in(tmp_path / "b", plan)
+    got += [play(again, f"u{number}") for number in range(3)]
+    assert got == expected
+    assert again.suggest("one more") == Searcher.FINISHED
+
+
+def test_the_study_is_told_how_each_trial_ended(tmp_path: Path, plan: Plan) -> None:
+    search = search_in(tmp_path / "a", plan)
+    play(search, "whole")
+    play(search, "pruned", rounds=1)
+    search.suggest("failed")
+    search.on_trial_complete("failed", None, error=True)
+    study = open_study(tmp_path / "a" / "study.journal", "max")
+    states = [trial.state for trial in study.trials]
+    assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
+    assert study.trials[1].value == study.trials[1].intermediate_values[1]
+
+
+def test_an_outcome_on_disk_reaches_a_study_that_missed_it(tmp_path: Path, plan: Plan) -> None:
+    """The driver died after it wrote the outcome and before it told the study."""
+    folder = tmp_path / "a"
+    search = search_in(folder, plan)
+    suggestion: Any = search.suggest("t")
+    trial = SweepStore(folder).trial(suggestion["trial"])
+    history = tuple(RoundRecord(round, {METRIC: 0.5 + round / 10}, 1.0) for round in range(ROUNDS + 1))
+    save(trial.checkpoint, Checkpoint(ROUNDS, ServerState({}, (0,)), history))
+    trial.end(Outcome(outcome="finished", round=ROUNDS))
+    next_up: Any = search_in(folder, plan).suggest("u")
+    assert next_up["trial"] != suggestion["trial"]
+    told = open_study(folder / "study.journal", "max").trials[0]
+    assert told.state == TrialState.COMPLETE
+    assert told.value == pytest.approx(0.8)
+    assert sorted(told.intermediate_values) == [0, 1, 2, 3]
+
+
+def test_nothing_global_is_drawn(tmp_path: Path, plan: Plan) -> None:
+    import random
+
+    import numpy as np
+
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    play(search_in(tmp_path / "a", plan), "t")
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
+
+
+def test_a_planned_search_replays_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "grid", GRID)
+    trials = Plan.read("grid", {}, {}).grid()
+    announced: list[TrialPlan] = []
+    search = PlannedSearch(trials, announced.append)
+    suggestions: list[Any] = [search.suggest(str(number)) for number in range(5)]
+    assert suggestions[4] == Searcher.FINISHED
+    assert announced == trials
+    assert suggestions[0] == {"trial": trials[0].key, "lora.rank": 1, "seed": 0}
+    assert optuna.logging.get_verbosity() >= optuna.logging.WARNING
