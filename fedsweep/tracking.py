@@ -6,6 +6,7 @@ a resume, or to rebuild a lost database.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -49,7 +50,7 @@ def check_writable(root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
-        with sqlite3.connect(root / "mlflow.db", timeout=30) as database:
+        with contextlib.closing(sqlite3.connect(root / "mlflow.db", timeout=30)) as database:
             database.execute("BEGIN IMMEDIATE")
             database.rollback()
     except (OSError, sqlite3.Error) as error:

@@ -100,9 +100,9 @@ def test_nothing_global_is_drawn(tmp_path: Path, plan: Plan) -> None:
 
     import numpy as np
 
-    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    before = random.getstate(), np.random.get_state()[1].tolist()
     play(search_in(tmp_path / "a", plan), "t")
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 def test_a_planned_search_replays_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,248 @@
+"""Whole sweeps through the command line, Ray and MLflow."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsweep.config import flat
+from fedsweep.experiment import RunConfig
+from tests.sweep.helpers import (
+    GRID,
+    ROUNDS,
+    SAMPLED,
+    SMALL,
+    assert_mlflow_equals_store,
+    command,
+    environment,
+    fedsweep,
+    histories,
+    newest,
+    runs,
+    table,
+    write_space,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the small grid ran to its end."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_space(folder, "tiny", GRID)
+    fedsweep(folder, "tune", "tiny")
+    return folder
+
+
+def test_every_trial_finishes_and_mlflow_holds_what_the_store_holds(undisturbed: Path) -> None:
+    trials = newest(undisturbed, "tiny").trials()
+    assert [trial.outcome and trial.outcome.outcome for trial in trials] == ["finished"] * 4
+    assert all([record.round for record in trial.history] == list(range(ROUNDS + 1)) for trial in trials)
+    assert_mlflow_equals_store(undisturbed, "tiny")
+
+
+def test_the_walk_of_lora_rank(undisturbed: Path) -> None:
+    """One dotted name at every station: YAML, Ray's configuration, the tensor on disk, MLflow, the table."""
+    from safetensors import safe_open
+
+    sweep = newest(undisturbed, "tiny")
+    _, children, _ = runs(undisturbed, "tiny")
+    ranks = set()
+    for trial in sweep.trials():
+        rank = trial.plan.arm["lora.rank"]
+        with safe_open(sweep.trial(trial.plan.key).checkpoint, framework="numpy") as file:
+            name = "state/adapter/backbone.blocks.0.attn.proj.lora_A.default.weight"
+            assert file.get_tensor(name).shape == (rank, 64)
+        (run,) = [run for run in children if run.data.tags["fedsweep.key"] == trial.plan.key]
+        assert run.data.params["lora.rank"] == str(rank)
+        resolved = flat(RunConfig.of(trial.plan.config, "test"))
+        assert {name: json.loads(value) if name != "x" else value for name, value in _values(run).items()} == resolved
+        ranks.add(rank)
+    assert ranks == {1, 4}
+    assert "1" in table(undisturbed, "tiny")
+
+
+def _values(run: object) -> dict[str, str]:
+    """MLflow's parameters as JSON: strings are logged bare."""
+    params: dict[str, str] = run.data.params  # type: ignore[attr-defined]
+
+    def as_json(value: str) -> str:
+        try:
+            json.loads(value)
+        except json.JSONDecodeError:
+            return json.dumps(value)
+        return value
+
+    return {name: as_json(value) for name, value in params.items()}
+
+
+def test_the_parent_run_carries_the_files_the_versions_and_the_report(undisturbed: Path) -> None:
+    parents, children, client = runs(undisturbed, "tiny")
+    (parent,) = parents
+    assert parent.info.status == "FINISHED"
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    files = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert {"search_space.yaml", "experiment.yaml", "sweep.json", "environment.json", "report"} <= files
+    reported = {file.path for file in client.list_artifacts(parent.info.run_id, "report")}
+    assert {"report/table.csv", "report/table.md", "report/curves.png"} <= reported
+    assert sorted(run.info.run_name for run in children) == [
+        f"rank {rank} · seed {seed}" for rank in (1, 4) for seed in (0, 1)
+    ]
+
+
+def test_report_makes_the_same_table_again(undisturbed: Path) -> None:
+    before = table(undisturbed, "tiny")
+    (newest(undisturbed, "tiny").folder / "report" / "table.csv").unlink()
+    done = fedsweep(undisturbed, "report", "tiny")
+    assert table(undisturbed, "tiny") == before
+    assert "95%" in done.stdout
+
+
+def test_a_run_equals_the_trial_with_the_same_configuration(undisturbed: Path) -> None:
+    """Neither Ray, nor the worker, nor what ran before in it changes a bit."""
+    words = [f"{name}={json.dumps(value)}" for name, value in SMALL.items()]
+    done = fedsweep(undisturbed, "run", "fedra_digits", *words, "lora.rank=4", "seed=1", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    (trial,) = [
+        trial
+        for trial in newest(undisturbed, "tiny").trials()
+        if trial.plan.arm == {"lora.rank": 4} and trial.plan.seed == 1
+    ]
+    assert lines == [{"round": record.round, **record.metrics} for record in trial.history]
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(*words),
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Popen[str]) -> None:
+    """Until a trial has that many rounds on disk while the sweep is still going."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        if (folder / "mlruns" / "sweeps").exists() and list((folder / "mlruns").rglob("sweep.json")):
+            if sum(max(trial.last_round, 0) for trial in newest(folder, name).trials()) >= rounds:
+                return
+        time.sleep(0.05)
+    raise AssertionError("the sweep did not get going")
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_killed_and_resumed_equals_undisturbed(undisturbed: Path, tmp_path: Path, rounds: int) -> None:
+    write_space(tmp_path, "tiny", GRID)
+    process = start(tmp_path, "tune", "tiny")
+    wait_for_rounds(tmp_path, "tiny", rounds, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    left = [trial for trial in newest(tmp_path, "tiny").trials() if trial.outcome is None]
+    assert left, "the sweep was over before it was killed"
+    fedsweep(tmp_path, "tune", "tiny", "--resume")
+    assert table(tmp_path, "tiny") == table(undisturbed, "tiny")
+    assert histories(newest(tmp_path, "tiny")) == histories(newest(undisturbed, "tiny"))
+    assert_mlflow_equals_store(tmp_path, "tiny")
+    parents, _, _ = runs(tmp_path, "tiny")
+    assert len(parents) == 1
+
+
+def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+    write_space(tmp_path, "tiny", GRID)
+    process = start(tmp_path, "tune", "tiny")
+    wait_for_rounds(tmp_path, "tiny", 2, process)
+    os.kill(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 130, out + error
+    assert "--resume" in out
+    assert "Traceback" not in out + error
+    _, children, _ = runs(tmp_path, "tiny")
+    assert "RUNNING" not in {run.info.status for run in children}
+    fedsweep(tmp_path, "tune", "tiny", "--resume")
+    assert table(tmp_path, "tiny") == table(undisturbed, "tiny")
+    assert_mlflow_equals_store(tmp_path, "tiny")
+
+
+def test_pruned_trials_say_so_everywhere(tmp_path: Path) -> None:
+    write_space(tmp_path, "search", SAMPLED)
+    done = fedsweep(tmp_path, "tune", "search")
+    trials = newest(tmp_path, "search").trials()
+    outcomes = [trial.outcome and trial.outcome.outcome for trial in trials]
+    assert len(outcomes) == 6
+    assert set(outcomes) == {"finished", "pruned"}
+    for trial in trials:
+        if trial.outcome and trial.outcome.outcome == "pruned":
+            assert trial.outcome.round in (1, 2)
+            assert trial.last_round == trial.outcome.round
+    assert_mlflow_equals_store(tmp_path, "search")
+    _, children, _ = runs(tmp_path, "search")
+    statuses = {run.data.tags["fedsweep.outcome"]: run.info.status for run in children}
+    assert statuses == {"finished": "FINISHED", "pruned": "KILLED"}
+    assert "pruned" in done.stdout
+    rows = list(csv.DictReader(io.StringIO(table(tmp_path, "search"))))
+    assert len(rows) == 6
+
+
+def test_a_pruned_search_killed_and_resumed_asks_the_same_questions(tmp_path: Path) -> None:
+    """One trial at a time, so that the order of arrival is the same: then even pruning is repeated exactly."""
+    alone = {**SAMPLED, "resources": {"cpus_per_trial": len(os.sched_getaffinity(0))}}
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for folder in (whole, broken):
+        write_space(folder, "search", alone)
+    fedsweep(whole, "tune", "search")
+    process = start(broken, "tune", "search")
+    wait_for_rounds(broken, "search", 4, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    fedsweep(broken, "tune", "search", "--resume")
+    assert histories(newest(broken, "search")) == histories(newest(whole, "search"))
+    assert_mlflow_equals_store(broken, "search")
+
+
+def test_a_failing_trial_is_recorded_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    diverging = {
+        **GRID,
+        "fixed": {**SMALL, "local.steps": 6, "optimizer.clip_norm": None},
+        "space": {"optimizer.lr": {"grid": [1e30, 0.01]}},
+        "seeds": [0],
+        "baseline": {"optimizer.lr": 0.01},
+    }
+    write_space(tmp_path, "diverging", diverging)
+    done = fedsweep(tmp_path, "tune", "diverging", code=1)
+    outcomes = {trial.plan.arm["optimizer.lr"]: trial.outcome for trial in newest(tmp_path, "diverging").trials()}
+    failed, finished = outcomes[1e30], outcomes[0.01]
+    assert failed is not None
+    assert finished is not None
+    assert (failed.outcome, finished.outcome) == ("failed", "finished")
+    assert failed.error is not None
+    assert "DivergenceError" in failed.error
+    _, children, client = runs(tmp_path, "diverging")
+    (run,) = [run for run in children if run.info.status == "FAILED"]
+    assert "error.txt" in [file.path for file in client.list_artifacts(run.info.run_id)]
+    assert "1 trials failed" in done.stdout or "1 trial failed" in done.stdout
+
+
+def test_two_at_once_or_one_after_the_other_is_the_same(undisturbed: Path, tmp_path: Path) -> None:
+    """Threads are what changes bits; a trial of its own on every core at once has one thread in both cases."""
+    write_space(tmp_path, "tiny", {**GRID, "seeds": [1, 0]})
+    fedsweep(tmp_path, "tune", "tiny")
+
+    def by_content(folder: Path) -> dict[str, object]:
+        return {
+            trial.plan.key: [(record.round, dict(record.metrics)) for record in trial.history]
+            for trial in newest(folder, "tiny").trials()
+        }
+
+    assert by_content(tmp_path) == by_content(undisturbed)

@@ -1,0 +1,186 @@
+"""MLflow as a view of the store: written once, rebuilt at will."""
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from fedsweep.errors import UserError
+from fedsweep.history import RoundRecord
+from fedsweep.store import Outcome, Store, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.tracking import BATCH, Recorder, check_writable, git_commit, run_name, server_command, tracking_uri
+
+PLAN = TrialPlan(
+    key="k1",
+    number=0,
+    arm={"lora.rank": 4, "optimizer.lr": 0.0123456},
+    seed=2,
+    config={"seed": 2, "lora": {"rank": 4, "alpha": None}, "data": {"domains": ["plain"]}, "method": {"name": "fedra"}},
+)
+MANIFEST = SweepManifest(
+    id="s1",
+    name="tiny",
+    experiment="fedra_digits",
+    created=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC).isoformat(),
+    metric="accuracy/mean",
+    mode="max",
+    rounds=3,
+    varied=("lora.rank",),
+    seeds=(2,),
+    scheduler="none",
+    search="grid",
+    domains=("plain",),
+    digests={},
+)
+
+
+def trial(rounds: int, outcome: Outcome | None = None, plan: TrialPlan = PLAN) -> TrialRecord:
+    history = [
+        RoundRecord(i, {"accuracy/mean": i / 7, "bytes/up": 10.0, "bytes/down": 20.0}, 0.5) for i in range(rounds)
+    ]
+    return TrialRecord(plan, outcome, history)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    root = tmp_path_factory.mktemp("store")
+    return Store(root)
+
+
+@pytest.fixture
+def recorder(store: Store, request: pytest.FixtureRequest, tmp_path: Path) -> Recorder:
+    """An MLflow experiment of its own per test, in one database."""
+    recorder = Recorder(store, request.node.name)
+    for name in ("search_space.yaml", "experiment.yaml", "sweep.json"):
+        (tmp_path / name).write_text("seed: 0\n")
+    recorder.open_sweep(MANIFEST, tmp_path)
+    return recorder
+
+
+def child(recorder: Recorder) -> Any:
+    (run,) = recorder.client.search_runs([recorder.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    return run
+
+
+def steps(recorder: Recorder, metric: str = "accuracy/mean") -> Sequence[tuple[int, float]]:
+    return [(one.step, one.value) for one in recorder.client.get_metric_history(child(recorder).info.run_id, metric)]
+
+
+def test_each_round_is_written_once_however_often_it_is_synced(recorder: Recorder) -> None:
+    for rounds in (1, 1, 2, 4, 4):
+        recorder.sync(trial(rounds))
+    assert steps(recorder) == [(i, i / 7) for i in range(4)]
+    assert steps(recorder, "seconds/round") == [(i, 0.5) for i in range(4)]
+
+
+def test_a_new_process_finds_the_run_and_goes_on(recorder: Recorder, store: Store, tmp_path: Path) -> None:
+    recorder.sync(trial(2))
+    again = Recorder(store, recorder.client.get_experiment(recorder.experiment_id).name)
+    again.open_sweep(MANIFEST, tmp_path)
+    assert again.parent == recorder.parent
+    again.sync(trial(4, Outcome(outcome="finished", round=3)))
+    assert steps(recorder) == [(i, i / 7) for i in range(4)]
+    assert child(recorder).info.status == "FINISHED"
+
+
+def test_all_resolved_values_are_parameters_under_their_dotted_names(recorder: Recorder) -> None:
+    recorder.sync(trial(1))
+    expected = {
+        "seed": "2",
+        "lora.rank": "4",
+        "lora.alpha": "null",
+        "data.domains": '["plain"]',
+        "method.name": "fedra",
+    }
+    assert child(recorder).data.params == expected
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("finished", "FINISHED"), ("pruned", "KILLED"), ("failed", "FAILED")])
+def test_outcomes_are_told_by_status_and_tags(recorder: Recorder, outcome: Any, status: str) -> None:
+    error = "Traceback\nValueError: no" if outcome == "failed" else None
+    recorder.sync(trial(3, Outcome(outcome=outcome, round=2, error=error)))
+    run = child(recorder)
+    assert run.info.status == status
+    assert (run.data.tags["fedsweep.outcome"], run.data.tags["fedsweep.round"]) == (outcome, "2")
+    assert run.data.tags.get("fedsweep.error") == ("ValueError: no" if error else None)
+    assert run.data.metrics["megabytes/sent"] == pytest.approx(3 * 30 / 1e6)
+    assert run.data.metrics["accuracy/mean_of_last_4"] == pytest.approx((1 + 2) / 7 / 2)
+
+
+def test_an_interrupted_trial_is_not_left_running_and_runs_again_when_resumed(recorder: Recorder) -> None:
+    recorder.sync(trial(2))
+    recorder.interrupt(trial(2))
+    assert (child(recorder).info.status, child(recorder).data.tags["fedsweep.outcome"]) == ("KILLED", "interrupted")
+    recorder._synced.clear()
+    recorder.sync(trial(3))
+    assert (child(recorder).info.status, child(recorder).data.tags["fedsweep.outcome"]) == ("RUNNING", "running")
+
+
+def test_a_long_history_is_cut_into_requests_that_mlflow_takes(recorder: Recorder) -> None:
+    rounds = BATCH // 4 + 60
+    recorder.sync(trial(rounds))
+    assert len(steps(recorder)) == rounds
+
+
+def test_children_hang_below_their_parent_and_have_names_for_people(recorder: Recorder) -> None:
+    recorder.sync(trial(1))
+    run = child(recorder)
+    assert run.data.tags["mlflow.parentRunId"] == recorder.parent
+    assert run.info.run_name == run_name(PLAN) == "rank 4 · lr 0.01235 · seed 2"
+
+
+def test_trials_of_two_sweeps_with_the_same_content_are_two_runs(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.sync(trial(1))
+    recorder._synced.clear()
+    recorder.open_sweep(MANIFEST.model_copy(update={"id": "s2"}), tmp_path)
+    recorder.sync(trial(2))
+    runs = recorder.client.search_runs([recorder.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    assert len(runs) == 2
+
+
+def test_closing_a_sweep_attaches_the_report(recorder: Recorder, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / "table.md").write_text("| arm |")
+    recorder.close_sweep("FINISHED", {"trials/finished": 4.0}, report)
+    assert recorder.parent is not None
+    parent = recorder.client.get_run(recorder.parent)
+    assert (parent.info.status, parent.data.metrics["trials/finished"]) == ("FINISHED", 4.0)
+    assert [one.path for one in recorder.client.list_artifacts(recorder.parent, "report")] == ["report/table.md"]
+
+
+def test_the_environment_is_an_artifact_of_the_parent(recorder: Recorder) -> None:
+    assert recorder.parent is not None
+    text = Path(recorder.client.download_artifacts(recorder.parent, "environment.json")).read_text()
+    assert {"python", "torch", "ray", "mlflow"} <= set(json.loads(text))
+
+
+def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = git_commit()
+    assert commit is None or len(commit.rstrip("+")) == 40
+    monkeypatch.setenv("PATH", "")
+    assert git_commit() is None
+
+
+def test_a_store_is_a_database_and_a_folder(store: Store, recorder: Recorder) -> None:
+    assert (store.root / "mlflow.db").exists()
+    assert MlflowClient(tracking_uri=tracking_uri(store.root)).get_experiment(recorder.experiment_id) is not None
+    command, environment = server_command(store.root, 5001)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert environment["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+@pytest.mark.parametrize("fault", ["a file", "not a database"])
+def test_a_store_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path, fault: str) -> None:
+    root = tmp_path / "mlruns"
+    if fault == "a file":
+        root.write_text("")
+    else:
+        root.mkdir()
+        (root / "mlflow.db").write_bytes(b"no database at all, and longer than a header" * 40)
+    with pytest.raises(UserError, match=r"^the tracking store .*mlruns cannot be written: [^\n]+\.$"):
+        check_writable(root)
