@@ -1,0 +1,248 @@
+"""What is true of every method. A new method is picked up from `fedsweep.methods.ALL`."""
+
+import math
+import random
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedsweep.methods
+from fedsweep.checkpoint import Checkpoint, load, save
+from fedsweep.federation import Federation, federate
+from fedsweep.methods import ALL, FederatedMethod
+from fedsweep.models.layered import layer_of, names_within
+from fedsweep.seeding import stream
+from fedsweep.types import ClientUpdate, LayerAllocation, RoundResult
+from tests.compare import copied, frozen, identical, identical_rounds, memory, tensors_in
+
+ROW_SUMS = {
+    "fedra": lambda depths, layers: depths,
+    "all_large": lambda depths, layers: [layers] * len(depths),
+    "all_small": lambda depths, layers: [min(depths)] * len(depths),
+}
+"""Blocks that each client runs, from the clients' depths and L. A new method adds its line."""
+
+NOT_METHODS = {"__init__.py", "base.py"}
+
+
+@pytest.fixture(params=ALL, ids=lambda method: method.model_fields["name"].default)
+def method(request: pytest.FixtureRequest) -> type[FederatedMethod]:
+    return request.param
+
+
+@pytest.fixture
+def name(method: type[FederatedMethod]) -> str:
+    return method.model_fields["name"].default
+
+
+@pytest.fixture
+def small(federation, name: str) -> Federation:
+    """Clients of depth 2, 1 and 3: some blocks have no holder."""
+    return federation({"method": name, "federation.depths": [2, 1, 3]})
+
+
+@pytest.fixture(scope="module")
+def played() -> dict[str, list[RoundResult]]:
+    """Runs that several tests compare to, each played once."""
+    return {}
+
+
+@pytest.fixture
+def straight(federation, name, played) -> list[RoundResult]:
+    """The plain run of a method: the untuned model and two rounds."""
+    if name not in played:
+        played[name] = list(federate(federation({"method": name})))
+    return played[name]
+
+
+def one_round(federation: Federation, round: int = 1) -> tuple[RoundResult, list[ClientUpdate]]:
+    """The untuned state and the updates of the first round."""
+    start = next(federate(federation))
+    cohort = federation.cohort(round)
+    rng = stream(federation.seed, "allocation", round)
+    allocations = federation.method.allocate(start.state, cohort, federation.server, rng)
+    return start, federation.method.local_updates(start.state, cohort, allocations, federation.trainer.at(round))
+
+
+def test_the_list_holds_every_method_file():
+    folder = Path(fedsweep.methods.__file__).parent
+    files = {path.stem for path in folder.glob("*.py") if path.name not in NOT_METHODS}
+    assert {method.model_fields["name"].default for method in ALL} == files
+    assert {method.__module__ for method in ALL} == {f"fedsweep.methods.{file}" for file in files}
+    assert set(ROW_SUMS) == files
+    assert len(ALL) == len(files) >= 3
+
+
+def test_the_same_seed_gives_the_same_bits(federation, name, straight):
+    assert len(straight) == 3
+    assert identical_rounds(straight, federate(federation({"method": name})))
+
+
+def test_another_seed_gives_another_run(federation, name, straight):
+    for left, right in zip(straight, federate(federation({"method": name, "seed": 1})), strict=True):
+        assert not identical(left.state.adapter, right.state.adapter)
+
+
+def test_a_run_depends_on_no_global_generator_and_moves_none(federation, name, straight):
+    def generators() -> list[object]:
+        return [torch.get_rng_state(), random.getstate(), [str(part) for part in np.random.get_state(legacy=True)]]
+
+    torch.manual_seed(1)
+    random.seed(1)
+    before = generators()
+    again = list(federate(federation({"method": name})))
+    assert identical(before, generators())
+    assert identical_rounds(straight, again)
+
+
+@pytest.mark.parametrize("stop", [0, 1])
+def test_stopping_and_resuming_equals_going_straight_through(federation, name, tmp_path, stop):
+    changes = {"method": name, "federation.clients_per_round": 2}
+    straight = list(federate(federation(changes)))
+    broken_off = next(result for result in federate(federation(changes)) if result.round == stop)
+    save(tmp_path / "checkpoint", Checkpoint(stop, broken_off.state, ()))
+
+    fresh = federation(changes)
+    read = load(tmp_path / "checkpoint", like=fresh.initial_state())
+    resumed = list(federate(fresh, RoundResult(read.round, read.state)))
+    assert len(resumed) == 2 - stop
+    assert identical_rounds(resumed, straight[stop + 1 :])
+
+
+def test_the_state_survives_a_round_trip_to_disk(small, straight, tmp_path):
+    for result in straight:
+        save(tmp_path / "checkpoint", Checkpoint(result.round, result.state, ()))
+        assert identical(load(tmp_path / "checkpoint", like=small.initial_state()).state, result.state)
+    assert not identical(straight[0].state, straight[-1].state)
+
+
+def test_the_order_of_arrival_is_irrelevant(small):
+    start, updates = one_round(small)
+    expected = small.method.aggregate(start.state, updates, small.server)
+    orders = list(permutations(updates))
+    assert len(orders) == 6
+    for order in orders:
+        assert identical(small.method.aggregate(start.state, order, small.server), expected)
+
+
+@pytest.mark.parametrize("per_round", [None, 2])
+def test_the_order_of_the_client_list_is_irrelevant(federation, name, per_round):
+    given = federation({"method": name, "federation.clients_per_round": per_round})
+    start = next(federate(given))
+    first = list(federate(given, start))
+    turned = replace(given, clients=list(reversed(given.clients)))
+    assert identical_rounds(first, federate(turned, start))
+
+
+def test_the_frozen_backbone_does_not_move(small):
+    before = frozen(small.model)
+    one_round(small)
+    assert len(before) > 12 * 12
+    assert identical(before, frozen(small.model))
+
+
+def test_training_moves_the_head_and_what_the_clients_hold(small):
+    start, updates = one_round(small)
+    after = small.method.aggregate(start.state, updates, small.server)
+    trained = {layer for update in updates for layer in update.allocation.trained}
+    for name, old in start.state.adapter.items():
+        if (layer_of(name) is None or layer_of(name) in trained) and "lora_A" not in name:  # B = 0: A waits for B
+            assert not torch.equal(after.adapter[name], old), name
+
+
+def test_a_layer_that_nobody_trained_does_not_move(small):
+    start, updates = one_round(small)
+    few = [
+        replace(
+            update,
+            allocation=LayerAllocation.of([layer for layer in update.allocation.held if layer < 2]),
+            adapter={name: update.adapter[name] for name in names_within(update.adapter, (0, 1))},
+        )
+        for update in updates
+    ]
+    after = small.method.aggregate(start.state, few, small.server).adapter
+    untrained = [name for name in start.state.adapter if (layer_of(name) or 0) >= 2]
+    assert len(untrained) == 10 * 4  # ten blocks, A and B, two positions
+    for name in untrained:
+        assert torch.equal(after[name], start.state.adapter[name]), name
+
+
+def test_every_update_lies_in_what_its_client_trains(small):
+    start, updates = one_round(small)
+    assert [update.client for update in updates] == [client.id for client in small.cohort(1)]
+    for update in updates:
+        assert set(update.allocation.trained) <= set(update.allocation.held)
+        assert set(update.adapter) <= set(names_within(start.state.adapter, update.allocation.trained))
+        assert {layer_of(name) for name in update.adapter} == {None, *update.allocation.trained}
+        for name, tensor in update.adapter.items():
+            assert tensor.shape == start.state.adapter[name].shape
+
+
+def test_an_allocation_has_as_many_blocks_as_fit(federation, name):
+    depths = [12, 5, 2]
+    federated = federation({"method": name, "federation.depths": depths})
+    state = federated.initial_state()
+    expected = ROW_SUMS[name](depths, 12)
+    for round in range(1, 21):
+        rng = stream(0, "allocation", round)
+        rows = federated.method.allocate(state, federated.clients, federated.server, rng)
+        assert [len(rows[client.id].held) for client in federated.clients] == expected
+        for row in rows.values():
+            assert list(row.held) == sorted(set(row.held))
+            assert set(row.trained) <= set(row.held) <= set(range(12))
+
+
+def test_no_memory_is_shared(small):
+    start, updates = one_round(small)
+    after = small.method.aggregate(start.state, updates, small.server)
+    alone = small.method.aggregate(start.state, updates[:1], small.server)
+    owners = [start.state, after, alone, *updates, list(small.model.parameters())]
+    owned = [memory(owner) for owner in owners]
+    assert all(owned)
+    assert sum(map(len, owned)) == len(set().union(*owned))
+    assert len(memory(after)) == len(list(tensors_in(after)))
+
+
+def test_local_updates_do_not_change_the_state(small):
+    start = small.initial_state()
+    kept = replace(start, adapter=copied(start.adapter))
+    cohort = small.cohort(1)
+    allocations = small.method.allocate(start, cohort, small.server, stream(0, "allocation", 1))
+    small.method.local_updates(start, cohort, allocations, small.trainer.at(1))
+    assert identical(start, kept)
+
+
+def test_aggregation_changes_neither_state_nor_updates(small):
+    start, updates = one_round(small)
+    kept = [copied(start.state.adapter), *(copied(update.adapter) for update in updates)]
+    small.method.aggregate(start.state, updates, small.server)
+    assert identical(kept, [start.state.adapter, *(update.adapter for update in updates)])
+
+
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_copies_of_one_update_average_to_it(federation, name, weights):
+    small = federation({"method": name, "aggregation.weights": weights})
+    start, updates = one_round(small)
+    copies = [
+        replace(updates[0], client=f"client {number}", num_examples=examples)
+        for number, examples in enumerate([7, 40, 13])
+    ]
+    after = small.method.aggregate(start.state, copies, small.server).adapter
+    for tensor, mean in ((updates[0].adapter[name], after[name]) for name in updates[0].adapter):
+        torch.testing.assert_close(mean, tensor, rtol=1e-6, atol=1e-8)
+    assert any(not torch.equal(updates[0].adapter[name], start.state.adapter[name]) for name in updates[0].adapter)
+
+
+def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, name):
+    promised = tiny.override({"method": name}, "test").metrics()
+    untuned, *rounds = straight
+    assert len(rounds) == 2
+    assert len(promised) == len(set(promised)) == 3 + 3 + 1 + 4
+    assert set(untuned.metrics) == {metric for metric in promised if metric.startswith(("accuracy/", "loss/test"))}
+    for result in rounds:
+        assert list(result.metrics) == promised
+        assert all(type(value) is float and math.isfinite(value) for value in result.metrics.values())

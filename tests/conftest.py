@@ -1,0 +1,89 @@
+"""Fixtures of the engine's tests: a tiny run on random weights, so that no test depends on the shipped ones."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+from safetensors.torch import save_file
+
+from fedsweep.config import Json, read_yaml
+from fedsweep.experiment import RunConfig, build
+from fedsweep.federation import Federation
+from fedsweep.models import vit
+from fedsweep.types import Domain, ImageSet
+
+EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedra_digits.yaml"
+OUTSIDE = ("FEDSWEEP_", "MLFLOW_", "OPTUNA_", "RAY_", "TUNE_", "WANDB_")
+
+settings.register_profile("fedsweep", deadline=None, derandomize=True, database=None, max_examples=50)
+settings.load_profile("fedsweep")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_process() -> Iterator[None]:
+    """One thread, and no variable of ours or of our libraries from the shell."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(OUTSIDE)]:
+            patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A weights file and its card as `scripts/pretrain_digits_vit.py` writes them, but untrained.
+
+    All tensors are drawn wide enough for every block to change the logits visibly.
+    """
+    path = tmp_path_factory.mktemp("weights") / "digits_vit.safetensors"
+    generator = torch.Generator().manual_seed(7)
+    with torch.random.fork_rng(devices=[]):
+        shapes = {name: tensor.shape for name, tensor in vit.DigitsViT().architecture().state_dict().items()}
+    weights = {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    weights = {name: tensor + 1 if "norm" in name and "weight" in name else tensor for name, tensor in weights.items()}
+    save_file({name: tensor.half() for name, tensor in weights.items()}, path)
+    card = {"mean": [0.5] * 3, "std": [0.5] * 3, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    path.with_suffix(".json").write_text(json.dumps(card))
+    return path
+
+
+@pytest.fixture
+def experiment() -> RunConfig:
+    """The shipped experiment as it stands."""
+    return RunConfig.of(read_yaml(EXPERIMENT), EXPERIMENT.name)
+
+
+@pytest.fixture
+def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """The shipped experiment in miniature: random weights, three clients, two rounds of two steps on eight images."""
+    monkeypatch.setattr(vit, "WEIGHTS", random_weights)
+    small = {"federation.rounds": 2, "federation.depths": [12, 6, 3], "data.domains": ["plain", "inverted", "noisy"]}
+    return experiment.override({**small, "local.steps": 2, "local.batch_size": 8}, "tiny")
+
+
+@pytest.fixture
+def federation(tiny: RunConfig) -> Callable[..., Federation]:
+    """Build a federation: `federation({"method": "all_small"})`, by default of 40 training images per client.
+
+    Clients differ in their number of images, so that weights by samples and uniform weights differ.
+    """
+
+    def make(changes: dict[str, Json] | None = None, train: int = 40, test: int = 10) -> Federation:
+        whole = build(tiny.override(changes or {}, "test"))
+
+        def few(part: ImageSet, count: int) -> ImageSet:
+            return ImageSet(part.images[:count].clone(), part.labels[:count].clone())
+
+        clients = [
+            replace(client, train=few(client.train, train - 5 * place)) for place, client in enumerate(whole.clients)
+        ]
+        domains = [Domain(one.name, few(one.train, train), few(one.test, test)) for one in whole.domains]
+        return replace(whole, clients=clients, domains=domains)
+
+    return make

@@ -1,0 +1,33 @@
+"""What only AllSmall promises."""
+
+from fedsweep.federation import federate
+from fedsweep.models.layered import layer_of
+from tests.compare import identical_rounds, moved
+
+
+def test_only_the_smallest_clients_blocks_ever_run(federation):
+    small = federation({"method": "all_small", "federation.depths": [12, 6, 3]})
+    ran: set[int] = set()
+    for layer, block in enumerate(small.model.backbone.blocks):
+        block.register_forward_hook(lambda *_, layer=layer: ran.add(layer))
+    results = list(federate(small))
+    assert len(results) == 3
+    assert ran == {0, 1, 2}
+    assert all(result.state.layers == (0, 1, 2) for result in results)
+
+
+def test_the_blocks_above_keep_their_bits(federation):
+    start, *_, last = federate(federation({"method": "all_small", "federation.depths": [12, 6, 3]}))
+    assert {layer_of(name) for name in moved(start.state.adapter, last.state.adapter)} == {None, 0, 1, 2}
+
+
+def test_the_larger_clients_depths_do_not_matter(federation):
+    first, second = (
+        federate(federation({"method": "all_small", "federation.depths": depths})) for depths in ([12, 6, 3], [3, 3, 8])
+    )
+    assert identical_rounds(first, second)
+
+
+def test_with_a_cohort_the_depth_stays_that_of_all_clients(federation):
+    small = federation({"method": "all_small", "federation.depths": [2, 6, 9], "federation.clients_per_round": 1})
+    assert [result.state.layers for result in federate(small)] == [(0, 1)] * 3

@@ -1,0 +1,89 @@
+"""The walk block by block against timm's own forward."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedsweep.models import build_model
+from fedsweep.models.layered import layer_of, names_within
+from tests.compare import copied, identical, memory
+
+
+@pytest.fixture
+def model(tiny):
+    """The tiny model with adapters that do something: B is zero at the start."""
+    built = build_model(tiny.backbone, tiny.lora, 10, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in built.trainable().items():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.1, generator=generator)
+    return built
+
+
+@pytest.fixture
+def images():
+    return torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_the_walk_is_timms_forward_to_the_last_bit(model, images):
+    pixels = (images.float() / 255 - 0.5) / 0.5
+    assert torch.equal(model(images), model.backbone(pixels))
+    assert torch.equal(model(images, range(12)), model(images))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("held", [(0,), (11,), (0, 3, 7), (1, 2, 4, 8, 9, 10), ()])
+def test_held_blocks_are_a_timm_model_of_these_blocks(model, images, held):
+    pixels = model.normalize(images)
+    walked, whole = model(images, held), model(images)
+    model.backbone.blocks = nn.Sequential(*(model.backbone.blocks[layer] for layer in held))
+    assert torch.equal(walked, model.backbone(pixels))
+    assert not torch.allclose(walked, whole, atol=1e-3)
+
+
+@torch.no_grad()
+def test_normalisation_takes_the_cards_mean_and_deviation(model):
+    model.mean.copy_(torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1))
+    model.std.copy_(torch.tensor([1.0, 0.5, 0.25]).view(3, 1, 1))
+    white = model.normalize(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8))
+    assert white.dtype == torch.float32
+    assert white[0, :, 0, 0].tolist() == [1.0, 1.0, 0.0]
+
+
+def test_an_adapter_is_a_copy_and_comes_back(model):
+    adapter = model.adapter()
+    assert not memory(adapter) & memory(list(model.parameters()))
+    changed = {name: tensor + 1 for name, tensor in adapter.items()}
+    kept = copied(changed)
+    model.load_adapter(changed)
+    assert identical(model.adapter(), kept)
+    assert not memory(changed) & memory(list(model.parameters()))
+
+
+def test_a_part_of_an_adapter_changes_nothing_else(model):
+    before = model.adapter()
+    model.load_adapter({"backbone.head.bias": torch.ones(10)})
+    after = model.adapter()
+    assert torch.equal(after.pop("backbone.head.bias"), torch.ones(10))
+    del before["backbone.head.bias"]
+    assert identical(before, after)
+    model.load_adapter({})
+    assert identical(after | {"backbone.head.bias": torch.ones(10)}, model.adapter())
+
+
+@pytest.mark.parametrize(
+    "name", ["blocks.0.attn.proj.lora_A.default.weight", "backbone.blocks.0.norm1.weight", "backbone.haed.weight"]
+)
+def test_an_unknown_or_frozen_tensor_is_refused(model, name):
+    before = model.adapter()
+    with pytest.raises(KeyError, match=f"not trainable tensors of this model: {name}"):
+        model.load_adapter({"backbone.head.bias": torch.ones(10), name: torch.zeros(64)})
+    assert identical(before, model.adapter())
+
+
+def test_names_know_their_block():
+    names = ["backbone.head.bias", "backbone.blocks.1.a", "backbone.blocks.11.a", "backbone.patch_embed.blocks.1.a"]
+    assert [layer_of(name) for name in names] == [None, 1, 11, None]
+    assert names_within(names, [1]) == [names[0], names[1], names[3]]
+    assert names_within(names, []) == [names[0], names[3]]

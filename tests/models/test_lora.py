@@ -1,0 +1,119 @@
+"""Where adapters sit, how they start and what they compute (tests/references/lora.py)."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedsweep.models import LoraConfig, build_model
+from fedsweep.models.layered import layer_of
+from tests.compare import identical
+from tests.references import lora as reference
+
+HEAD = {"backbone.head.weight", "backbone.head.bias"}
+TARGETS = {"l0": ["attn.proj"], "l1": ["mlp.fc2"], "both": ["attn.proj", "mlp.fc2"]}
+PATCH = "backbone.patch_embed.proj"
+
+
+def lora(**changes) -> LoraConfig:
+    return LoraConfig(**{"rank": 4, "scaling": 1.0, "dropout": 0.0, **changes})
+
+
+def parts(module: str) -> set[str]:
+    return {f"{module}.lora_{letter}.default.weight" for letter in "AB"}
+
+
+@pytest.fixture
+def build(tiny):
+    """Build the tiny model with adapters of the given kind."""
+    return lambda config, seed=0: build_model(tiny.backbone, config, 10, seed)
+
+
+@pytest.mark.parametrize("patch_embed", [False, True])
+@pytest.mark.parametrize("position", ["l0", "l1", "both"])
+def test_exactly_adapters_and_head_are_trainable(build, position, patch_embed):
+    model = build(lora(position=position, patch_embed=patch_embed))
+    expected = set(HEAD)
+    for target in TARGETS[position]:
+        expected |= {name for layer in range(12) for name in parts(f"backbone.blocks.{layer}.{target}")}
+    if patch_embed:
+        expected |= parts(PATCH)
+    assert set(model.trainable()) == expected
+    assert len(expected) == 2 + 24 * len(TARGETS[position]) + 2 * patch_embed
+
+
+def test_adapters_of_a_patch_embedding_belong_to_no_block(build):
+    assert {layer_of(name) for name in build(lora(patch_embed=True)).trainable()} == {None, *range(12)}
+    assert all(layer_of(name) is None for name in parts(PATCH))
+
+
+@pytest.mark.parametrize("rank", [1, 4, 64])
+def test_the_rank_is_the_number_of_rows_of_a(build, rank):
+    adapter = build(lora(rank=rank)).adapter()
+    assert adapter["backbone.blocks.3.attn.proj.lora_A.default.weight"].shape == (rank, 64)
+    assert adapter["backbone.blocks.3.attn.proj.lora_B.default.weight"].shape == (64, rank)
+    assert adapter["backbone.blocks.3.mlp.fc2.lora_A.default.weight"].shape == (rank, 128)
+    assert adapter["backbone.blocks.3.mlp.fc2.lora_B.default.weight"].shape == (64, rank)
+
+
+def test_fresh_adapters_change_nothing(build, tiny):
+    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    plain = tiny.backbone.build(10).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(build(lora(patch_embed=True))(images), plain(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "scaling"),
+    [({"scaling": 0.5}, 0.5), ({"scaling": None, "alpha": 2.0}, 0.5), ({"scaling": None, "alpha": 12.0}, 3.0)],
+)
+def test_an_adapted_layer_is_w_x_plus_s_b_a_x(build, config, scaling):
+    assert lora(**config).effective_scaling == scaling
+    layer = build(lora(**config)).backbone.blocks[5].mlp.fc2
+    generator = torch.Generator().manual_seed(0)
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    b.data.normal_(0, 0.1, generator=generator)
+    x = torch.randn(3, 128, generator=generator)
+    with torch.no_grad():
+        got = layer(x)
+    arrays = [tensor.detach().numpy() for tensor in (x, layer.base_layer.weight, layer.base_layer.bias, a, b)]
+    np.testing.assert_allclose(got.numpy(), reference.forward(*arrays, scaling), rtol=1e-4, atol=1e-4)
+    without = reference.forward(*arrays, 0.0)
+    assert np.abs(got.numpy() - without).max() > 0.05
+
+
+def test_with_alpha_fixed_the_rank_sweeps_the_scaling_too():
+    assert [LoraConfig(rank=rank, alpha=8.0).effective_scaling for rank in (1, 4, 16)] == [8.0, 2.0, 0.5]
+    assert [LoraConfig(rank=rank, scaling=2.0).effective_scaling for rank in (1, 4, 16)] == [2.0, 2.0, 2.0]
+
+
+def test_a_tensor_starts_alike_whatever_else_is_adapted(build):
+    whole = build(lora(position="both", patch_embed=True)).adapter()
+    for position in ("l0", "l1"):
+        part = build(lora(position=position)).adapter()
+        assert len(part) == 26
+        assert identical(part, {name: whole[name] for name in part})
+
+
+def test_a_starts_from_its_seed_and_name_and_b_at_zero(build):
+    first, again, other = build(lora()).adapter(), build(lora()).adapter(), build(lora(), seed=1).adapter()
+    assert identical(first, again)
+    drawn = [name for name in first if "lora_A" in name]
+    assert len(drawn) == 24
+    for name in drawn:
+        assert not torch.equal(first[name], other[name])
+        # Kaiming-uniform with a = sqrt(5) is uniform within 1 / sqrt(inputs).
+        bound = first[name].shape[1] ** -0.5
+        assert 0.9 * bound < first[name].abs().max() <= bound
+    assert len({tuple(first[name].flatten()[:8].tolist()) for name in drawn}) == 24
+    assert not any(first[name].any() for name in first if "lora_B" in name)
+
+
+def test_dropout_acts_on_the_adapters_input_in_training_only(build):
+    layer = build(lora(dropout=0.5)).backbone.blocks[0].attn.proj
+    layer.lora_B["default"].weight.data.fill_(1.0)
+    x = torch.ones(2, 64)
+    with torch.no_grad():
+        assert torch.equal(layer.eval()(x), layer(x))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            assert not torch.equal(layer.train()(x), layer(x))

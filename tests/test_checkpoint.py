@@ -1,0 +1,116 @@
+"""A run's state and history on disk."""
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.checkpoint import Checkpoint, load, load_history, save, write_atomically
+from fedsweep.history import RoundRecord, from_json, to_json
+from fedsweep.types import AdapterState, ServerState
+from tests.compare import identical
+
+
+@dataclass(frozen=True)
+class LongMemory(ServerState):
+    """A state as a method with memory would extend it."""
+
+    clients: dict[str, AdapterState]
+    stage: dict[int, tuple[int, float, None]]
+    extra: Any = None
+
+
+def state(extra: Any = None) -> LongMemory:
+    generator = torch.Generator().manual_seed(0)
+    head = torch.randn(3, 2, generator=generator)
+    return LongMemory(
+        adapter={"head": head, "blocks.0/a": torch.randn(4, generator=generator).half()},
+        layers=(0, 3, 11),
+        clients={"noisy": {"head": head}, "plain": {"head": head[:, 1], "counts": torch.arange(4)}, "new": {}},
+        stage={1: (2, 0.1 + 0.2, None), -1: (0, -0.0, None)},
+        extra=extra,
+    )
+
+
+def round_trip(folder, checkpoint: Checkpoint) -> Checkpoint:
+    save(folder / "run" / "checkpoint.safetensors", checkpoint)
+    return load(folder / "run" / "checkpoint.safetensors", like=checkpoint.state)
+
+
+def test_nested_states_come_back_with_types_and_bits(tmp_path):
+    before = state(extra=({"flag": True, "name": "é", "none": None}, (), {}, torch.tensor(True), torch.empty(0, 2)))
+    after = round_trip(tmp_path, Checkpoint(7, before, ()))
+    assert after.round == 7
+    assert identical(after.state, before)
+    assert after.state.clients["plain"]["head"].is_contiguous()
+
+
+def test_names_that_look_alike_do_not_collide(tmp_path):
+    one, two = torch.zeros(1), torch.ones(1)
+    before = state(extra={"a": {"b": one}, "a/b": two, 1: two, "1": one})
+    assert identical(round_trip(tmp_path, Checkpoint(0, before, ())).state, before)
+
+
+@pytest.mark.parametrize(
+    ("extra", "path", "kind"),
+    [
+        ([1], "state/extra", "list"),
+        ({"a": {1, 2}}, "state/extra/a", "set"),
+        ((0, state()), "state/extra/1", "LongMemory"),
+        ({(1, 2): 3}, "state/extra", "dict"),
+    ],
+)
+def test_a_state_that_could_not_come_back_is_refused_when_it_is_saved(tmp_path, extra, path, kind):
+    with pytest.raises(TypeError) as refusal:
+        save(tmp_path / "checkpoint", Checkpoint(0, state(extra), ()))
+    assert str(refusal.value) == (
+        f"a server state may hold tensors, dicts with plain keys, tuples and plain values, but {path} is {kind}"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@given(st.dictionaries(st.text(), st.floats(allow_nan=False)), st.floats(0, 1e9))
+def test_history_floats_are_exact(metrics, seconds):
+    history = [RoundRecord(0, {}, 0.0), RoundRecord(3, metrics, seconds)]
+    assert identical(from_json(to_json(history)), history)
+
+
+def test_the_history_comes_back_with_the_state_and_alone(tmp_path):
+    history = (RoundRecord(0, {"accuracy/mean": 0.1 + 0.2}, 0.5), RoundRecord(1, {"loss": math.pi / 3}, 1 / 3))
+    assert identical(round_trip(tmp_path, Checkpoint(1, state(), history)).history, history)
+    assert identical(load_history(tmp_path / "run" / "checkpoint.safetensors"), list(history))
+
+
+@pytest.mark.parametrize("breaking", ["replace", "fsync"])
+def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, breaking):
+    path = tmp_path / "checkpoint"
+    save(path, Checkpoint(1, state(), ()))
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, breaking, fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(path, Checkpoint(2, state(), ()))
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint"]
+    assert load(path, like=state()).round == 1
+
+
+def test_a_write_replaces_the_whole_file_and_makes_its_folder(tmp_path):
+    path = tmp_path / "deep" / "er" / "file"
+    write_atomically(path, b"a long first text")
+    write_atomically(path, b"short")
+    assert path.read_bytes() == b"short"
+    assert [file.name for file in path.parent.iterdir()] == ["file"]
+
+
+def test_a_file_holds_adapters_and_no_backbone(federation, tmp_path):
+    small = federation()
+    save(tmp_path / "checkpoint", Checkpoint(0, small.initial_state(), ()))
+    trainable = sum(parameter.numel() for parameter in small.model.trainable().values())
+    assert 4 * trainable < (tmp_path / "checkpoint").stat().st_size < 4 * trainable + 30_000

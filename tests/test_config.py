@@ -1,0 +1,100 @@
+"""RunConfig: strictness, overrides, and the sentence of every refusal."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedsweep.config import flat, parse_overrides, parse_yaml
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig
+
+REFUSALS = parse_yaml((Path(__file__).parent / "golden" / "refusals.yaml").read_text(), "refusals.yaml")
+
+
+def test_the_table_of_refusals_is_read():
+    assert len(REFUSALS) == 49
+
+
+@pytest.mark.parametrize("refused", REFUSALS, ids=lambda refused: " ".join(refused["overrides"]))
+def test_an_impossible_run_is_refused_in_one_sentence(experiment, refused):
+    with pytest.raises(UserError) as refusal:
+        experiment.override(parse_overrides(refused["overrides"]), "runs.yaml")
+    assert str(refusal.value) == f"runs.yaml: {refused['sentence']}"
+
+
+def test_a_missing_name_is_named(experiment):
+    data = experiment.model_dump(mode="json")
+    del data["optimizer"]
+    with pytest.raises(UserError, match=r"^runs.yaml: `optimizer` is missing\.$"):
+        RunConfig.of(data, "runs.yaml")
+    del data["federation"]["depths"]
+    data["optimizer"] = {}
+    with pytest.raises(UserError, match=r"^runs.yaml: `federation.depths` is missing\.$"):
+        RunConfig.of(data, "runs.yaml")
+
+
+def test_a_value_that_json_lacks_is_refused_in_a_sentence(experiment):
+    recursive: list = []
+    recursive.append(recursive)
+    for value in (object(), recursive):
+        with pytest.raises(UserError, match=r"^runs.yaml holds a value that no hyperparameter can take: .*\.$"):
+            experiment.override({"seed": value}, "runs.yaml")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora.rank": 1}, {"lora.rank": 64}, {"federation.depths": [1, 12, 1, 12, 1, 12]}, {"lora.dropout": 0},
+        {"federation.clients_per_round": 6}, {"local.steps": 1}, {"local.steps": "min_client"}, {"optimizer.lr": 1},
+        {"optimizer.clip_norm": None}, {"method.missing_layers": "ensure_cover", "federation.clients_per_round": 3},
+    ],
+)  # fmt: skip
+def test_the_edges_of_the_ranges_are_allowed(experiment, changes):
+    changed = flat(experiment.override(changes, "test"))
+    assert {name: changed[name] for name in changes} == changes
+
+
+def test_an_override_changes_what_it_names_and_nothing_else(experiment):
+    before = flat(experiment)
+    after = flat(experiment.override({"lora.rank": 4, "federation.depths": [6] * 6}, "test"))
+    assert {name for name in before if before[name] != after[name]} == {"lora.rank", "federation.depths"}
+    assert (after["lora.rank"], after["federation.depths"]) == (4, [6] * 6)
+    assert flat(experiment) == before
+
+
+def test_an_override_by_nothing_is_the_same_run(experiment):
+    assert experiment.override({}, "test") == experiment
+    assert experiment.override(flat(experiment), "test") == experiment
+
+
+def test_a_bare_string_exchanges_the_method_with_its_defaults(experiment):
+    assert experiment.override({"method": "all_small"}, "test").method.model_dump() == {"name": "all_small"}
+    covered = experiment.override({"method.missing_layers": "ensure_cover"}, "test")
+    assert covered.override({"method": "fedra"}, "test").method.missing_layers == "keep_previous"
+
+
+def test_an_object_is_exchanged_before_its_fields_whatever_the_order(experiment):
+    changes = {"method.missing_layers": "ensure_cover", "method": "fedra"}
+    for order in (changes, dict(reversed(changes.items()))):
+        assert experiment.override(order, "test").method.missing_layers == "ensure_cover"
+    scaled = experiment.override({"lora": {"alpha": 16.0}, "lora.rank": 4}, "test")
+    assert (scaled.lora.alpha, scaled.lora.scaling, scaled.lora.rank, scaled.lora.position) == (16.0, None, 4, "both")
+
+
+def test_flat_holds_every_resolved_value_under_its_dotted_name(experiment):
+    values = flat(experiment)
+    assert values["lora.rank"] == 8
+    assert values["federation.depths"] == [12, 10, 8, 6, 4, 3]
+    assert values["federation.clients_per_round"] is None
+    assert values["method.name"] == "fedra"
+    assert values["optimizer.weight_decay"] == 1e-5
+    assert len(values) == 26
+    assert json.loads(json.dumps(values)) == values
+
+
+def test_a_run_is_frozen_and_can_be_a_key(experiment):
+    with pytest.raises(ValueError, match="frozen"):
+        experiment.seed = 1
+    assert hash(experiment) == hash(experiment.override({}, "test"))
+    assert len({experiment, experiment.override({"seed": 1}, "test")}) == 2

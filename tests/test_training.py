@@ -1,0 +1,202 @@
+"""Local training: batches, steps, the optimizer (tests/references/sgd.py) and what it leaves alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.models.layered import layer_of
+from fedsweep.seeding import stream
+from fedsweep.training import (
+    _SGD,
+    DivergenceError,
+    LocalConfig,
+    LocalTask,
+    OptimizerConfig,
+    batches,
+    cross_entropy,
+)
+from fedsweep.types import LayerAllocation
+from tests.compare import identical, moved
+from tests.references import sgd as reference
+
+
+@given(st.integers(1, 60), st.integers(1, 70), st.integers(0, 30), st.integers(0, 2**31))
+def test_every_pass_over_the_images_is_a_permutation(examples, batch_size, steps, seed):
+    drawn = list(batches(examples, batch_size, steps, np.random.default_rng(seed)))
+    assert len(drawn) == steps
+    assert all(1 <= len(batch) <= batch_size for batch in drawn)
+    per_pass = -(-examples // batch_size)
+    for start in range(0, steps, per_pass):
+        whole = drawn[start : start + per_pass]
+        assert all(len(batch) == batch_size for batch in whole[: per_pass - 1])
+        seen = np.concatenate(whole).tolist()
+        assert len(set(seen)) == len(seen)
+        assert set(seen) <= set(range(examples))
+        if len(whole) == per_pass:
+            assert len(seen) == examples
+
+
+def test_passes_and_rounds_are_shuffled_anew():
+    first, second = batches(50, 50, 2, stream(0, "batches", 1, "plain"))
+    other = next(batches(50, 50, 1, stream(0, "batches", 2, "plain")))
+    assert len({tuple(order.tolist()) for order in (first, second, other, np.arange(50))}) == 4
+
+
+STEPS = st.lists(st.lists(st.floats(-3, 3, width=32), min_size=5, max_size=5), min_size=1, max_size=6)
+
+
+@given(
+    STEPS,
+    st.sampled_from([0.0, 0.5, 0.9]),
+    st.sampled_from([0.0, 1e-5, 0.1]),
+    st.sampled_from([None, 0.5, 10.0]),
+)
+def test_sgd_follows_its_equations(steps, momentum, weight_decay, clip_norm):
+    start = [np.array([1.0, -2.0], dtype=np.float32), np.array([[0.5, 3.0, -1.0]], dtype=np.float32)]
+    gradients = [[np.array(step[:2], dtype=np.float32), np.array([step[2:]], dtype=np.float32)] for step in steps]
+    parameters = [torch.nn.Parameter(torch.tensor(one)) for one in start]
+    config = OptimizerConfig(lr=0.1, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm)
+    sgd = _SGD(config, parameters)
+    for step in gradients:
+        sgd.step([torch.tensor(one) for one in step])
+    expected = reference.descend(start, gradients, 0.1, momentum, weight_decay, clip_norm)
+    for parameter, value in zip(parameters, expected, strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.7, 100.0])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+def test_sgd_is_torchs_to_the_last_bit(momentum, weight_decay, clip_norm):
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator) for shape in [(8, 5), (7,), (1, 3, 2)]]
+    ours, theirs = ([torch.nn.Parameter(one.clone()) for one in start] for _ in range(2))
+    sgd = _SGD(OptimizerConfig(lr=0.03, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm), ours)
+    optimizer = torch.optim.SGD(theirs, lr=0.03, momentum=momentum, weight_decay=weight_decay)
+    for _ in range(5):
+        gradients = [torch.randn(one.shape, generator=generator) for one in start]
+        sgd.step([gradient.clone() for gradient in gradients])
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(theirs, clip_norm)
+        optimizer.step()
+        assert identical([one.data for one in ours], [one.data for one in theirs])
+
+
+@pytest.fixture
+def small(federation):
+    """Clients plain, inverted and noisy with 40, 35 and 30 images."""
+    return federation({"lora.dropout": 0.5})
+
+
+def tasks(small, objective=cross_entropy, blocks=range(12)) -> list[LocalTask]:
+    """One task per client from the model's present adapter."""
+    start = small.model.adapter()
+    return [LocalTask(client, start, LayerAllocation.of(list(blocks)), objective) for client in small.clients]
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes"),
+    [
+        ("epoch", [[15, 15, 10], [15, 15, 5], [15, 15]]),
+        ("min_client", [[15, 15], [15, 15], [15, 15]]),
+        (1, [[15], [15], [15]]),
+        (4, [[15, 15, 10, 15], [15, 15, 5, 15], [15, 15, 15, 15]]),
+    ],
+)
+def test_steps_are_an_epoch_the_smallest_clients_epoch_or_a_number(small, steps, sizes):
+    seen = []
+
+    def noting(model, images, labels, allocation):
+        seen.append(len(images))
+        return cross_entropy(model, images, labels, allocation)
+
+    updates = replace(small.trainer, local=LocalConfig(batch_size=15, steps=steps)).fit(tasks(small, noting, [0]))
+    assert seen == [size for client in sizes for size in client]
+    assert [update.num_examples for update in updates] == [40, 35, 30]
+
+
+def test_a_client_is_trained_alike_in_any_company(small):
+    given = tasks(small)
+    together = small.trainer.fit(given)
+    alone = [small.trainer.fit([task])[0] for task in reversed(given)]
+    assert [update.client for update in together] == ["plain", "inverted", "noisy"]
+    assert identical(together, alone[::-1])
+
+
+def test_clients_and_rounds_differ_in_batches_and_dropout(small):
+    given = tasks(small)[0]
+    twin = replace(given, client=replace(given.client, id="twin"))
+    first, second = small.trainer.fit([given, twin])
+    (later,) = small.trainer.at(5).fit([given])
+    losses = {first.metrics["loss"], second.metrics["loss"], later.metrics["loss"]}
+    assert len(losses) == 3
+
+
+def test_only_the_trained_blocks_and_the_head_move(small):
+    before = small.model.adapter()
+    given = replace(tasks(small)[0], allocation=LayerAllocation(held=(0, 4, 7), trained=(4,)))
+    (update,) = small.trainer.fit([given])
+    assert sorted({layer_of(name) or -1 for name in update.adapter}) == [-1, 4]
+    after = small.model.adapter()
+    assert moved(before, after) <= set(update.adapter)
+    assert {layer_of(name) for name in moved(before, after)} == {None, 4}
+
+
+def test_the_loss_is_the_mean_over_the_steps(small):
+    def counted(model, images, labels, allocation):
+        counted.calls += 1
+        return cross_entropy(model, images, labels, allocation) * 0 + float(counted.calls)
+
+    counted.calls = 0
+    (update,) = replace(small.trainer, local=LocalConfig(batch_size=8, steps=4)).fit(tasks(small, counted)[:1])
+    assert update.metrics["loss"] == (1 + 2 + 3 + 4) / 4
+
+
+def test_dropout_is_on_in_training_and_off_afterwards(small):
+    modes = []
+
+    def noting(model, images, labels, allocation):
+        modes.append(model.training)
+        return cross_entropy(model, images, labels, allocation)
+
+    small.trainer.fit(tasks(small, noting)[:1])
+    assert modes == [True, True]
+    assert not any(module.training for module in small.model.modules())
+
+
+def test_torchs_global_generator_is_neither_moved_nor_used(small):
+    given, updates = tasks(small), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        updates.append(small.trainer.fit(given))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert identical(*updates)
+
+
+def test_a_diverging_client_ends_the_run_in_one_sentence(small):
+    def exploding(model, images, labels, allocation):
+        return cross_entropy(model, images, labels, allocation) * float("inf")
+
+    trainer = replace(small.trainer, local=LocalConfig(batch_size=8, steps=1), round=3)
+    with pytest.raises(DivergenceError) as refusal:
+        trainer.fit(tasks(small, exploding))
+    assert str(refusal.value) == "the loss of client plain became inf in round 3; try a smaller `optimizer.lr`"
+
+
+def test_momentum_starts_afresh_for_every_client_and_round(small):
+    """With one step momentum has nothing to remember, so it must not change anything."""
+    config = small.trainer.optimizer
+    fits = []
+    given = tasks(small)
+    for momentum in (0.0, 0.9):
+        optimizer = config.model_copy(update={"momentum": momentum})
+        trainer = replace(small.trainer, optimizer=optimizer, local=LocalConfig(batch_size=8, steps=1))
+        fits.append([trainer.fit(given), trainer.at(2).fit(given)])
+    assert identical(*fits)

@@ -1,0 +1,113 @@
+"""YAML and overrides: what a person writes, without PyYAML's traps."""
+
+import math
+
+import pytest
+
+from fedsweep.config import parse_overrides, parse_yaml, read_yaml
+from fedsweep.errors import UserError, near
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001), ("1e3", 1000.0), ("-2.5E+1", -25.0), (".5", 0.5), ("5.", 5.0), ("+1", 1), ("-0", 0),
+        ("010", 10), ("08", 8), ("0", 0), ("12", 12), (".inf", math.inf), ("-.inf", -math.inf), ("true", True),
+        ("True", True), ("FALSE", False), ("null", None), ("~", None), ("", None), ("no", "no"), ("off", "off"), ("Yes", "Yes"),
+        ("y", "y"), ("0x10", "0x10"), ("1_000", "1_000"), ("12:30", "12:30"), ("2020-01-01", "2020-01-01"),
+        ("1e", "1e"), ("'1e-3'", "1e-3"), ("e5", "e5"), (".", "."), ("[12, 1e-1, no]", [12, 0.1, "no"]), ("tRue", "tRue"),
+    ],
+)  # fmt: skip
+def test_a_value_reads_as_yaml_1_2_says(text, value):
+    read = parse_yaml(f"key: {text}", "test")["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_not_a_number_is_read_as_such():
+    assert math.isnan(parse_yaml(".nan", "test"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: 1\nb: 2\na: 3", "runs.yaml: the key `a` stands twice (line 3)."),
+        ("x:\n  a: 1\n  a: 1", "runs.yaml: the key `a` stands twice (line 3)."),
+        ("{a: 1, 'a': 2}", "runs.yaml: the key `a` stands twice (line 1)."),
+        (
+            "a: 1\nb: [1",
+            "runs.yaml is not valid YAML at line 2, column 6: expected ',' or ']', but got '<stream end>'.",
+        ),
+        (
+            "a:\n\tb: 1",
+            "runs.yaml is not valid YAML at line 2, column 1: found character '\\t' that cannot start any token.",
+        ),
+        ("a: 1\nb: *c", "runs.yaml is not valid YAML at line 2, column 4: found undefined alias 'c'."),
+        ("[1]: 2", "runs.yaml is not valid YAML at line 1, column 1: a key must be a plain name."),
+        ("a: !!int x", "runs.yaml is not valid YAML: invalid literal for int() with base 10: 'x'."),
+        (
+            "a: \x00",
+            "runs.yaml is not valid YAML: unacceptable character #x0000: special characters are not allowed "
+            'in "<unicode string>", position 3.',
+        ),
+        (
+            "a: !!python/name:os.system",
+            "runs.yaml is not valid YAML at line 1, column 4: could not determine a constructor for the tag "
+            "'tag:yaml.org,2002:python/name:os.system'.",
+        ),
+    ],
+)
+def test_broken_yaml_is_refused_with_its_line(text, sentence):
+    with pytest.raises(UserError) as refusal:
+        parse_yaml(text, "runs.yaml")
+    assert str(refusal.value) == sentence
+
+
+def test_a_file_must_hold_names_and_values(tmp_path):
+    path = tmp_path / "list.yaml"
+    path.write_text("- 1\n")
+    with pytest.raises(UserError) as refusal:
+        read_yaml(path)
+    assert str(refusal.value) == f"{path} must hold names and values, but it holds list."
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    missing, binary = tmp_path / "missing.yaml", tmp_path / "binary.yaml"
+    binary.write_bytes(b"a: \xff")
+    for path in (missing, binary):
+        with pytest.raises(UserError, match=f"^{path} cannot be read: "):
+            read_yaml(path)
+
+
+def test_overrides_are_names_with_yaml_values():
+    words = ["federation.rounds=5", "optimizer.lr=1e-3", "federation.depths=[12, 6]", "lora.alpha=null", "method=fedra",
+             "name=a=b"]  # fmt: skip
+    assert parse_overrides(words) == {
+        "federation.rounds": 5, "optimizer.lr": 0.001, "federation.depths": [12, 6], "lora.alpha": None,
+        "method": "fedra", "name": "a=b",
+    }  # fmt: skip
+    assert parse_overrides([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["seed"], "an override must look like `federation.rounds=5`, but got `seed`."),
+        (["=5"], "an override must look like `federation.rounds=5`, but got `=5`."),
+        (["seed=1", "seed=1"], "the override `seed` is given twice."),
+        (
+            ["a=[1"],
+            "the override `a=[1` is not valid YAML at line 1, column 3: expected ',' or ']', but got '<stream end>'.",
+        ),
+    ],
+)
+def test_a_malformed_override_is_refused(words, sentence):
+    with pytest.raises(UserError) as refusal:
+        parse_overrides(words)
+    assert str(refusal.value) == sentence
+
+
+def test_a_hint_names_what_is_near_and_nothing_else():
+    assert near("federation.round", ["federation.rounds", "seed"]) == "; did you mean `federation.rounds`?"
+    assert near("lora.rak", ["lora.rank", "lora.bank"]) == "; did you mean `lora.rank` or `lora.bank`?"
+    assert near("x", ["federation.rounds"]) == near("x", []) == ""
