@@ -14,7 +14,8 @@ class AggregationConfig(Config):
     """How clients are weighted in averages."""
 
     weights: Literal["samples", "uniform"] = Field(
-        "samples", description="weigh a client by its number of images (the papers) or all alike (FedRA's released code)"
+        "samples",
+        description="weigh a client by its number of images (the papers) or all alike (FedRA's released code)",
     )
 
     def weight(self, update: ClientUpdate) -> float:
@@ -22,9 +23,7 @@ class AggregationConfig(Config):
         return float(update.num_examples) if self.weights == "samples" else 1.0
 
 
-def layerwise_mean(
-    previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig
-) -> AdapterState:
+def layerwise_mean(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> AdapterState:
     """r_j = sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3); a tensor that nobody trained keeps its value.
 
     The sum runs in the order of the clients' ids, so that the result does not depend on the order of arrival.

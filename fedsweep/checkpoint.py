@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     from safetensors.torch import save as to_bytes
 
     tensors: dict[str, Any] = {}
-    tree = _pack(checkpoint.state, "state", tensors)
+    state = checkpoint.state
+    tree = {field.name: _pack(getattr(state, field.name), f"state/{field.name}", tensors) for field in fields(state)}
     metadata = {"round": str(checkpoint.round), "state": json.dumps(tree), "history": to_json(checkpoint.history)}
     write_atomically(path, to_bytes(tensors, metadata))
 
@@ -72,17 +73,17 @@ def write_atomically(path: Path, content: bytes) -> None:
 def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
     """Plain JSON for `node`, its tensors moved to `tensors` under their path."""
     if hasattr(node, "numel"):
-        tensors[path] = node.detach().cpu().contiguous()
+        path = path if path not in tensors else f"{path}#{len(tensors)}"
+        tensors[path] = node.detach().cpu().contiguous().clone()
         return {"tensor": path}
-    if is_dataclass(node):
-        return {field.name: _pack(getattr(node, field.name), f"{path}/{field.name}", tensors) for field in fields(node)}
-    if isinstance(node, dict):
+    if isinstance(node, dict) and all(isinstance(key, str | int) for key in node):
         return {"dict": [[key, _pack(value, f"{path}/{key}", tensors)] for key, value in node.items()]}
     if isinstance(node, tuple):
         return {"tuple": [_pack(value, f"{path}/{index}", tensors) for index, value in enumerate(node)]}
     if node is None or isinstance(node, bool | int | float | str):
         return {"value": node}
-    raise TypeError(f"a server state may hold tensors, dicts, tuples and plain values, but {path} is {type(node).__name__}")
+    kinds = "tensors, dicts with plain keys, tuples and plain values"
+    raise TypeError(f"a server state may hold {kinds}, but {path} is {type(node).__name__}")
 
 
 def _unpack(node: dict[str, Any], fill: Callable[[str], Any]) -> Any:

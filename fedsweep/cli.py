@@ -143,13 +143,18 @@ def ui(
     """
     from fedsweep.errors import UserError
     from fedsweep.store import Store
-    from fedsweep.tracking import server_command
+    from fedsweep.tracking import page_links, server_command
 
-    root = Store(store).root
+    home = Store(store)
+    root = home.root
     if not (root / "mlflow.db").exists():
         raise UserError(f"nothing is recorded in {root} yet; `fedsweep tune ablations/lora_rank` would be a start.")
     command, environment = server_command(root, port)
-    print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)")
+    url = f"http://127.0.0.1:{port}"
+    print(f"MLflow on {url} (Ctrl-C ends it)")
+    for label, link in page_links(home, url).items():
+        print(f"  {label}: {link}")
+    sys.stdout.flush()
     try:
         raise SystemExit(subprocess.run(command, env={**os.environ, **environment}).returncode)
     except KeyboardInterrupt:

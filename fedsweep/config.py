@@ -5,7 +5,7 @@ Every hyperparameter has one dotted name (`lora.rank`) from the YAML file to the
 
 import json
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 class Config(BaseModel):
     """Base of all configuration: frozen, strict about types, and closed to unknown names."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
@@ -81,6 +81,8 @@ class _Loader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key_node.start_mark)
             if key in seen:
                 line = key_node.start_mark.line + 1
                 raise yaml.constructor.ConstructorError(
@@ -95,13 +97,15 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":bool", ":int", ":float", ":timestamp"))]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
+_BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOL, list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?((\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|\.inf|\.nan)$"),
     list("-+0123456789."),
 )
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))  # type: ignore[arg-type]
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -120,7 +124,7 @@ def parse_yaml(text: str, where: str) -> Any:
             raise UserError(f"{where}: {problem}.") from None
         raise UserError(f"{where} is not valid YAML{line}: {problem}.") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{where} is not valid YAML: {error}.") from None
+        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}.") from None
 
 
 def read_yaml(path: Path) -> dict[str, Json]:
@@ -148,7 +152,7 @@ def parse_overrides(words: list[str]) -> dict[str, Json]:
     return changes
 
 
-def _unknown(name: str, known: Mapping[str, Any], where: str) -> str:
+def _unknown(name: str, known: Iterable[str], where: str) -> str:
     return f"{where}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
 
 
@@ -166,10 +170,13 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], where: str) -> s
     if kind == "union_tag_invalid":
         expected = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
         tag = str(context["tag"])
-        return f"{where}: `{name}.name` must be one of {', '.join(expected)}, but it is `{tag}`{near(tag, expected) or '.'}"
+        rule = f"must be one of {', '.join(expected)}, but it is `{tag}`"
+        return f"{where}: `{name}.name` {rule}{near(tag, expected) or '.'}"
     if kind == "union_tag_not_found":
         return f"{where}: `{name}` must have a `name`."
-    rule = first["msg"].replace("Input should be", "must be").replace("Tuple should have", "must have")
+    rules = [one["msg"] for one in error.errors(include_url=False) if _dotted(one["loc"], data) == name]  # a union's
+    rule = ", or ".join(rules).replace("or Input should be ", "or ")
+    rule = rule.replace("Input should be", "must be").replace("Tuple should have", "must have")
     shown = json.dumps(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
     return f"{where}: `{name}` {rule[0].lower()}{rule[1:]}, but it is {shown}."
 
@@ -179,6 +186,8 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
     parts: list[str] = []
     node = data
     for part in location:
+        if not isinstance(node, dict | list):
+            break
         if isinstance(node, dict) and part not in node and node.get("name") == part:
             continue
         parts.append(str(part))
@@ -191,9 +200,7 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
 
 def _names_beside(error: ValidationError, data: Mapping[str, Json]) -> list[str]:
     """Names worth suggesting: those in the data that pydantic did not refuse."""
-    refused = {
-        _dotted(one["loc"], data) for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"
-    }
+    refused = {_dotted(one["loc"], data) for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"}
 
     def walk(prefix: str, node: Mapping[str, Any]) -> Iterator[str]:
         for key, value in node.items():

@@ -62,7 +62,7 @@ class RunConfig(Config):
                 f"`lora.rank` must be at most {self.backbone.width}, the width of {self.backbone.name}'s layers, "
                 f"but it is {self.lora.rank}"
             )
-        self.method.check(depths, layers)
+        self.method.check(depths if size is None else sorted(depths)[:size], layers)  # the smallest cohort
         return self
 
     def metrics(self) -> list[str]:

@@ -43,19 +43,18 @@ class Federation:
         return self.method.init(self.model, self.clients, self.server)
 
     def cohort(self, round: int) -> list[Client]:
-        """The clients that take part, in the order of the client list."""
+        """The clients that take part, in the order of their ids: the order of the client list does not matter."""
+        clients = sorted(self.clients, key=lambda client: client.id)
         size = self.config.clients_per_round
         if size is None:
-            return list(self.clients)
+            return clients
         rng = stream(self.seed, "cohort", round)
-        return [self.clients[i] for i in sorted(rng.choice(len(self.clients), size=size, replace=False))]
+        return [clients[i] for i in sorted(rng.choice(len(clients), size=size, replace=False))]
 
     def evaluate(self, state: ServerState) -> dict[str, float]:
         """Metrics of the global model."""
         self.model.load_adapter(state.adapter)
-        return evaluate(
-            lambda images: self.method.predict(state, self.model, images), self.domains, self.evaluation
-        )
+        return evaluate(lambda images: self.method.predict(state, self.model, images), self.domains, self.evaluation)
 
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:

@@ -1,12 +1,12 @@
 """The durable truth of a sweep: plain files, each written atomically. Ray executes, MLflow is a view of this.
 
-    <root>/sweeps/<search space>/<sweep id>/
-        sweep.json                      SweepManifest
-        experiment.yaml search_space.yaml
-        rungs.jsonl study.journal       the scheduler's and the search's memory, where they have one
-        trials/<key>/trial.json         what is to be run
-        trials/<key>/checkpoint.safetensors   state and history after the last whole round
-        trials/<key>/outcome.json       how it ended; absent while it has not
+<root>/sweeps/<search space>/<sweep id>/
+    sweep.json                      SweepManifest
+    experiment.yaml search_space.yaml
+    rungs.jsonl study.journal       the scheduler's and the search's memory, where they have one
+    trials/<key>/trial.json         what is to be run
+    trials/<key>/checkpoint.safetensors   state and history after the last whole round
+    trials/<key>/outcome.json       how it ended; absent while it has not
 """
 
 import json

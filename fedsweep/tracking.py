@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -236,3 +237,24 @@ def server_command(root: Path, port: int) -> tuple[list[str], dict[str, str]]:
     command += ["--default-artifact-root", (root / "artifacts").as_uri(), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1"]
     return command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def page_links(store: Store, url: str) -> dict[str, str]:
+    """Addresses within MLflow's page: the newest sweep's runs, and its trials side by side with what they vary."""
+    from mlflow import MlflowClient
+
+    sweeps = store.sweeps()
+    if not sweeps:
+        return {}
+    manifest = sweeps[-1].manifest()
+    client = MlflowClient(tracking_uri=tracking_uri(store.root))
+    experiment = client.get_experiment_by_name(manifest.name)
+    if experiment is None:
+        return {}
+    number = experiment.experiment_id
+    parents = client.search_runs([number], f"tags.`fedsweep.sweep` = '{manifest.id}'", max_results=1)
+    below = f"tags.`mlflow.parentRunId` = '{parents[0].info.run_id}'" if parents else "tags.`fedsweep.kind` = 'trial'"
+    ids = ",".join(f'"{run.info.run_id}"' for run in client.search_runs([number], below))
+    runs = f"{url}/#/experiments/{number}/runs?workflowType=machine_learning"
+    compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]', safe="?=&")
+    return {f"runs of {manifest.name}": runs, "trials side by side": f"{url}/#/compare-runs{compare}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ class LocalConfig(Config):
     """How much work a client does in a round."""
 
     batch_size: int = Field(128, gt=0, description="images per step")
-    steps: Literal["epoch", "min_client"] | int = Field(
+    steps: Literal["epoch", "min_client"] | Annotated[int, Field(gt=0)] = Field(
         "epoch", description="one epoch, the epoch of the cohort's smallest client, or a number of steps"
     )
 
@@ -97,7 +97,9 @@ class CohortTrainer:
         trained = [parameters[name] for name in names]
         sgd = _SGD(self.optimizer, trained)
         total = torch.zeros((), device=model.mean.device)
-        order = batches(len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", self.round, client.id))
+        order = batches(
+            len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", self.round, client.id)
+        )
         devices = [model.mean.device] if model.mean.is_cuda else []
         model.train()
         # Dropout is the one consumer of torch's global generator: give it a stream of its own and put the old one back.

@@ -29,7 +29,9 @@ class DigitsData(Config):
 
     name: Literal["digits"] = "digits"
     domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles, in the order of the clients' depths")
-    test_fraction: float = Field(0.2, gt=0, lt=1, description="share of the original scans held out, in every domain")
+    test_fraction: float = Field(
+        0.2, ge=0.01, le=0.99, description="share of the scans held out, the same ones in every domain"
+    )
 
     @field_validator("domains")
     @classmethod

@@ -1,4 +1,4 @@
-"""AllLarge, the ceiling of FedRA's tables: every client can hold the whole model, so this is FedAvg on LoRA and head."""
+"""AllLarge, the ceiling of FedRA's tables: every client can hold the whole model; FedAvg on LoRA and head."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -30,7 +30,7 @@ class FederatedMethod(Config, ABC):
     name: str
 
     def check(self, capacities: Sequence[int], num_layers: int) -> None:
-        """Refuse an impossible combination before anything runs.
+        """Refuse an impossible combination before anything runs. `capacities` are those of the smallest cohort.
 
         Raises:
             ValueError: a sentence naming the rule and the values.
@@ -61,7 +61,8 @@ class FederatedMethod(Config, ABC):
 
     def predict(self, state: ServerState, model: LayeredModel, images: Tensor, client: Client | None = None) -> Tensor:
         """Logits (batch, classes) of uint8 images; `model` holds the state's adapter."""
-        return model(images, state.layers)
+        logits: Tensor = model(images, state.layers)
+        return logits
 
 
 def same_start(

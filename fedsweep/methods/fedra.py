@@ -22,14 +22,14 @@ class FedRA(FederatedMethod):
     name: Literal["fedra"] = "fedra"
     missing_layers: Literal["keep_previous", "ensure_cover"] = Field(
         "keep_previous",
-        description="a block that no client drew keeps last round's parameters (Eq. 3), or every block is drawn (Eq. 4)",
+        description="a block that nobody drew keeps last round's parameters (Eq. 3), or all are drawn (Eq. 4)",
     )
 
     def check(self, capacities: Sequence[int], num_layers: int) -> None:
         """Eq. 4 needs as many places as blocks."""
         if self.missing_layers == "ensure_cover" and sum(capacities) < num_layers:
             raise ValueError(
-                f"`method.missing_layers` ensure_cover needs depths that sum to at least {num_layers}, "
+                f"`method.missing_layers` ensure_cover needs depths that sum to at least {num_layers} in every cohort, "
                 f"but {list(capacities)} sum to {sum(capacities)}"
             )
 
@@ -52,7 +52,7 @@ class FedRA(FederatedMethod):
         return trainer.fit(same_start(state.adapter, cohort, allocations, cross_entropy))
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Step 4: r_j = sum_i M_ij |D_i| r_j^i / sum_i M_ij |D_i|, or r_j of the last round where nobody held j (Eq. 3)."""
+        """Step 4: r_j = sum_i M_ij |D_i| r_j^i / sum_i M_ij |D_i|; last round's r_j where nobody held j (Eq. 3)."""
         return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
 

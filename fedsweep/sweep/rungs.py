@@ -60,7 +60,7 @@ class RungScheduler(FIFOScheduler):
     """Ray's view of the rungs: continue or stop after each reported round."""
 
     def __init__(self, rungs: Rungs, objective: Objective) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rungs = rungs
         self.objective = objective
 

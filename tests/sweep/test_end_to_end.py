@@ -132,12 +132,12 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Popen[str]) -> None:
     """Until a trial has that many rounds on disk while the sweep is still going."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 280
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
-        if (folder / "mlruns" / "sweeps").exists() and list((folder / "mlruns").rglob("sweep.json")):
-            if sum(max(trial.last_round, 0) for trial in newest(folder, name).trials()) >= rounds:
-                return
+        started = list((folder / "mlruns").rglob("sweep.json"))
+        if started and sum(max(trial.last_round, 0) for trial in newest(folder, name).trials()) >= rounds:
+            return
         time.sleep(0.05)
     raise AssertionError("the sweep did not get going")
 

@@ -1,0 +1,60 @@
+"""Tables, statistics and figures of a sweep, from the files that it left behind."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsweep.errors import UserError
+from fedsweep.report import figures
+from fedsweep.report.statistics import ArmStatistics, Comparison, summarise
+from fedsweep.report.table import AblationTable
+from fedsweep.report.terminal import TerminalTable
+from fedsweep.store import SweepManifest, TrialRecord
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `write_report` made: arms in the order of the table, and the files."""
+
+    arms: Sequence[ArmStatistics]
+    renderable: TerminalTable
+    """The table, what was found and how to read it, for a `rich` console of any width."""
+    csv: Path
+    markdown: Path
+    curves: Path
+    domains: Path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files written."""
+        return self.csv, self.markdown, self.curves, self.domains
+
+
+def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
+    """Write table.csv, table.md, curves.png and domains.png into the folder, which is made where it is missing.
+
+    Raises:
+        UserError: no trial has recorded a round.
+    """
+    if not any(trial.history for trial in trials):
+        raise UserError(
+            f"nothing to report: no trial of sweep `{manifest.id}` of {manifest.name} has recorded a round."
+        )
+    table = AblationTable(manifest, summarise(manifest, trials))
+    report = Report(
+        arms=table.arms,
+        renderable=TerminalTable(table),
+        csv=folder / "table.csv",
+        markdown=folder / "table.md",
+        curves=folder / "curves.png",
+        domains=folder / "domains.png",
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    report.csv.write_text(table.csv(), encoding="utf-8")
+    report.markdown.write_text(table.markdown(), encoding="utf-8")
+    figures.curves(manifest, table.arms, report.curves)
+    figures.domains(manifest, table.arms, report.domains)
+    return report
+
+
+__all__ = ["AblationTable", "ArmStatistics", "Comparison", "Report", "summarise", "write_report"]

@@ -1,0 +1,101 @@
+"""Plain sentences: what was found, and what a reader needs to judge the numbers."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from fedsweep.config import Json
+from fedsweep.report.arms import ended
+from fedsweep.report.statistics import ArmStatistics, Comparison
+from fedsweep.report.wording import Units, arm_words, names, shown_p, shown_setting
+from fedsweep.store import SweepManifest
+
+
+def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
+    """One sentence per arm compared with the baseline; without a baseline, what may be said of the best arm."""
+    dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
+    baseline = next((one for one in arms if one.is_baseline), None)
+    if baseline is None:
+        return _about_best(manifest, arms, dotted, units)
+    return [
+        f"{_against(one.arm.values, baseline.arm.values, dotted)}: {_finding(manifest, one.comparison, units)}."
+        for one in arms
+        if one.comparison is not None
+    ]
+
+
+def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
+    """Objective, rounds, seeds, baseline, test and correction, columns, and how many trials are in no mean."""
+    units = Units.of(manifest.metric, arms)
+    seeds = ", ".join(map(str, manifest.seeds))
+    return [
+        f"Objective: {manifest.metric} at the last round{', in percent' if units.percent else ''}, "
+        f"{'higher' if manifest.mode == 'max' else 'lower'} is better; {manifest.rounds} rounds; "
+        f"seed{'s' * (len(manifest.seeds) > 1)} {seeds}; mean and sd (n-1) over finished trials.",
+        *(_about_tests(one, arms, units) for one in arms if one.is_baseline),
+        "Worst domain: accuracy on each seed's worst domain in percent, mean over seeds, "
+        "and the domain that is worst on average. MB sent: 10^6 bytes, both directions, whole run.",
+        _about_lost(arms),
+    ]
+
+
+def _about_tests(baseline: ArmStatistics, arms: Sequence[ArmStatistics], units: Units) -> str:
+    setting = ", ".join(f"{name} {shown_setting(value)}" for name, value in baseline.arm.values.items())
+    tested = sum(one.comparison is not None and one.comparison.p is not None for one in arms)
+    points = " in percentage points" if units.percent else ""
+    return (
+        f"Baseline: {setting or 'as is'}. Difference: arm minus baseline{points}, paired over the seeds that both "
+        "finished; 95% t interval, uncorrected; two-sided paired t-test, "
+        f"Holm-corrected over {tested} arm{'s' * (tested != 1)}."
+    )
+
+
+def _about_lost(arms: Sequence[ArmStatistics]) -> str:
+    counts = Counter(ended(trial) for one in arms for trial in one.arm.trials)
+    lost = ", ".join(f"{counts[how]} {how}" for how in ("pruned", "failed", "unfinished"))
+    survivors = any(one.n and any(ended(trial) == "pruned" for trial in one.arm.trials) for one in arms)
+    warning = " Where seeds were pruned, the mean is that of the survivors." if survivors else ""
+    return f"Trials: {counts['finished']} finished, {lost}; only finished ones enter the numbers.{warning}"
+
+
+def _about_best(
+    manifest: SweepManifest, arms: Sequence[ArmStatistics], dotted: Sequence[str], units: Units
+) -> list[str]:
+    if not (finished := [one for one in arms if one.n]):
+        return []
+    best = finished[0]
+    value = units.value(best.mean) + ("%" if units.percent else "")
+    found = f"Best: {arm_words(best.arm.values, dotted)} with {manifest.metric} {value} (n = {best.n})."
+    if len(arms) == 1:
+        return [found]
+    chosen = f"It was chosen from {len(arms)} arms by these very numbers, which are therefore optimistic for it"
+    return [found, f"{chosen}: confirm it on fresh seeds."]
+
+
+def _against(arm: Mapping[str, Json], baseline: Mapping[str, Json], dotted: Sequence[str]) -> str:
+    """`rank 4 against 8` where one name differs, otherwise every name that differs on both sides."""
+    differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in baseline, baseline.get(name))]
+    if len(differing) == 1 and differing[0] in arm and differing[0] in baseline:
+        return f"{arm_words(arm, differing)} against {shown_setting(baseline[differing[0]])}"
+    return f"{arm_words(arm, differing)} against {arm_words(baseline, differing)}"
+
+
+def _finding(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
+    seeds, verdict = len(comparison.seeds), comparison.verdict
+    if comparison.difference is None:
+        return "no seed that both finished, too few seeds to compare"
+    difference = units.difference(comparison.difference) + units.of_difference
+    if verdict == "too few seeds":
+        return f"{difference} on the one seed that both finished, too few seeds to test"
+    if verdict == "constant":
+        return f"{difference} on each of {seeds} seeds, constant, so that no test is possible"
+    if comparison.interval is None:
+        return f"the same on each of {seeds} seeds, no detectable difference"
+    low, high = comparison.interval
+    said: str = verdict
+    if verdict == "no detectable difference" and (low > 0 or high < 0):
+        # Otherwise a reader sees an interval without zero beside the verdict and trusts neither.
+        said += f" after Holm's correction (p {shown_p(comparison.p_holm)})"
+    elif verdict != "no detectable difference" and manifest.mode == "min":
+        said += ", which is better" if comparison.difference < 0 else ", which is worse"
+    over = "" if seeds == len(manifest.seeds) else f" over {seeds} of {len(manifest.seeds)} seeds"
+    return f"{difference}{over} (95% interval {units.interval(comparison.interval)}), {said}"

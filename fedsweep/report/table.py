@@ -1,0 +1,141 @@
+"""The ablation table: one set of cells for terminal and Markdown, and the same numbers in full precision as CSV."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fedsweep.report.arms import ended, notes
+from fedsweep.report.prose import caption, findings
+from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.wording import NOTHING, PERCENT, Units, decimals, names, shown_p, shown_setting
+from fedsweep.store import SweepManifest
+
+PROSE = {"arm", "worst domain", "note"}
+"""Columns that are words: left-aligned, as are the hyperparameters."""
+
+
+@dataclass(frozen=True)
+class AblationTable:
+    """A sweep's arms as a table; `arms` in the order of its rows, one at least."""
+
+    manifest: SweepManifest
+    arms: Sequence[ArmStatistics]
+
+    @property
+    def names(self) -> list[str]:
+        """Dotted names of the columns that tell arms apart."""
+        return names(self.manifest, self.arms)
+
+    @property
+    def compared(self) -> bool:
+        """Whether the baseline arm is among the rows."""
+        return any(one.is_baseline for one in self.arms)
+
+    def cells(self) -> list[dict[str, str]]:
+        """Rows as text by column, without columns that are empty in every row."""
+        rows = [self._settings(one) | self._numbers(one) for one in self.arms]
+        optional = {"sd", "worst domain", "MB sent", "note"}
+        empty = {name for name in optional if all(row[name] == NOTHING for row in rows)}
+        return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
+
+    def _settings(self, one: ArmStatistics) -> dict[str, str]:
+        values = one.arm.values
+        cells = {name: shown_setting(values[name]) if name in values else NOTHING for name in self.names}
+        return cells or {"arm": "as is"}
+
+    def _numbers(self, one: ArmStatistics) -> dict[str, str]:
+        units, found = Units.of(self.manifest.metric, self.arms), one.comparison
+        row = {"n": str(one.n), "mean": units.value(one.mean), "sd": units.value(one.sd)}
+        if self.compared:
+            row |= {
+                "difference": "baseline" if one.is_baseline else units.difference(found.difference if found else None),
+                "95% interval": units.interval(found.interval if found else None),
+                "Holm p": shown_p(found.p_holm if found else None),
+            }
+        worst = PERCENT.value(one.worst_domain)
+        digits = decimals(other.megabytes for other in self.arms)
+        # An arm without a mean is ranked by what it had reached: say it, apart from the means.
+        reached = None if one.n else units.value
+        return row | {
+            "worst domain": f"{worst} {one.worst_domain_name}" if one.worst_domain_name else worst,
+            "MB sent": NOTHING if one.megabytes is None else f"{one.megabytes:.{digits}f}",
+            "note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING,
+        }
+
+    def findings(self) -> list[str]:
+        """Plain sentences for below the table."""
+        return findings(self.manifest, self.arms)
+
+    def caption(self) -> list[str]:
+        """Sentences that a reader needs to judge the numbers."""
+        return caption(self.manifest, self.arms)
+
+    def frame(self) -> pd.DataFrame:
+        """Full precision, one row per arm; accuracies 0 to 1, intervals and differences in the objective's own unit."""
+        frame = pd.DataFrame([self._record(one) for one in self.arms])
+        counts = [name for name in ("n_common", "last_round") if name in frame]
+        return frame.astype(dict.fromkeys(counts, "Int64"))
+
+    def _record(self, one: ArmStatistics) -> dict[str, object]:
+        values = {
+            name: json.dumps(value) if isinstance(value, list | dict) else value
+            for name, value in one.arm.values.items()
+        }
+        furthest, reached = one.arm.reached(self.manifest.metric)
+        counts = Counter(ended(trial) for trial in one.arm.trials)
+        return {
+            **{name: values.get(name) for name in self.names},
+            "n": one.n,
+            "mean": one.mean,
+            "sd": one.sd,
+            "mean_of_last_4_rounds": one.mean_of_last,
+            **(_tests(one) if self.compared else {}),
+            "worst_domain_accuracy": one.worst_domain,
+            "worst_domain": one.worst_domain_name,
+            "megabytes_sent": one.megabytes,
+            **{how: counts[how] for how in ("finished", "pruned", "failed", "unfinished")},
+            "last_round": furthest if furthest >= 0 else None,
+            "value_at_last_round": reached,
+            "note": "; ".join(notes(one.arm, self.manifest.metric)),
+        }
+
+    def csv(self) -> str:
+        """`frame` as CSV; floats in the shortest digits that read back to the same bits."""
+        return self.frame().to_csv(index=False)
+
+    def markdown(self) -> str:
+        """The table with a title, its caption and the sentences."""
+        rows = self.cells()
+        left = PROSE | set(self.names)
+        lines = [
+            "| " + " | ".join(map(_escaped, rows[0])) + " |",
+            "| " + " | ".join("---" if name in left else "---:" for name in rows[0]) + " |",
+            *("| " + " | ".join(map(_escaped, row.values())) + " |" for row in rows),
+        ]
+        bullets = "\n".join(f"- {sentence}" for sentence in self.findings())
+        head = f"# {self.manifest.name} around {self.manifest.experiment}"
+        parts = [head, "\n".join(lines), bullets, " ".join(self.caption())]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _tests(one: ArmStatistics) -> dict[str, object]:
+    """The columns of the comparison with the baseline; empty in the baseline's own row."""
+    found = one.comparison
+    low, high = found.interval if found and found.interval else (None, None)
+    return {
+        "baseline": one.is_baseline,
+        "n_common": len(found.seeds) if found else None,
+        "difference": found.difference if found else None,
+        "interval_low": low,
+        "interval_high": high,
+        "p": found.p if found else None,
+        "p_holm": found.p_holm if found else None,
+        "verdict": found.verdict if found else None,
+    }
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,82 @@
+"""The ablation table for a terminal of any width: a number is never cut, and what finds no room is named."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from fedsweep.report.table import PROSE, AblationTable
+from fedsweep.report.wording import NOTHING, arm_words, short_names
+
+NOTE_WIDTH = 16
+"""Least width for notes beside the numbers; narrower, and they stand below the table."""
+WAYS_TO_SHRINK = ((), ("note",), ("note", "MB sent"), ("note", "MB sent", "worst domain"))
+GAP = 2
+"""Blanks between columns."""
+
+
+@dataclass(frozen=True)
+class TerminalTable:
+    """Prints the table, what was found, and how to read it."""
+
+    table: AblationTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows, short = self.table.cells(), short_names(self.table.names)
+        fitting = (dropped for dropped in WAYS_TO_SHRINK if _width(_without(rows, dropped), short) <= options.max_width)
+        dropped = next(fitting, WAYS_TO_SHRINK[-1])
+        yield self._grid(_without(rows, dropped), short)
+        if "note" in dropped:
+            yield from self._notes(rows)
+        yield Text()
+        yield from map(Text, self.table.findings())
+        yield Text()
+        hidden = [name for name in dropped if name != "note" and name in rows[0]]
+        extra = [f"Not shown for want of width: {', '.join(hidden)} (see table.md)."] if hidden else []
+        yield Text(" ".join([*self.table.caption(), *extra]), style="dim")
+
+    def _grid(self, rows: Sequence[Mapping[str, str]], short: Mapping[str, str]) -> Table:
+        name = self.table.manifest.name
+        grid = Table(
+            box=SIMPLE_HEAD, title=name, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+        )
+        for column in rows[0]:
+            words = column in PROSE or column in short
+            grid.add_column(
+                Text(short.get(column, column)),
+                justify="left" if words else "right",
+                no_wrap=not _wraps(column, short),
+                overflow="fold",
+            )
+        for one, row in zip(self.table.arms, rows, strict=True):
+            grid.add_row(*map(Text, row.values()), style="bold" if one.is_baseline else "")
+        return grid
+
+    def _notes(self, rows: Sequence[Mapping[str, str]]) -> RenderResult:
+        for one, row in zip(self.table.arms, rows, strict=True):
+            if (note := row.get("note", NOTHING)) != NOTHING:
+                yield Text(f"{arm_words(one.arm.values, self.table.names)}: {note}.")
+
+
+def _wraps(column: str, short: Mapping[str, str]) -> bool:
+    return column == "note" or column in short
+
+
+def _without(rows: Sequence[Mapping[str, str]], dropped: Sequence[str]) -> list[dict[str, str]]:
+    return [{name: cell for name, cell in row.items() if name not in dropped} for row in rows]
+
+
+def _width(rows: Sequence[Mapping[str, str]], short: Mapping[str, str]) -> int:
+    """The least width, in cells of the terminal, at which nothing but words between spaces is broken."""
+
+    def least(column: str) -> int:
+        texts = [short.get(column, column), *(row[column] for row in rows)]
+        if column == "note":
+            return min(NOTE_WIDTH, max(map(cell_len, texts)))
+        return max(cell_len(word) for text in texts for word in (text.split() if _wraps(column, short) else [text]))
+
+    return sum(least(column) + GAP for column in rows[0]) - GAP

@@ -1,0 +1,119 @@
+"""How numbers and arms are said: the same words and digits in terminal, Markdown and figures."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from fedsweep.config import Json
+from fedsweep.report.statistics import ArmStatistics
+from fedsweep.store import SweepManifest
+
+NOTHING = "-"
+"""A cell for which there is no number."""
+
+
+def is_accuracy(metric: str) -> bool:
+    """Whether the metric is a share from 0 to 1, shown in percent, with differences in percentage points."""
+    return metric.startswith("accuracy/")
+
+
+@dataclass(frozen=True)
+class Units:
+    """How a metric is shown: accuracies in percent with two decimals, others as they are with common decimals."""
+
+    percent: bool
+    decimals: int
+
+    @classmethod
+    def of(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
+        """Decimals that show a typical arm in four significant digits, so that the numbers of a column line up."""
+        if is_accuracy(metric):
+            return cls(percent=True, decimals=2)
+        ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
+        return cls(percent=False, decimals=decimals(ends))
+
+    @property
+    def of_difference(self) -> str:
+        """The unit after a difference in a sentence."""
+        return " points" if self.percent else ""
+
+    def value(self, value: float | None) -> str:
+        """A value, without its unit."""
+        return NOTHING if value is None else f"{self._scaled(value):z.{self.decimals}f}"
+
+    def difference(self, value: float | None) -> str:
+        """A signed difference."""
+        return NOTHING if value is None else f"{self._scaled(value):+z.{self.decimals}f}"
+
+    def interval(self, interval: tuple[float, float] | None) -> str:
+        """`low to high`."""
+        return NOTHING if interval is None else f"{self.value(interval[0])} to {self.value(interval[1])}"
+
+    def _scaled(self, value: float) -> float:
+        return 100 * value if self.percent else value
+
+
+PERCENT = Units(percent=True, decimals=2)
+
+
+def decimals(values: Iterable[float | None]) -> int:
+    """Decimals that show the median of the values in four significant digits; a median, since a run may diverge.
+
+    >>> decimals([0.4112, 0.3845, None]), decimals([33.8, 34.1, 512.0]), decimals([604_000.0])
+    (4, 2, 0)
+    """
+    sizes = [abs(value) for value in values if value]
+    return min(9, max(0, 3 - math.floor(math.log10(median(sizes))))) if sizes else 2
+
+
+def shown_p(p: float | None) -> str:
+    """Three decimals; never 0.000."""
+    if p is None:
+        return NOTHING
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def title(metric: str) -> str:
+    """A metric for an axis, with its unit."""
+    if metric.startswith("accuracy/domain/"):
+        return f"Accuracy on {metric.removeprefix('accuracy/domain/')} (%)"
+    known = {
+        "accuracy/mean": "Mean accuracy over domains (%)",
+        "accuracy/worst_domain": "Accuracy on the worst domain (%)",
+        "loss/test": "Test loss, mean over domains (nats)",
+        "loss/train": "Training loss (nats)",
+    }
+    return known.get(metric, f"{metric} (%)" if is_accuracy(metric) else metric)
+
+
+def names(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
+    """Dotted names that stand in some arm, in the manifest's order."""
+    present = dict.fromkeys([*manifest.varied, *(name for one in arms for name in one.arm.values)])
+    return [name for name in present if any(name in one.arm.values for one in arms)]
+
+
+def short_names(dotted: Sequence[str]) -> dict[str, str]:
+    """The last part of each name where no other ends like it, otherwise the whole name.
+
+    >>> short_names(["lora.rank", "optimizer.lr"])
+    {'lora.rank': 'rank', 'optimizer.lr': 'lr'}
+    >>> short_names(["a.size", "b.size"])
+    {'a.size': 'a.size', 'b.size': 'b.size'}
+    """
+    leaves = [name.rpartition(".")[2] for name in dotted]
+    return {name: leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(dotted, leaves, strict=True)}
+
+
+def shown_setting(value: Json) -> str:
+    """A hyperparameter's value as in YAML; floats in four significant digits."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+
+
+def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
+    """An arm in a sentence or a figure, e.g. `rank 4, lr 0.1`."""
+    short = short_names(dotted)
+    return ", ".join(f"{short[name]} {shown_setting(arm[name])}" for name in dotted if name in arm) or "as is"
