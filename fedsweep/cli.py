@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from fedsweep.sweep.tuner import SweepResult
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -33,11 +33,12 @@ StoreOption = Annotated[
     Path, typer.Option("--store", envvar="FEDSWEEP_STORE", help="folder for results and MLflow's database")
 ]
 DEFAULT_STORE = Path("mlruns")
+_UsageError = typer.BadParameter.__mro__[1]  # typer does not export it: a wrong option, a missing argument
 
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="an experiment, e.g. `fedra_digits`")],
+    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
     device: Annotated[str, typer.Option(help="`cpu` or `cuda`")] = "cpu",
@@ -62,13 +63,19 @@ def run(
     from fedsweep.experiment import RunConfig
     from fedsweep.recorded_run import record_run
     from fedsweep.terminal import RoundTable
+    from fedsweep.tracking import check_writable
+    from fedsweep.training import DivergenceError
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("`--device` is cuda, but torch sees no GPU.")
     config = RunConfig.of(read_yaml(path), f"experiment {experiment}").override(changes, f"experiment {experiment}")
+    check_writable(Store(store).root)
     torch.set_num_threads(1)  # the sum of a product depends on the number of threads; one is what a trial has
     with RoundTable(config.federation.rounds, config.data.domains, as_json) as table:
-        trial = record_run(experiment, config, Store(store), device, table.add)  # type: ignore[arg-type]
+        try:
+            trial = record_run(experiment, config, Store(store), device, table.add)  # type: ignore[arg-type]
+        except DivergenceError as error:
+            raise UserError(f"{error}.") from None
     table.console.print(f"Recorded in {_relative(trial.folder)} and MLflow; `fedsweep ui` opens it.")
 
 
@@ -98,14 +105,16 @@ def tune(
         raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
     changes = _space_changes(seeds, samples, scheduler, cpus_per_trial, gpus_per_trial)
     plan = _plan(space, parse_overrides(overrides or []), changes)
-    from fedsweep.sweep.tuner import check_resources, run_sweep
+    from fedsweep.sweep.tuner import check_resources, open_sweep, run_sweep
     from fedsweep.terminal import progress_console
 
     check_resources(plan.space.resources)
+    home = Store(store)
     if dry_run:
+        if resume:
+            open_sweep(plan, home, resume, sweep)
         _show_plan(plan)
         return
-    home = Store(store)
     result = run_sweep(plan, home, progress_console(), resume=resume, sweep_id=sweep)
     _finish(result, plan, home)
 
@@ -149,6 +158,11 @@ def ui(
     root = home.root
     if not (root / "mlflow.db").exists():
         raise UserError(f"nothing is recorded in {root} yet; `fedsweep tune ablations/lora_rank` would be a start.")
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise UserError(
+                f"port {port} is taken on this machine; `fedsweep ui --port {port % 65535 + 1}` uses another."
+            )
     command, environment = server_command(root, port)
     url = f"http://127.0.0.1:{port}"
     print(f"MLflow on {url} (Ctrl-C ends it)")
@@ -182,7 +196,7 @@ def list_files() -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="an experiment or a search space")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="an experiment or a search space")],
     overrides: Overrides = None,
 ) -> None:
     """Print an experiment with all resolved values, or a search space's plan.
@@ -193,16 +207,15 @@ def show(
     from rich.syntax import Syntax
 
     from fedsweep.config import flat, parse_overrides, read_yaml
-    from fedsweep.paths import available
+    from fedsweep.paths import find_either
 
     changes = parse_overrides(overrides or [])
-    if name in available("search_spaces"):
+    kind, path = find_either(name)
+    if kind == "search_spaces":
         _show_plan(_plan(name, changes, {}), estimate=False)
         return
     from fedsweep.experiment import RunConfig
-    from fedsweep.paths import find
 
-    path = find("experiments", name)
     config = RunConfig.of(read_yaml(path), f"experiment {name}").override(changes, f"experiment {name}")
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(config).items())
     Console().print(Syntax(lines, "yaml", background_color="default"))
@@ -311,12 +324,20 @@ def main() -> None:
     from fedsweep.errors import UserError
 
     try:
-        app()
+        code = app(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
     except UserError as error:
         print(f"fedsweep: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
+    except _UsageError as error:
+        words = " ".join(error.format_message().split()).rstrip(".").replace(". Did you mean", "; did you mean")
+        where = error.ctx.command_path if error.ctx else "fedsweep"
+        hint = "" if words.endswith("?") else f"; `{where} --help` shows what it takes."
+        print(f"fedsweep: {words[0].lower()}{words[1:]}{hint}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
+    if code:
+        raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -51,11 +51,14 @@ def check_writable(root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
-        with contextlib.closing(sqlite3.connect(root / "mlflow.db", timeout=30)) as database:
-            database.execute("BEGIN IMMEDIATE")
-            database.rollback()
-    except (OSError, sqlite3.Error) as error:
-        raise UserError(f"the tracking store {root} cannot be written: {error}.") from None
+        if (root / "mlflow.db").exists():  # connecting would make an empty one
+            with contextlib.closing(sqlite3.connect(root / "mlflow.db", timeout=30)) as database:
+                database.execute("BEGIN IMMEDIATE")
+                database.rollback()
+    except OSError as error:
+        raise UserError(f"the tracking store {root} cannot be written: {error.strerror or error}.") from None
+    except sqlite3.Error as error:
+        raise UserError(f"the tracking store {root} cannot be written, because of its mlflow.db: {error}.") from None
 
 
 class Recorder:
@@ -240,7 +243,7 @@ def server_command(root: Path, port: int) -> tuple[list[str], dict[str, str]]:
 
 
 def page_links(store: Store, url: str) -> dict[str, str]:
-    """Addresses within MLflow's page: the newest sweep's runs, and its trials side by side with what they vary."""
+    """Addresses within MLflow's page: the runs of the newest sweep, their curves, its trials side by side."""
     from mlflow import MlflowClient
 
     sweeps = store.sweeps()
@@ -256,5 +259,10 @@ def page_links(store: Store, url: str) -> dict[str, str]:
     below = f"tags.`mlflow.parentRunId` = '{parents[0].info.run_id}'" if parents else "tags.`fedsweep.kind` = 'trial'"
     ids = ",".join(f'"{run.info.run_id}"' for run in client.search_runs([number], below))
     runs = f"{url}/#/experiments/{number}/runs?workflowType=machine_learning"
+    # Ordered by a metric, MLflow shows children beside their parent; otherwise it folds them below it.
+    metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")
+    charts = (
+        f"{runs}&compareRunsMode=CHART&orderByKey={metric}&orderByAsc={'false' if manifest.mode == 'max' else 'true'}"
+    )
     compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]', safe="?=&")
-    return {f"runs of {manifest.name}": runs, "trials side by side": f"{url}/#/compare-runs{compare}"}
+    return {"sweeps and their trials": runs, "curves": charts, "trials side by side": f"{url}/#/compare-runs{compare}"}

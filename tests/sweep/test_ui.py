@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.store import Outcome, Store, TrialPlan
-from fedsweep.tracking import Recorder
+from fedsweep.tracking import Recorder, page_links
 from tests.sweep.helpers import command, environment
 from tests.tracking.test_recorder import MANIFEST, trial
 
@@ -23,15 +23,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chr
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Recorder]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store]]:
     """A recorded sweep of three ranks behind `fedsweep ui`."""
     folder = tmp_path_factory.mktemp("ui")
     store = Store(folder / "mlruns")
     store.root.mkdir()
-    for name in ("search_space.yaml", "experiment.yaml", "sweep.json"):
-        (folder / name).write_text("seed: 0\n")
-    recorder = Recorder(store, "ablations/lora_rank")
-    recorder.open_sweep(MANIFEST, folder)
+    sweep = store.sweep(MANIFEST.name, MANIFEST.id)
+    sweep.create(MANIFEST, {"search_space.yaml": "seed: 0\n", "experiment.yaml": "seed: 0\n"})
+    recorder = Recorder(store, MANIFEST.name)
+    recorder.open_sweep(MANIFEST, sweep.folder)
     for number, rank in enumerate((1, 4, 8)):
         plan = TrialPlan(
             key=f"k{rank}", number=number, arm={"lora.rank": rank}, seed=0, config={"seed": 0, "lora": {"rank": rank}}
@@ -49,12 +49,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Reco
     try:
         for _ in range(600):
             try:
-                urllib.request.urlopen(url, timeout=1).close()  # noqa: S310 (loopback)
+                urllib.request.urlopen(url, timeout=1).close()
                 break
             except OSError:
                 assert server.poll() is None, "the server ended"
                 time.sleep(0.1)
-        yield url, recorder
+        yield url, store
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
@@ -77,18 +77,22 @@ def page(url: str, folder: Path) -> str:
     return re.sub(r"<[^>]+>", " ", dom.stdout)
 
 
-def test_the_runs_table_shows_the_parent_and_its_children(served: tuple[str, Recorder], tmp_path: Path) -> None:
-    url, recorder = served
-    query = "?searchFilter=&orderByKey=attributes.start_time&orderByAsc=true&viewStateShareKey="
-    text = page(f"{url}/#/experiments/{recorder.experiment_id}/runs{query}", tmp_path)
+def test_the_runs_table_shows_the_parent(served: tuple[str, Store], tmp_path: Path) -> None:
+    url, store = served
+    text = page(page_links(store, url)["sweeps and their trials"], tmp_path)
     assert "tiny s1" in text
+    assert "4 matching runs" in " ".join(text.split()), "three children hang below their parent"
 
 
-def test_the_compare_view_shows_lora_rank(served: tuple[str, Recorder], tmp_path: Path) -> None:
-    url, recorder = served
-    found = recorder.client.search_runs([recorder.experiment_id], "tags.`fedsweep.kind` = 'trial'")
-    ids = ",".join(f'"{run.info.run_id}"' for run in found)
-    assert len(found) == 3
-    text = page(f'{url}/#/compare-runs?runs=[{ids}]&experiments=["{recorder.experiment_id}"]', tmp_path)
+def test_the_charts_show_the_children_beside_their_parent(served: tuple[str, Store], tmp_path: Path) -> None:
+    url, store = served
+    text = page(page_links(store, url)["curves"], tmp_path)
+    assert all(name in text for name in ("tiny s1", "rank 1 · seed 0", "rank 4 · seed 0", "rank 8 · seed 0"))
+
+
+def test_the_compare_view_shows_lora_rank(served: tuple[str, Store], tmp_path: Path) -> None:
+    url, store = served
+    text = page(page_links(store, url)["trials side by side"], tmp_path)
+    assert "Comparing 3 Runs" in " ".join(text.split())
     assert "lora.rank" in text
     assert all(f"rank {rank} · seed 0" in text for rank in (1, 4, 8))
