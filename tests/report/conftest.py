@@ -1,0 +1,88 @@
+"""Sweeps made by hand: every test says which arm ended how on which seed, nothing is run."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from fedsweep.history import RoundRecord
+from fedsweep.store import Outcome, SweepManifest, TrialPlan, TrialRecord
+
+DOMAINS = ("photo", "sketch")
+
+
+def make_manifest(**changes: Any) -> SweepManifest:
+    """A rank ablation of 4 rounds with seeds 0, 1, 2 against rank 8."""
+    fields: dict[str, Any] = {
+        "id": "20260101-a1",
+        "name": "ablations/lora_rank",
+        "experiment": "fedra_digits",
+        "created": "2026-01-01T00:00:00Z",
+        "metric": "accuracy/mean",
+        "mode": "max",
+        "rounds": 4,
+        "varied": ("lora.rank",),
+        "baseline": {"lora.rank": 8},
+        "seeds": (0, 1, 2),
+        "scheduler": "none",
+        "search": "grid",
+        "domains": DOMAINS,
+        "digests": {},
+    }
+    return SweepManifest(**{**fields, **changes})
+
+
+def make_history(values: Sequence[float], metric: str = "accuracy/mean") -> list[RoundRecord]:
+    """One record per value from round 0; photo lies 0.1 above, sketch 0.1 below; 1.5 MB each round."""
+    records = []
+    for number, value in enumerate(values):
+        metrics = {
+            "accuracy/worst_domain": value - 0.1,
+            "accuracy/domain/photo": value + 0.1,
+            "accuracy/domain/sketch": value - 0.1,
+            metric: value,
+        }
+        costs = {"bytes/down": 1e6, "bytes/up": 5e5} if number else {}
+        records.append(RoundRecord(number, {**metrics, **costs}, 0.1))
+    return records
+
+
+class Trials:
+    """Collects trials in the order of a plan."""
+
+    def __init__(self) -> None:
+        self.records: list[TrialRecord] = []
+
+    def add(
+        self,
+        arm: dict[str, Any] | int,
+        seed: int,
+        values: Sequence[float],
+        outcome: str | None = "finished",
+        metric: str = "accuracy/mean",
+    ) -> None:
+        """A trial with these values of the metric from round 0; an integer arm is a rank."""
+        settings = {"lora.rank": arm} if isinstance(arm, int) else arm
+        number = len(self.records)
+        plan = TrialPlan(key=f"k{number}", number=number, arm=settings, seed=seed, config={})
+        ended = None if outcome is None else Outcome(outcome=outcome, round=len(values) - 1)  # type: ignore[arg-type]
+        self.records.append(TrialRecord(plan, ended, make_history(values, metric)))
+
+    def arms(self, finals: dict[int, Sequence[float]]) -> "Trials":
+        """Finished trials: per rank the final value of seeds 0, 1, ..."""
+        for rank, ends in finals.items():
+            for seed, end in enumerate(ends):
+                self.add(rank, seed, [0.2, 0.3, 0.4, 0.5, end])
+        return self
+
+
+@pytest.fixture
+def trials() -> Trials:
+    """An empty plan."""
+    return Trials()
+
+
+@pytest.fixture
+def manifest() -> Callable[..., SweepManifest]:
+    """Makes manifests of a rank ablation, with changes."""
+    return make_manifest

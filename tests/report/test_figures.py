@@ -1,0 +1,147 @@
+"""What is drawn, by looking at the lines; how it looks is for eyes."""
+
+import math
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.report import figures
+from fedsweep.report.statistics import summarise
+
+
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """Draws with a function of `figures` and gives the axes instead of a file."""
+
+    def draw(function, manifest, trials):
+        kept = []
+        monkeypatch.setattr(figures, "_save", lambda figure, path: kept.append(figure))
+        function(manifest, summarise(manifest, trials.records), tmp_path / "x.png")
+        return kept[0].axes[0]
+
+    return draw
+
+
+def lines(axes):
+    """Data, style and marker of each line."""
+    return [
+        (list(line.get_xdata()), list(line.get_ydata()), line.get_linestyle(), line.get_marker()) for line in axes.lines
+    ]
+
+
+def words(artists):
+    return [artist.get_text() for artist in artists]
+
+
+def test_curves_show_the_mean_from_round_zero_and_the_range_of_seeds(drawn, manifest, trials):
+    trials.add(8, 0, [0.2, 0.4, 0.6])
+    trials.add(8, 1, [0.3, 0.4, 0.7])
+    axes = drawn(figures.curves, manifest(), trials)
+    ((rounds, means, style, _),) = lines(axes)
+    assert rounds == [0, 1, 2]
+    assert means == pytest.approx([25, 40, 65])
+    assert style == "-"
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices
+    assert (corners[:, 1].min(), corners[:, 1].max()) == pytest.approx((20, 70))
+    assert words(axes.get_legend().get_texts()) == ["mean of finished seeds", "lowest to highest seed"]
+    assert words(axes.texts) == ["rank 8 (baseline)"]
+    assert "(%)" in axes.get_ylabel()
+
+
+def test_a_mean_is_drawn_only_where_all_seeds_have_a_value(drawn, manifest, trials):
+    trials.add(8, 0, [0.2, math.nan, 0.6])
+    trials.add(8, 1, [0.3, 0.4, 0.7])
+    ((rounds, means, _, _),) = lines(drawn(figures.curves, manifest(), trials))
+    assert (rounds, means) == ([0, 2], pytest.approx([25, 65]))
+
+
+def test_pruned_trials_are_dashed_lines_that_end_in_a_cross(drawn, manifest, trials):
+    trials.arms({8: [0.6, 0.7]})
+    trials.add(8, 2, [0.2, 0.1], "pruned")
+    axes = drawn(figures.curves, manifest(), trials)
+    pruned, whole = lines(axes)
+    assert pruned == ([0, 1], pytest.approx([20, 10]), "--", "x")
+    assert axes.lines[0].get_markevery() == [-1]
+    assert whole[1][:2] == pytest.approx([20, 30])
+    assert axes.lines[0].get_color() == axes.lines[1].get_color()
+    assert "pruned trial" in words(axes.get_legend().get_texts())
+
+
+def test_with_many_arms_the_best_five_stand_out_and_are_named(drawn, manifest, trials):
+    trials.arms({rank: [rank / 100] for rank in range(1, 25)})
+    axes = drawn(figures.curves, manifest(baseline=None), trials)
+    coloured = [line for line in axes.lines if line.get_color() != figures.GREY]
+    assert len(axes.lines) == 24
+    assert sorted(line.get_ydata()[-1] for line in coloured) == pytest.approx([20, 21, 22, 23, 24])
+    assert len({line.get_color() for line in coloured}) == 5
+    assert sorted(words(axes.texts)) == [f"rank {rank}" for rank in range(20, 25)]
+
+
+def test_with_many_arms_the_baseline_stands_out_too(manifest, trials):
+    trials.arms({rank: [rank / 100] for rank in range(1, 25)})
+    arms = summarise(manifest(baseline={"lora.rank": 3}), trials.records)
+    palette = figures.colours(arms, "min")
+    assert [place for place, colour in enumerate(palette, 1) if colour != figures.GREY] == [1, 2, 3, 4, 5]
+    palette = figures.colours(arms, "max")
+    assert [place for place, colour in enumerate(palette, 1) if colour != figures.GREY] == [3, 20, 21, 22, 23, 24]
+
+
+def test_a_diverged_grey_arm_does_not_flatten_the_others(drawn, manifest, trials):
+    for rank in range(1, 11):
+        trials.add(rank, 0, [2.0, 1 / rank if rank > 1 else 1e6], metric="loss/test")
+    axes = drawn(figures.curves, manifest(metric="loss/test", mode="min", baseline=None), trials)
+    assert axes.get_ylim()[1] < 3
+
+
+def test_domains_show_mean_and_range_in_percent(drawn, manifest, trials):
+    trials.arms({8: [0.6, 0.7], 4: [0.5, 0.5]})
+    trials.add(4, 2, [0.2, 0.1], "pruned")
+    axes = drawn(figures.domains, manifest(), trials)
+    dots = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o" and len(line.get_ydata())]
+    assert dots == pytest.approx([60, 40, 75, 55])
+    bars = [
+        list(line.get_ydata()) for line in axes.lines if line.get_marker() != "o" and len(set(line.get_xdata())) == 1
+    ]
+    assert bars[2:4] == [pytest.approx([70, 80]), pytest.approx([50, 60])]
+    assert words(axes.get_xticklabels()) == ["photo", "sketch"]
+    assert words(axes.get_legend().get_texts()) == ["rank 4", "rank 8 (baseline)"]
+
+
+@pytest.mark.parametrize("function", [figures.curves, figures.domains])
+@pytest.mark.parametrize("outcome", [None, "failed", "finished"])
+def test_the_same_numbers_give_the_same_picture(manifest, trials, tmp_path, function, outcome):
+    trials.add(8, 0, [0.2, 0.4], outcome)
+    arms = summarise(manifest(), trials.records)
+    written = []
+    for name in ("a.png", "b.png"):
+        function(manifest(), arms, tmp_path / name)
+        written.append((tmp_path / name).read_bytes())
+    assert written[0][:8] == b"\x89PNG\r\n\x1a\n"
+    assert written[0] == written[1]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8).map(sorted))
+def test_labels_keep_their_order_and_distance(heights):
+    placed = figures.apart(heights, 0.1)
+    assert all(high - low >= 0.1 - 1e-9 for low, high in pairwise(placed))
+    # Least squares with pushes in pairs leaves the centre of gravity where it was.
+    assert sum(placed) == pytest.approx(sum(heights))
+
+
+def test_labels_that_are_far_apart_do_not_move():
+    assert figures.apart([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
+    assert figures.apart([0.5, 0.5, 0.9], 0.1) == pytest.approx([0.45, 0.55, 0.9])
+
+
+def test_the_room_loads_nothing_heavy_until_it_draws():
+    code = (
+        "import sys, fedsweep.report; "
+        "print(sorted({'matplotlib', 'ray', 'mlflow', 'torch', 'optuna'} & sys.modules.keys()), 'scipy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] True"

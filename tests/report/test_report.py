@@ -1,0 +1,48 @@
+"""`write_report`: four files and something to print, or one sentence."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedsweep.errors import UserError
+from fedsweep.report import write_report
+
+
+def test_writes_all_files_where_it_says(manifest, trials, tmp_path):
+    trials.arms({4: [0.5, 0.52, 0.51], 8: [0.6, 0.63, 0.61]})
+    made = write_report(manifest(), trials.records, tmp_path / "not" / "there")
+    assert sorted(path.name for path in made.paths) == ["curves.png", "domains.png", "table.csv", "table.md"]
+    assert set((tmp_path / "not" / "there").iterdir()) == set(made.paths)
+    assert all(path.stat().st_size > 100 for path in made.paths)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(made.renderable)
+    assert "rank 4 against 8: " in console.file.getvalue()
+    assert [one.n for one in made.arms] == [3, 3]
+
+
+def test_the_same_records_give_the_same_files_in_any_order(manifest, trials, tmp_path):
+    trials.arms({4: [0.5, 0.52, 0.51], 8: [0.6, 0.63, 0.61]})
+    there = write_report(manifest(), trials.records, tmp_path / "a")
+    back = write_report(manifest(), trials.records[::-1], tmp_path / "b")
+    for one, other in zip(there.paths, back.paths, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_without_any_round_there_is_one_sentence_and_no_file(manifest, trials, tmp_path):
+    trials.add(4, 0, [], "failed")
+    trials.add(8, 0, [], None)
+    sentence = "nothing to report: no trial of sweep `20260101-a1` of ablations/lora_rank has recorded a round."
+    for records in (trials.records, []):
+        with pytest.raises(UserError) as error:
+            write_report(manifest(), records, tmp_path / "report")
+        assert str(error.value) == sentence
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("metric", ["loss/train", "accuracy/domain/photo"])
+def test_a_round_zero_alone_is_something_to_report(manifest, trials, tmp_path, metric):
+    # The untuned model has no training loss yet: the report of a sweep that was stopped at once must not fail.
+    trials.add(8, 0, [0.2], None)
+    made = write_report(manifest(metric=metric), trials.records, tmp_path)
+    assert "unfinished at round 0" in made.markdown.read_text()

@@ -1,0 +1,225 @@
+"""The table says the same in the terminal, in Markdown and in full precision, and cuts no number."""
+
+import csv
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from fedsweep.report.statistics import summarise
+from fedsweep.report.table import AblationTable
+from fedsweep.report.terminal import TerminalTable
+
+
+def tabulate(manifest, trials) -> AblationTable:
+    return AblationTable(manifest, summarise(manifest, trials.records))
+
+
+def printed(table: AblationTable, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(TerminalTable(table))
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def ablation(trials):
+    """Rank 4 clearly below rank 8, rank 16 not to be told from it, rank 32 pruned, a seed of rank 2 lost each way."""
+    trials.arms({4: [0.5010, 0.5220, 0.4915], 8: [0.6012, 0.6204, 0.5921], 16: [0.61, 0.61, 0.60]})
+    for seed in range(3):
+        trials.add(32, seed, [0.2, 0.3], "pruned")
+    trials.add(2, 0, [0.2, 0.3, 0.4, 0.4, 0.5])
+    trials.add(2, 1, [0.2, 0.3, 0.4], "failed")
+    trials.add(2, 2, [0.2, 0.3, 0.4, 0.4], "pruned")
+    return trials
+
+
+def rows_of(markdown: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines() if line[:1] == "|"]
+
+
+def test_markdown_by_hand(manifest, ablation):
+    head, _, *rows = rows_of(tabulate(manifest(), ablation).markdown())
+    assert head == [
+        *("lora.rank", "n", "mean", "sd", "difference", "95% interval", "Holm p", "worst domain", "MB sent", "note"),
+    ]
+    cells = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert list(cells) == ["2", "4", "8", "16", "32"]
+    assert cells["8"]["mean"] == "60.46"
+    assert cells["8"]["difference"] == "baseline"
+    assert cells["4"]["difference"] == "-9.97"
+    assert cells["4"]["worst domain"] == "40.48 sketch"
+    assert cells["4"]["MB sent"] == "6.000"
+    assert cells["2"]["note"] == "seed 1 failed after round 2; seed 2 pruned at round 3"
+    assert cells["32"]["n"] == "0"
+    assert cells["32"]["mean"] == "-"
+    assert cells["32"]["note"] == "seeds 0, 1, 2 pruned at round 1 (30.00)"
+
+
+def test_terminal_and_markdown_show_the_same_cells(manifest, ablation):
+    table = tabulate(manifest(), ablation)
+    said = re.sub(r"\s+", " ", printed(table, 200))
+    _, _, *rows = rows_of(table.markdown())
+    assert len(rows) == 5
+    for row in rows:
+        assert " ".join(row) in said
+    for sentence in [*table.findings(), *table.caption()]:
+        assert sentence in said
+        assert sentence in table.markdown()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize("names", [("lora.rank",), ("lora.rank", "optimizer.lr", "local.batch_size")])
+def test_no_number_is_cut_at_any_width(manifest, ablation, width, names):
+    for place, trial in enumerate(ablation.records):
+        values = (trial.plan.arm["lora.rank"], 0.012345, 32)
+        plan = trial.plan.model_copy(update={"arm": dict(zip(names, values, strict=False))})
+        ablation.records[place] = type(trial)(plan, trial.outcome, trial.history)
+    baseline = dict(zip(names, (8, 0.012345, 32), strict=False))
+    table = tabulate(manifest(varied=names, baseline=baseline), ablation)
+    said = printed(table, width)
+    assert max(map(len, said.splitlines())) <= width
+    always = ["lora.rank", "n", "mean", "sd", "difference", "Holm p"] + (["95% interval"] if width > 60 else [])
+    for row in table.cells():
+        for name in always:
+            assert row[name] in said
+    if width >= 100 and len(names) == 1:
+        assert all(cell in said for row in table.cells() for name, cell in row.items() if name != "note")
+        assert "want of width" not in said
+    words = re.sub(r"\s+", " ", said)
+    assert "seed 1 failed" in words
+    assert "…" not in said
+
+
+def test_what_finds_no_room_is_named(manifest, ablation):
+    said = re.sub(r"\s+", " ", printed(tabulate(manifest(), ablation), 70))
+    assert "Not shown for want of width: MB sent, worst domain (see table.md)." in said
+    assert "rank 32: seeds 0, 1, 2 pruned at round 1 (30.00)." in said
+
+
+def test_csv_reads_back_to_the_same_bits(manifest, ablation):
+    table = tabulate(manifest(), ablation)
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    assert [row["lora.rank"] for row in rows] == ["2", "4", "8", "16", "32"]
+    for row, one in zip(rows, table.arms, strict=True):
+        found = one.comparison
+        for name, value in [
+            ("mean", one.mean),
+            ("sd", one.sd),
+            ("mean_of_last_4_rounds", one.mean_of_last),
+            ("worst_domain_accuracy", one.worst_domain),
+            ("p_holm", found and found.p_holm),
+            ("difference", found and found.difference),
+            ("interval_low", found and found.interval and found.interval[0]),
+        ]:
+            assert row[name] == "" if value is None else float(row[name]) == value
+    assert [row["pruned"] for row in rows] == ["1", "0", "0", "0", "3"]
+    assert [row["failed"] for row in rows] == ["1", "0", "0", "0", "0"]
+    assert [row["last_round"] for row in rows] == ["4", "4", "4", "4", "1"]
+    assert [row["n_common"] for row in rows] == ["1", "3", "", "3", "0"]
+    assert rows[0]["verdict"] == "too few seeds"
+
+
+def test_findings_in_words(manifest, ablation):
+    assert tabulate(manifest(), ablation).findings() == [
+        "rank 2 against 8: -10.12 points on the one seed that both finished, too few seeds to test.",
+        "rank 4 against 8: -9.97 points (95% interval -10.26 to -9.68), lower.",
+        "rank 16 against 8: +0.21 points (95% interval -2.48 to 2.90), no detectable difference.",
+        "rank 32 against 8: no seed that both finished, too few seeds to compare.",
+    ]
+
+
+def test_findings_without_spread(manifest, trials):
+    trials.arms({8: [0.6, 0.5, 0.4], 2: [0.6, 0.5, 0.4], 4: [0.61, 0.51, 0.41]})
+    assert tabulate(manifest(), trials).findings() == [
+        "rank 2 against 8: the same on each of 3 seeds, no detectable difference.",
+        "rank 4 against 8: +1.00 points on each of 3 seeds, constant, so that no test is possible.",
+    ]
+
+
+def test_an_interval_without_zero_that_holm_takes_back_is_explained(manifest, trials):
+    # p = 1 - sqrt(75 / 77) = 0.01307 for rank 4: significant among three arms, not among four.
+    noise = [0.49, 0.50, 0.52]
+    trials.arms({8: [0.5] * 3, 4: [0.54, 0.55, 0.56], 2: noise, 16: noise})
+    found = "rank 4 against 8: +5.00 points (95% interval 2.52 to 7.48), "
+    assert f"{found}higher." in tabulate(manifest(), trials).findings()
+    trials.arms({32: noise})
+    corrected = f"{found}no detectable difference after Holm's correction (p 0.052)."
+    assert corrected in tabulate(manifest(), trials).findings()
+
+
+def test_seeds_that_are_missing_from_a_comparison_are_counted(manifest, trials):
+    trials.arms({8: [0.5, 0.52, 0.54], 4: [0.4, 0.45]})
+    trials.add(4, 2, [0.2, 0.3], "pruned")
+    table = tabulate(manifest(), trials)
+    assert " over 2 of 3 seeds (95% interval " in table.findings()[0]
+    assert "Where seeds were pruned, the mean is that of the survivors." in table.caption()[-1]
+
+
+@pytest.mark.parametrize(("baseline", "better"), [(4, "higher, which is worse"), (8, "lower, which is better")])
+def test_a_loss_is_shown_as_it_is_and_less_is_better(manifest, trials, baseline, better):
+    for rank, ends in {4: [0.4, 0.41, 0.42], 8: [0.5, 0.512, 0.522]}.items():
+        for seed, end in enumerate(ends):
+            trials.add(rank, seed, [1.0, end], metric="loss/test")
+    loss = manifest(metric="loss/test", mode="min", baseline={"lora.rank": baseline})
+    table = tabulate(loss, trials)
+    assert table.cells()[0]["mean"] == "0.4100"
+    assert better in table.findings()[0]
+    assert "points" not in table.markdown()
+    assert "lower is better" in table.markdown()
+
+
+def test_caption_counts_what_is_in_no_mean(manifest, ablation):
+    ablation.add(16, 3, [0.2], None)
+    markdown = tabulate(manifest(), ablation).markdown()
+    for part in (
+        "Objective: accuracy/mean at the last round, in percent, higher is better; 4 rounds; seeds 0, 1, 2;",
+        "Baseline: lora.rank 8.",
+        "Holm-corrected over 2 arms",
+        "Trials: 10 finished, 4 pruned, 1 failed, 1 unfinished;",
+    ):
+        assert part in markdown
+
+
+def test_a_sampled_search_is_ranked_and_says_that_the_best_is_optimistic(manifest, trials):
+    for rank, rate, end in ((4, 0.1, 0.5), (8, 0.02, 0.6)):
+        trials.add({"lora.rank": rank, "optimizer.lr": rate}, 0, [0.2, end])
+    trials.add({"lora.rank": 2, "optimizer.lr": 0.5}, 0, [0.2, 0.1], "pruned")
+    table = tabulate(manifest(baseline=None, seeds=(0,)), trials)
+    head, _, *rows = rows_of(table.markdown())
+    assert head == ["lora.rank", "optimizer.lr", "n", "mean", "worst domain", "MB sent", "note"]
+    assert [row[:4] for row in rows] == [
+        ["8", "0.02", "1", "60.00"],
+        ["4", "0.1", "1", "50.00"],
+        ["2", "0.5", "0", "-"],
+    ]
+    assert table.findings()[0] == "Best: rank 8, lr 0.02 with accuracy/mean 60.00% (n = 1)."
+    assert "chosen from 3 arms" in table.findings()[1]
+    assert "p_holm" not in table.csv()
+
+
+def test_arms_that_differ_in_several_names_are_named_by_what_differs(manifest, trials):
+    for rank, rate in ((8, 0.1), (8, 0.2), (4, 0.2)):
+        trials.add({"lora.rank": rank, "optimizer.lr": rate}, 0, [0.2, 0.5])
+    table = tabulate(manifest(baseline={"lora.rank": 8, "optimizer.lr": 0.1}), trials)
+    said = [sentence.partition(":")[0] for sentence in table.findings()]
+    assert said == ["rank 4, lr 0.2 against rank 8, lr 0.1", "lr 0.2 against 0.1"]
+
+
+def test_values_of_any_kind_stay_in_their_cell(manifest, trials):
+    for seed, value in enumerate(["a|b", [12, 6], "[bold]x", None]):
+        trials.add({"x": value}, seed, [0.1, 0.2])
+    table = tabulate(manifest(baseline=None, varied=("x",)), trials)
+    assert "a\\|b" in table.markdown()
+    assert "[bold]x" in printed(table)
+    rows = csv.DictReader(io.StringIO(table.csv()))
+    assert [row["x"] for row in rows] == ["a|b", "[12, 6]", "[bold]x", ""]
+
+
+def test_a_sweep_with_nothing_finished_has_a_table(manifest, trials):
+    trials.add(4, 0, [0.2, 0.3], None)
+    trials.add(8, 0, [], None)
+    table = tabulate(manifest(), trials)
+    notes = [row["note"] for row in table.cells()]
+    assert notes == ["seed 0 unfinished at round 1 (30.00)", "seed 0 not started"]
+    assert "nan" not in (table.markdown() + table.csv() + printed(table)).lower()
