@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -33,7 +33,8 @@ StoreOption = Annotated[
     Path, typer.Option("--store", envvar="FEDSWEEP_STORE", help="folder for results and MLflow's database")
 ]
 DEFAULT_STORE = Path("mlruns")
-_UsageError = typer.BadParameter.__mro__[1]  # typer does not export it: a wrong option, a missing argument
+# A wrong option, a missing argument; typer does not export the class.
+_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 
 
 @app.command()
@@ -160,9 +161,7 @@ def ui(
         raise UserError(f"nothing is recorded in {root} yet; `fedsweep tune ablations/lora_rank` would be a start.")
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise UserError(
-                f"port {port} is taken on this machine; `fedsweep ui --port {port % 65535 + 1}` uses another."
-            )
+            raise UserError(f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another.")
     command, environment = server_command(root, port)
     url = f"http://127.0.0.1:{port}"
     print(f"MLflow on {url} (Ctrl-C ends it)")

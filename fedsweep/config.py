@@ -7,12 +7,14 @@ import json
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedsweep.errors import UserError, near
+
+LONGEST_NUMBER = 20  # digits of a whole number with its sign; more is a slip, and no library below takes it
 
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
@@ -21,6 +23,9 @@ class Config(BaseModel):
     """Base of all configuration: frozen, strict about types, and closed to unknown names."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
+    """What the sentence about an unknown name says that it is not."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
@@ -33,7 +38,7 @@ class Config(BaseModel):
             # As JSON, so that a YAML list may fill a tuple while strictness still refuses "8" for 8 and true for 1.
             return cls.model_validate_json(json.dumps(data))
         except ValidationError as error:
-            raise UserError(_sentence(error, data, where)) from None
+            raise UserError(_sentence(error, data, cls, where)) from None
         except (TypeError, ValueError) as error:
             raise UserError(f"{where} holds a value that no hyperparameter can take: {error}.") from None
 
@@ -53,7 +58,9 @@ class Config(BaseModel):
             for parent in parents:
                 below = node.get(parent)
                 if not isinstance(below, dict):
-                    raise UserError(_unknown(name, flat(self), where))
+                    if name in flat(self):  # a change has replaced the parent, and is to blame
+                        type(self).of(data, where)
+                    raise UserError(_unknown(name, flat(self), type(self), where))
                 node = below
             value = changes[name]
             named = isinstance(node.get(leaf), dict) and "name" in node[leaf]
@@ -92,9 +99,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# PyYAML follows YAML 1.1: `1e-3` is a string, `no` is False, `010` is 8. Keep 1.2's core schema instead.
+# PyYAML follows YAML 1.1: `1e-3` is a string, `no` is False, `010` is 8, `<<` merges. Keep 1.2's core schema instead.
+_OF_YAML_1_1 = (":bool", ":int", ":float", ":timestamp", ":merge", ":value")
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":bool", ":int", ":float", ":timestamp"))]
+    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(_OF_YAML_1_1)]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
@@ -105,7 +113,16 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?((\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|\.inf|\.nan)$"),
     list("-+0123456789."),
 )
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))  # type: ignore[arg-type]
+
+
+def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    if len(text) > LONGEST_NUMBER:
+        raise yaml.constructor.ConstructorError(None, None, f"a number of {len(text)} digits", node.start_mark)
+    return int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -125,15 +142,25 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where} is not valid YAML{line}: {problem}.") from None
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise UserError(f"{where} is not valid YAML: its brackets are nested too deeply.") from None
+    except (AttributeError, LookupError, TypeError):  # PyYAML's, from a tag such as `!!bool` before what is none
+        raise UserError(
+            f"{where} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."
+        ) from None
 
 
 def read_yaml(path: Path) -> dict[str, Json]:
     """Read a YAML file that must hold a mapping."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read: it is not UTF-8 text (byte {error.start}).") from None
     data = parse_yaml(text, str(path))
+    if data is None:
+        raise UserError(f"{path} must hold names and values, but it is empty.")
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold names and values, but it holds {type(data).__name__}.")
     return data
@@ -145,24 +172,30 @@ def parse_overrides(words: list[str]) -> dict[str, Json]:
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or not name:
-            raise UserError(f"an override must look like `federation.rounds=5`, but got `{word}`.")
+            raise UserError(f"an override must look like `federation.rounds=5`, but got `{_short(word)}`.")
         if name in changes:
             raise UserError(f"the override `{name}` is given twice.")
-        changes[name] = parse_yaml(value, f"the override `{word}`")
+        changes[name] = parse_yaml(value, f"the override `{_short(word)}`")
     return changes
 
 
-def _unknown(name: str, known: Iterable[str], where: str) -> str:
-    return f"{where}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _sentence(error: ValidationError, data: Mapping[str, Json], where: str) -> str:
-    """The first of pydantic's findings as one sentence."""
-    first = error.errors(include_url=False)[0]
+def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) -> str:
+    return f"{where}: `{name}` is not {root.what_a_name_is}{near(name, known) or '.'}"
+
+
+def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
+    """The first of pydantic's findings as one sentence; a misspelt name goes before the missing one that it causes."""
+    found = error.errors(include_url=False)
+    unknown = [one for one in found if one["type"] == "extra_forbidden"]
+    first = unknown[0] if unknown and found[0]["type"] == "missing" else found[0]
     name = _dotted(first["loc"], data)
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown(name, _names_beside(error, data), where)
+        return _unknown(name, _names_beside(error, data, root), root, where)
     if kind == "missing":
         return f"{where}: `{name}` is missing."
     if kind == "value_error":
@@ -174,9 +207,12 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], where: str) -> s
         return f"{where}: `{name}.name` {rule}{near(tag, expected) or '.'}"
     if kind == "union_tag_not_found":
         return f"{where}: `{name}` must have a `name`."
-    rules = [one["msg"] for one in error.errors(include_url=False) if _dotted(one["loc"], data) == name]  # a union's
+    here = [one for one in found if _dotted(one["loc"], data) == name]  # several for a union
+    infinite = [one["msg"] for one in here if one["type"] == "finite_number" and isinstance(value, float)]
+    rules = infinite[:1] or [one["msg"] for one in here]
     rule = ", or ".join(rules).replace("or Input should be ", "or ")
     rule = rule.replace("Input should be", "must be").replace("Tuple should have", "must have")
+    rule = rule.replace("Dictionary should have", "must have")
     shown = json.dumps(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
     return f"{where}: `{name}` {rule[0].lower()}{rule[1:]}, but it is {shown}."
 
@@ -198,15 +234,34 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
     return ".".join(parts)
 
 
-def _names_beside(error: ValidationError, data: Mapping[str, Json]) -> list[str]:
-    """Names worth suggesting: those in the data that pydantic did not refuse."""
+def _names_beside(error: ValidationError, data: Mapping[str, Json], root: type[Config]) -> list[str]:
+    """Names worth suggesting: all that the record has, and those in the data that pydantic did not refuse."""
     refused = {_dotted(one["loc"], data) for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"}
 
     def walk(prefix: str, node: Mapping[str, Any]) -> Iterator[str]:
         for key, value in node.items():
-            if f"{prefix}{key}" not in refused:
-                yield f"{prefix}{key}"
+            if f"{prefix}{key}" in refused:
+                continue
+            yield f"{prefix}{key}"
             if isinstance(value, dict):
                 yield from walk(f"{prefix}{key}.", value)
 
-    return list(walk("", data))
+    return list(dict.fromkeys([*_fields(root, data), *walk("", data)]))
+
+
+def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted names of a record's fields; where there is a choice of records, of the one that the data names."""
+    given = data if isinstance(data, dict) else {}
+    for field, info in record.model_fields.items():
+        yield f"{prefix}{field}"
+        below, kinds = given.get(field), (info.annotation, *get_args(info.annotation))
+        records = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
+        if get_origin(info.annotation) is dict:
+            for key, value in below.items() if isinstance(below, dict) else ():
+                for kind in records:
+                    yield from _fields(kind, value, f"{prefix}{field}.{key}.")
+            continue
+        chosen = below.get("name") if isinstance(below, dict) else None
+        for kind in records:
+            if len(records) == 1 or ((named := kind.model_fields.get("name")) is not None and named.default == chosen):
+                yield from _fields(kind, below, f"{prefix}{field}.")

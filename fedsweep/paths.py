@@ -1,11 +1,13 @@
 """Where experiments and search spaces are found: the working directory first, then those that ship with fedsweep."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from fedsweep.errors import UserError, near
 
 Kind = Literal["experiments", "search_spaces"]
+VERBS: dict[Kind, str] = {"experiments": "run", "search_spaces": "tune"}
 _SINGULAR = {"experiments": "experiment", "search_spaces": "search space"}
 
 
@@ -20,29 +22,58 @@ def available(kind: Kind) -> dict[str, Path]:
     """All names with their file, e.g. `ablations/lora_rank`."""
     found: dict[str, Path] = {}
     for folder in reversed(folders(kind)):
-        for path in sorted(folder.rglob("*.yaml")):
+        for path in sorted(path for path in folder.rglob("*.yaml") if path.is_file()):
             found[path.relative_to(folder).with_suffix("").as_posix()] = path
     return dict(sorted(found.items()))
 
 
-def find(kind: Kind, name: str) -> Path:
-    """The file of an experiment or search space.
+def find(kind: Kind, name: str, where: str = "") -> Path:
+    """The file of an experiment or search space. `where` is the file that asks for it, if not the user.
 
     Raises:
         UserError: there is none of that name.
     """
     known = available(kind)
     if name not in known:
-        by_leaf = [full for full in known if full.rsplit("/", 1)[-1] == name]
-        hint = f"; did you mean `{by_leaf[0]}`?" if by_leaf else near(name, known)
-        where = f"`fedsweep list` names those that are there{hint or '.'}"
-        raise UserError(f"there is no {_SINGULAR[kind]} `{name}`; {where}")
+        asked = f"{where}: " if where else ""
+        raise UserError(f"{asked}there is no {_SINGULAR[kind]} `{name}`{_hint(kind, name, known)}")
     return known[name]
+
+
+def find_either(name: str) -> tuple[Kind, Path]:
+    """The file of an experiment or of a search space, and which of the two it is.
+
+    Raises:
+        UserError: there is neither.
+    """
+    kinds: tuple[Kind, ...] = ("experiments", "search_spaces")
+    known = {kind: available(kind) for kind in kinds}
+    for kind in kinds:
+        if name in known[kind]:
+            return kind, known[kind][name]
+    hint = _near(name, [*known["experiments"], *known["search_spaces"]])
+    raise UserError(f"there is no experiment or search space `{name}`{hint}")
+
+
+def _hint(kind: Kind, name: str, known: Iterable[str]) -> str:
+    """What the user may have meant: the other kind's verb, or a near name."""
+    other: Kind = "experiments" if kind == "search_spaces" else "search_spaces"
+    if name in available(other):
+        return f", but `fedsweep {VERBS[other]} {name}` takes the {_SINGULAR[other]} of that name."
+    return _near(name.removeprefix(f"{kind}/"), known)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """A name that ends alike, or is spelt alike; else where all names are."""
+    bare = name.removesuffix(".yaml")
+    same = [full for full in known if bare in (full, full.rsplit("/", 1)[-1])]
+    hint = f"; did you mean `{same[0]}`?" if same else near(bare, known)
+    return hint or "; `fedsweep list` names those that are there."
 
 
 def summary(path: Path) -> str:
     """The first comment of a YAML file, its one-line description."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("#"):
             return line.lstrip("# ").rstrip()
     return ""

@@ -58,7 +58,7 @@ def check_writable(root: Path) -> None:
     except OSError as error:
         raise UserError(f"the tracking store {root} cannot be written: {error.strerror or error}.") from None
     except sqlite3.Error as error:
-        raise UserError(f"the tracking store {root} cannot be written, because of its mlflow.db: {error}.") from None
+        raise UserError(f"the tracking store {root} cannot be written: {error} (mlflow.db).") from None
 
 
 class Recorder:

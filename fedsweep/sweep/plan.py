@@ -49,12 +49,15 @@ class Plan:
         path = find("search_spaces", name)
         where = f"search space {name}"
         space = SearchSpace.of(read_yaml(path), where)
-        if taken := sorted(set(changes) & set(space.space)):
-            raise UserError(f"`{taken[0]}` is varied by {where} and cannot be overridden.")
+        for name in changes:
+            if name in space.space or any(name.startswith(f"{varied}.") for varied in space.space):
+                raise UserError(f"`{name}` is varied by {where} and cannot be overridden.")
         if "seed" in changes:
             raise UserError(f"the seeds of {where} are given by --seeds, not by `seed`.")
+        if "search.samples" in space_changes and space.search.name == "grid":
+            raise UserError(f"--samples is for a sampled search, but {where} runs every arm of its grid.")
         space = space.override({**space_changes, "fixed": {**space.fixed, **changes}}, where)
-        experiment = find("experiments", space.experiment)
+        experiment = find("experiments", space.experiment, where)
         base = RunConfig.of(read_yaml(experiment), f"experiment {space.experiment}")
         base = base.override(space.fixed, where)
         files = {"search_space.yaml": path.read_text(), "experiment.yaml": experiment.read_text()}

@@ -1,7 +1,7 @@
 """A search space file: what varies around an experiment. No ray, no torch."""
 
 import itertools
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -93,6 +93,8 @@ class Resources(Config):
 
 class SearchSpace(Config):
     """A set of runs around an experiment."""
+
+    what_a_name_is: ClassVar[str] = "an entry of a search space"
 
     experiment: str
     fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment, the same in all arms")

@@ -126,11 +126,13 @@ def run_sweep(
     plan: Plan, store: Store, console: Console, *, resume: bool = False, sweep_id: str | None = None
 ) -> SweepResult:
     """Run what is left of a plan on Ray Tune; the store and MLflow hold every round when this returns."""
-    from fedsweep.sweep.recording import Recording
-
     check_resources(plan.space.resources)
+    if resume:
+        open_sweep(plan, store, resume, sweep_id)  # what is not there is told before anything is written
     check_writable(store.root)
     sweep = open_sweep(plan, store, resume, sweep_id)
+    from fedsweep.sweep.recording import Recording
+
     recorder = Recorder(store, plan.name)
     recorder.open_sweep(sweep.manifest(), sweep.folder)
     done = [trial for trial in sweep.trials() if trial.outcome is not None]
