@@ -8,7 +8,7 @@ class UserError(Exception):
     """A mistake in what the user asked for, as one sentence: what, where, the rule, the value, near names."""
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint with the names most like `name`, or the empty string where none is near.
 
     >>> near("lora.rnk", ["lora.rank", "seed"])
@@ -16,5 +16,5 @@ def near(name: str, known: Iterable[str]) -> str:
     >>> near("zzz", ["lora.rank"])
     ''
     """
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f"; did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else ""

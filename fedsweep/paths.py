@@ -67,7 +67,7 @@ def _near(name: str, known: Iterable[str]) -> str:
     """A name that ends alike, or is spelt alike; else where all names are."""
     bare = name.removesuffix(".yaml")
     same = [full for full in known if bare in (full, full.rsplit("/", 1)[-1])]
-    hint = f"; did you mean `{same[0]}`?" if same else near(bare, known)
+    hint = f"; did you mean `{same[0]}`?" if same else near(bare, known, cutoff=0.75)  # folders make all names alike
     return hint or "; `fedsweep list` names those that are there."
 
 

@@ -49,9 +49,9 @@ class Plan:
         path = find("search_spaces", name)
         where = f"search space {name}"
         space = SearchSpace.of(read_yaml(path), where)
-        for name in changes:
-            if name in space.space or any(name.startswith(f"{varied}.") for varied in space.space):
-                raise UserError(f"`{name}` is varied by {where} and cannot be overridden.")
+        for changed in changes:
+            if changed in space.space or any(changed.startswith(f"{varied}.") for varied in space.space):
+                raise UserError(f"`{changed}` is varied by {where} and cannot be overridden.")
         if "seed" in changes:
             raise UserError(f"the seeds of {where} are given by --seeds, not by `seed`.")
         if "search.samples" in space_changes and space.search.name == "grid":

@@ -1,0 +1,86 @@
+"""The command line, called in this process from an empty working directory."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedsweep import cli, recorded_run
+from fedsweep.sweep import tuner
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENT = (ROOT / "experiments" / "fedra_digits.yaml").read_text()
+GRID = (ROOT / "search_spaces" / "ablations" / "lora_rank.yaml").read_text()
+SAMPLED = (ROOT / "search_spaces" / "tuning" / "fedra.yaml").read_text()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Answer]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command; one that comes as far as training or Ray fails the test."""
+
+    def too_late(*arguments: object, **named: object) -> None:
+        raise AssertionError("the command was not refused before it started")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(tuner, "_ray", too_late)
+    monkeypatch.setattr(tuner, "Recorder", too_late)
+    monkeypatch.setattr(recorded_run, "record_run", too_late)
+    monkeypatch.setattr(tuner, "available_cpus", lambda: 2)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    def run(*words: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["fedsweep", *words])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return Answer(code, printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(call: Call) -> Refused:
+    """Run a command that must be refused; the sentence without the program's name."""
+
+    def run(*words: str) -> str:
+        answer = call(*words)
+        assert (answer.code, answer.out) == (2, ""), answer
+        assert answer.err.startswith("fedsweep: ")
+        assert answer.err.count("\n") == 1
+        sentence = answer.err.removeprefix("fedsweep: ").removesuffix("\n")
+        assert sentence[-1] in ".?"
+        assert "Traceback" not in sentence
+        return sentence
+
+    return run
+
+
+def write(kind: str, name: str, text: str, *changes: tuple[str, str]) -> Path:
+    """A YAML file under the working directory, with every change made exactly once."""
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = Path(kind) / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path.resolve()

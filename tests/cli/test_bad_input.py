@@ -1,0 +1,515 @@
+"""Every mistake of a user ends in one sentence and exit code 2, before anything is trained or Ray is started."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsweep import recorded_run
+from fedsweep.errors import UserError
+from fedsweep.store import Store
+from fedsweep.sweep import plan as plan_module
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.tuner import open_sweep
+from fedsweep.training import DivergenceError
+from tests.cli.conftest import EXPERIMENT, GRID, SAMPLED, Call, Refused, write
+
+SPACE = "ablations/lora_rank"
+LISTED = "; `fedsweep list` names those that are there."
+NINES = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["tune", "ablations/lora_rnk"], f"there is no search space `ablations/lora_rnk`; did you mean `{SPACE}`?"),
+        (["tune", "lora_rank"], f"there is no search space `lora_rank`; did you mean `{SPACE}`?"),
+        (["tune", "zzz"], f"there is no search space `zzz`{LISTED}"),
+        (["tune", ""], f"there is no search space ``{LISTED}"),
+        (["run", "fedra_digit"], "there is no experiment `fedra_digit`; did you mean `fedra_digits`?"),
+        (["run", "fedra_digits.yaml"], "there is no experiment `fedra_digits.yaml`; did you mean `fedra_digits`?"),
+        (
+            ["run", "experiments/fedra_digits.yaml"],
+            "there is no experiment `experiments/fedra_digits.yaml`; did you mean `fedra_digits`?",
+        ),
+        (["run", "../fedra"], f"there is no experiment `../fedra`{LISTED}"),
+        (
+            ["tune", "fedra_digits"],
+            "there is no search space `fedra_digits`, "
+            "but `fedsweep run fedra_digits` takes the experiment of that name.",
+        ),
+        (
+            ["run", SPACE],
+            f"there is no experiment `{SPACE}`, but `fedsweep tune {SPACE}` takes the search space of that name.",
+        ),
+        (["show", "lora_rank"], f"there is no experiment or search space `lora_rank`; did you mean `{SPACE}`?"),
+        (["show", "zzz"], f"there is no experiment or search space `zzz`{LISTED}"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sentence):
+    assert refused(*words) == sentence
+
+
+# The rules of single hyperparameters have their own table, tests/golden/refusals.yaml; here is the way to them.
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("lora.rnk=4", "`lora.rnk` is not a hyperparameter of this run; did you mean `lora.rank` or `lora` or "
+         "`lora.scaling`?"),
+        ("rank=4", "`rank` is not a hyperparameter of this run; did you mean `lora.rank`?"),
+        ("zzz.zzz=4", "`zzz.zzz` is not a hyperparameter of this run."),
+        ("lora.rank=0", "`lora.rank` must be greater than 0, but it is 0."),
+        ("lora.rank=65", "`lora.rank` must be at most 64, the width of digits_vit's layers, but it is 65."),
+        ("lora.rank=four", '`lora.rank` must be a valid integer, but it is "four".'),
+        ("lora.rank=", "`lora.rank` must be a valid integer, but it is null."),
+        ("lora=4", "`lora` must be an object, but it is 4."),
+        ("optimizer.lr=.nan", "`optimizer.lr` must be a finite number, but it is NaN."),
+        ("optimizer.lr=1e999", "`optimizer.lr` must be a finite number, but it is Infinity."),
+        ("federation.depths=[12, 6]", "`federation.depths` must name one depth for each of the 6 clients, but it has "
+         "2: [12, 6]."),
+        ("federation.depths=[13, 10, 8, 6, 4, 3]", "`federation.depths` must lie between 1 and the 12 blocks of "
+         "digits_vit, but one is 13."),
+        ("federation.depths=[12, 10, 8, 6, 4, 0]", "`federation.depths` must lie between 1 and the 12 blocks of "
+         "digits_vit, but one is 0."),
+        ("method=fedrs", "`method.name` must be one of fedra, all_large, all_small, but it is `fedrs`; did you mean "
+         "`fedra`?"),
+    ],
+)  # fmt: skip
+def test_an_impossible_override_is_refused_by_run_and_by_tune(refused: Refused, override, sentence):
+    assert refused("run", "fedra_digits", override) == f"experiment fedra_digits: {sentence}"
+    if "lora.rank" not in override:
+        sentence = sentence.replace("`optimizer.lr`", "`fixed.optimizer.lr`")  # a space checks its own values first
+        assert refused("tune", SPACE, override) == f"search space {SPACE}: {sentence}"
+
+
+@pytest.mark.parametrize("verb", [("run", "fedra_digits"), ("tune", SPACE), ("show", "fedra_digits")])
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["lora.rank"], "an override must look like `federation.rounds=5`, but got `lora.rank`."),
+        (["=4"], "an override must look like `federation.rounds=5`, but got `=4`."),
+        (["seed: 4"], "an override must look like `federation.rounds=5`, but got `seed: 4`."),
+        (["a=1", "a=2"], "the override `a` is given twice."),
+        (["a=[4"], "the override `a=[4` is not valid YAML at line 1, column 3: expected ',' or ']', but got "
+         "'<stream end>'."),
+        ([f"seed={NINES}"], f"the override `seed={NINES[:52]}...` is not valid YAML at line 1, column 1: a number of "
+         "5000 digits."),
+    ],
+)  # fmt: skip
+def test_a_malformed_override_is_refused(refused: Refused, verb, words, sentence):
+    assert refused(*verb, *words) == sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["lora.rank=4"], f"`lora.rank` is varied by search space {SPACE} and cannot be overridden."),
+        (["seed=4"], f"the seeds of search space {SPACE} are given by --seeds, not by `seed`."),
+        (["--sweep", "x"], "`--sweep` names a sweep to go on with and needs --resume."),
+        (["--samples", "3"],
+         f"--samples is for a sampled search, but search space {SPACE} runs every arm of its grid."),
+        (["--scheduler", "ahsa"], f"search space {SPACE}: `scheduler.name` must be one of none, asha, but it is "
+         "`ahsa`; did you mean `asha`?"),
+        (["--seeds", "0,0"],
+         f"search space {SPACE}: `seeds` must be different and not negative, but they are [0, 0]."),
+        (["--seeds", "-1"], f"search space {SPACE}: `seeds` must be different and not negative, but they are [-1]."),
+        (["--seeds", "a,b"], "`--seeds` must be whole numbers such as 0,1,2, but it is `a,b`."),
+        (["--seeds", "0,1.5"], "`--seeds` must be whole numbers such as 0,1,2, but it is `0,1.5`."),
+        (["--seeds", "true"], "`--seeds` must be whole numbers such as 0,1,2, but it is `true`."),
+        (["--seeds", "0]"],
+         "`--seeds` is not valid YAML at line 1, column 4: expected '<document start>', but found ']'."),
+        (["--cpus-per-trial", "0"],
+         f"search space {SPACE}: `resources.cpus_per_trial` must be greater than 0, but it is 0.0."),
+        (["--cpus-per-trial", "-1"],
+         f"search space {SPACE}: `resources.cpus_per_trial` must be greater than 0, but it is -1.0."),
+        (["--cpus-per-trial", "nan"],
+         f"search space {SPACE}: `resources.cpus_per_trial` must be a finite number, but it is NaN."),
+        (["--cpus-per-trial", "3"], "`cpus_per_trial` is 3, but this machine has 2 cores."),
+        (["--gpus-per-trial", "0.5"],
+         "`gpus_per_trial` is 0.5, but this machine has 0 GPUs that Ray could hand out."),
+        (["--gpus-per-trial", "1.5"],
+         "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."),
+        (["--gpus-per-trial", "-1"],
+         f"search space {SPACE}: `resources.gpus_per_trial` must be greater than or equal to 0, but it is -1.0."),
+        (["--gpus-per-trial", "inf"],
+         f"search space {SPACE}: `resources.gpus_per_trial` must be a finite number, but it is Infinity."),
+    ],
+)  # fmt: skip
+def test_an_impossible_option_of_tune_is_refused(refused: Refused, words, sentence):
+    assert refused("tune", SPACE, *words) == sentence
+
+
+def test_a_gpu_must_not_be_split_unevenly_even_where_there_are_two(refused: Refused, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    sentence = "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."
+    assert refused("tune", SPACE, "--gpus-per-trial", "1.5") == sentence
+
+
+def test_a_sampled_search_takes_one_seed_and_some_samples(refused: Refused):
+    where = "search space tuning/fedra"
+    assert refused("tune", "tuning/fedra", "--seeds", "0,1") == (
+        f"{where}: `search` tpe runs each sample once: give one seed, not [0, 1]."
+    )
+    assert refused("tune", "tuning/fedra", "--samples", "0") == (
+        f"{where}: `search.samples` must be greater than 0, but it is 0."
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("  rank: 8", "  rnk: 8"), "`lora.rnk` is not a hyperparameter of this run; did you mean `lora.rank` or "
+         "`lora` or `lora.scaling`?"),
+        (("federation:", "federaton:"),
+         "`federaton` is not a hyperparameter of this run; did you mean `federation` or `federation.rounds` or "
+         "`federation.depths`?"),
+        (("missing_layers:", "mising_layers:"), "`method.mising_layers` is not a hyperparameter of this run; did you "
+         "mean `method.missing_layers` or `method.name`?"),
+        (("seed: 0", "lr: 0.1"), "`lr` is not a hyperparameter of this run; did you mean `lora`?"),
+        (("  rounds: 20\n", ""), None),
+        (("  depths: [12, 10, 8, 6, 4, 3]", "  # "), "`federation.depths` is missing."),
+        (("  name: fedra ", "  title: fedra "), "`method` must have a `name`."),
+        (("  rank: 8", "  rank: 0"), "`lora.rank` must be greater than 0, but it is 0."),
+        (("  rank: 8", "  rank: 65"),
+         "`lora.rank` must be at most 64, the width of digits_vit's layers, but it is 65."),
+        (("[12, 10, 8, 6, 4, 3]", "[12, 10]"), "`federation.depths` must name one depth for each of the 6 clients, but "
+         "it has 2: [12, 10]."),
+        (("[12, 10, 8, 6, 4, 3]", "[13, 10, 8, 6, 4, 3]"), "`federation.depths` must lie between 1 and the 12 blocks "
+         "of digits_vit, but one is 13."),
+    ],
+)  # fmt: skip
+def test_a_wrong_experiment_file_is_refused(call: Call, refused: Refused, change, sentence):
+    write("experiments", "mine", EXPERIMENT, change)
+    if sentence is None:  # a default fills the gap
+        assert call("show", "mine").code == 0
+    else:
+        assert refused("run", "mine") == f"experiment mine: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "{} must hold names and values, but it is empty."),
+        (b"# only a comment\n", "{} must hold names and values, but it is empty."),
+        (b"- a\n- b\n", "{} must hold names and values, but it holds list."),
+        (b"hello\n", "{} must hold names and values, but it holds str."),
+        (b'name: "\xe9"\n', "{} cannot be read: it is not UTF-8 text (byte 7)."),
+        ("name: 1".encode("utf-16-le"), "{} is not valid YAML: unacceptable character #x0000: special characters are "
+         'not allowed in "<unicode string>", position 1.'),
+        (b"a: 1\nb: 2\na: 3\n", "{}: the key `a` stands twice (line 3)."),
+        (b"a:\n  b: 1\n  b: 1\n", "{}: the key `b` stands twice (line 3)."),
+        (b"a: 1\nb: [1, 2\nc: 3\n", "{} is not valid YAML at line 3, column 2: expected ',' or ']', but got ':'."),
+        (b"a:\n\tb: 1\n",
+         "{} is not valid YAML at line 2, column 1: found character '\\t' that cannot start any token."),
+        (b"a: 1\n---\nb: 1\n", "{} is not valid YAML at line 2, column 1: but found another document."),
+        (b"a: 1\nb: 1" + b"0" * 400, "{} is not valid YAML at line 2, column 4: a number of 401 digits."),
+        (b"[" * 5000, "{} is not valid YAML: its brackets are nested too deeply."),
+        (b"a: !!bool maybe\n",
+         "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
+        (b"a: !!timestamp soon\n",
+         "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("verb", "kind"), [("run", "experiments"), ("tune", "search_spaces")])
+def test_a_file_that_is_no_mapping_is_refused(refused: Refused, verb, kind, content, sentence):
+    path = write(kind, "mine", "")
+    path.write_bytes(content)
+    assert refused(verb, "mine") == sentence.format(path)
+
+
+def test_a_file_that_refers_to_itself_is_refused(refused: Refused):
+    write("experiments", "mine", "a: &a {b: *a}\n")
+    assert refused("run", "mine") == (
+        "experiment mine holds a value that no hyperparameter can take: Circular reference detected."
+    )
+
+
+def test_folders_and_dangling_links_are_no_files(call: Call, refused: Refused):
+    Path("experiments/folder.yaml").mkdir(parents=True)
+    Path("experiments/nowhere.yaml").symlink_to("gone.yaml")
+    for name in ("folder", "nowhere"):
+        assert refused("run", name) == f"there is no experiment `{name}`{LISTED}"
+    answer = call("list")
+    assert answer.code == 0
+    assert "folder" not in answer.out
+
+
+RANKS = "{grid: [1, 4, 8, 16]}"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("[1, 4, 8, 16]", "[1, 4, 8, 65]"), ", arm lora.rank=65: `lora.rank` must be at most 64, the width of "
+         "digits_vit's layers, but it is 65."),
+        (("[1, 4, 8, 16]", "[0, 4, 8]"), ", arm lora.rank=0: `lora.rank` must be greater than 0, but it is 0."),
+        (("[1, 4, 8, 16]", "[1, 8, four]"),
+         ', arm lora.rank=four: `lora.rank` must be a valid integer, but it is "four".'),
+        (("[1, 4, 8, 16]", "[.nan, 8]"), ": `space.lora.rank.grid.0` must be a finite number, but it is NaN."),
+        (("[1, 4, 8, 16]", "[8, 8]"), ": the values of `grid` must differ, but they are [8, 8]."),
+        (("[1, 4, 8, 16]", "[]"), ": `space.lora.rank.grid` must have at least 1 item after validation, not 0, but it "
+         "is []."),
+        ((f"\n  lora.rank: {RANKS}", " {}"), ": `space` must have at least 1 item after validation, not 0, but it is "
+         "{}."),
+        ((f"\n  lora.rank: {RANKS}", ""), ": `space` must be an object, but it is null."),
+        ((RANKS, "[1, 8]"), ": `space.lora.rank` must be an object, but it is [1, 8]."),
+        ((RANKS, "{uniform: [1, 8]}"), ": `search` grid needs `grid` values, which `space.lora.rank` does not give."),
+        ((RANKS, "{grd: [1, 8]}"), ": `space.lora.rank.grd` is not an entry of a search space; did you mean "
+         "`space.lora.rank.grid` or `space.lora.rank` or `space.lora.rank.integer`?"),
+        (("  lora.rank: {grid", "  seed: {grid"),
+         ": seeds are given by `seeds`, not as a hyperparameter of the space."),
+        (("  lora.scaling: 1.0", "  lora.scale: 1.0"), ": `lora.scale` is not a hyperparameter of this run; did you "
+         "mean `lora.scaling` or `lora.alpha` or `local`?"),
+        (("  lora.scaling: 1.0", "  lora.rank: 8"), ": `lora.rank` is varied by the search space and cannot be fixed "
+         "as well."),
+        (("experiment: fedra_digits", "experiment: fedra_digit"),
+         ": there is no experiment `fedra_digit`; did you mean `fedra_digits`?"),
+        (("experiment: fedra_digits", "experimnt: fedra_digits"),
+         ": `experimnt` is not an entry of a search space; did you mean `experiment`?"),
+        (("experiment: fedra_digits", ""), ": `experiment` is missing."),
+        (("accuracy/mean", "accuracy/avg"), ": `objective.metric` accuracy/avg is not reported by this run; did you "
+         "mean `accuracy/mean` or `accuracy/domain/inverted` or `accuracy/worst_domain`?"),
+        (("accuracy/mean", "f1"), ": `objective.metric` f1 is not reported by this run; it reports accuracy/mean, "
+         "accuracy/worst_domain, accuracy/domain/plain, accuracy/domain/rotated, accuracy/domain/inverted, "
+         "accuracy/domain/noisy, accuracy/domain/thick, accuracy/domain/textured, loss/test, loss/train, bytes/down, "
+         "bytes/up, parameters/held, parameters/trained."),
+        (("mode: max", "mode: best"), ": `objective.mode` must be 'max' or 'min', but it is \"best\"."),
+        (("{lora.rank: 8}", "{lora.rank: 7}"), ": `baseline` must be one of the arms, but {'lora.rank': 7} is not."),
+        (("[0, 1, 2]", "[0, 0]"), ": `seeds` must be different and not negative, but they are [0, 0]."),
+        (("[0, 1, 2]", "[a]"), ': `seeds.0` must be a valid integer, but it is "a".'),
+        (("[0, 1, 2]", "3"), ": `seeds` must be a valid array, but it is 3."),
+        (("name: grid", "name: gird"),
+         ": `search.name` must be one of grid, tpe, random, but it is `gird`; did you mean `grid`?"),
+        (("{name: none}", "{name: median}"), ": `scheduler.name` must be one of none, asha, but it is `median`."),
+        (("cpus_per_trial: 1", "cpus_per_trial: 0"),
+         ": `resources.cpus_per_trial` must be greater than 0, but it is 0."),
+    ],
+)  # fmt: skip
+def test_a_wrong_search_space_file_is_refused(refused: Refused, change, sentence):
+    write("search_spaces", "mine", GRID, change)
+    assert refused("tune", "mine") == f"search space mine{sentence}"
+
+
+def test_a_misspelt_hyperparameter_of_the_space_is_refused(refused: Refused):
+    write("search_spaces", "mine", GRID, ("  lora.rank: {grid", "  lora.rnk: {grid"), ("baseline: {lora.rank: 8}", ""))
+    assert refused("tune", "mine") == (
+        "search space mine: `lora.rnk` is not a hyperparameter of this run; did you mean `lora.rank` or `lora.scaling` "
+        "or `lora.dropout`?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("[0.003, 0.5]", "[0.5, 0.003]"), ": the bounds of `loguniform` must ascend, but they are [0.5, 0.003]."),
+        (("[0.003, 0.5]", "[0, 0.5]"), ": the bounds of `loguniform` must be positive, but they are [0.0, 0.5]."),
+        (("[0.003, 0.5]", "[0.1, .inf]"),
+         ": `space.optimizer.lr.loguniform.1` must be a finite number, but it is Infinity."),
+        (("{uniform: [0.0, 0.5]}", "{uniform: [0.0, 1.5]}"),
+         ", arm lora.dropout=1.5: `lora.dropout` must be less than 1, but it is 1.5."),
+        (("{choice: [1, 2, 4, 8, 16]}", "{choice: [1, 65]}"), ", arm lora.rank=65: `lora.rank` must be at most 64, the "
+         "width of digits_vit's layers, but it is 65."),
+        (("{choice: [1, 2, 4, 8, 16]}", "{integer: [0, 8]}"),
+         ", arm lora.rank=0: `lora.rank` must be greater than 0, but it is 0."),
+        (("{choice: [1, 2, 4, 8, 16]}", "{grid: [1, 8]}"), ": `search` tpe needs a range or `choice`, not `grid`, "
+         "which `space.lora.rank` does not give."),
+        (("seeds: [0]", "baseline: {lora.rank: 8}\nseeds: [0]"),
+         ": `baseline` names an arm of a grid, and `search` tpe has none."),
+        (("grace_rounds: 3", "grace_rounds: 0"), ": `scheduler.grace_rounds` must be greater than 0, but it is 0."),
+        (("reduction_factor: 3", "reduction_factor: 1"),
+         ": `scheduler.reduction_factor` must be greater than 1, but it is 1."),
+    ],
+)  # fmt: skip
+def test_a_wrong_sampled_search_is_refused(refused: Refused, change, sentence):
+    write("search_spaces", "mine", SAMPLED, change)
+    assert refused("tune", "mine") == f"search space mine{sentence}"
+
+
+@pytest.mark.parametrize("override", ["lora.rank=4", "lora.dropout=0.5"])
+def test_a_part_of_what_is_varied_as_a_whole_cannot_be_overridden(refused: Refused, override):
+    whole = "experiment: fedra_digits\nsearch: {name: grid}\nscheduler: {name: none}\nspace:\n  lora: {grid: [%s]}\n"
+    write("search_spaces", "mine", whole % "{rank: 4, scaling: 1.0}, {rank: 8, scaling: 1.0}")
+    name = override.split("=")[0]
+    assert refused("tune", "mine", override) == (f"`{name}` is varied by search space mine and cannot be overridden.")
+
+
+@pytest.mark.parametrize("words", [("run", "fedra_digits"), ("tune", SPACE)])
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("a file", "File exists"),
+        ("below a file", "Not a directory"),
+        ("no database", "file is not a database (mlflow.db)"),
+        ("a folder", "unable to open database file (mlflow.db)"),
+    ],
+)
+def test_a_store_that_cannot_be_written_is_refused(refused: Refused, tmp_path, words, fault, reason):
+    # Faults that stop root too, whom permissions do not.
+    store = tmp_path / "store"
+    match fault:
+        case "a file":
+            store.write_text("")
+        case "below a file":
+            store.write_text("")
+            store = store / "inner"
+        case "no database":
+            store.mkdir()
+            (store / "mlflow.db").write_text("not a database, and longer than the header of one\n" * 40)
+        case "a folder":
+            (store / "mlflow.db").mkdir(parents=True)
+    assert refused(*words, "--store", str(store)) == f"the tracking store {store} cannot be written: {reason}."
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_what_does_not_exist_cannot_be_resumed(refused: Refused, tmp_path, words):
+    sentence = refused("tune", SPACE, "--resume", *words)
+    assert sentence == f"there is no sweep of {SPACE} in {tmp_path / 'mlruns'}."
+    assert not (tmp_path / "mlruns").exists()
+
+
+def start(store: Store, *changes: str) -> Path:
+    """The folder of a sweep of the space `mine`, as it stands before Ray is started."""
+    return open_sweep(Plan.read("mine", {}, {}), store, resume=False, sweep_id=None).folder
+
+
+def test_a_sweep_is_resumed_under_its_own_id_only(refused: Refused, tmp_path):
+    write("search_spaces", "mine", GRID)
+    folder = start(Store(tmp_path / "mlruns"))
+    wrong = folder.name[:-1] + "x"
+    assert refused("tune", "mine", "--resume", "--sweep", wrong) == (
+        f"there is no sweep `{wrong}` of mine in {tmp_path / 'mlruns'}; did you mean `{folder.name}`?"
+    )
+    assert refused("tune", SPACE, "--resume") == f"there is no sweep of {SPACE} in {tmp_path / 'mlruns'}."
+
+
+@pytest.mark.parametrize("what", ["search space", "experiment", "override", "seeds"])
+def test_a_sweep_whose_definition_has_changed_is_not_resumed(refused: Refused, tmp_path, what):
+    write("experiments", "base", EXPERIMENT)
+    grid = GRID.replace("experiment: fedra_digits", "experiment: base")
+    write("search_spaces", "mine", grid)
+    folder = start(Store(tmp_path / "mlruns"))
+    words: tuple[str, ...] = ()
+    match what:
+        case "search space":
+            write("search_spaces", "mine", grid, ("[1, 4, 8, 16]", "[1, 8]"))
+        case "experiment":
+            write("experiments", "base", EXPERIMENT, ("  lr: 0.1", "  lr: 0.2"))
+        case "override":
+            words = ("federation.rounds=5",)
+        case "seeds":
+            words = ("--seeds", "0,1")
+    assert refused("tune", "mine", "--resume", *words) == (
+        f"sweep {folder.name} of mine cannot be resumed because its YAML files or overrides have changed since; "
+        "start a new sweep, or undo the change."
+    )
+
+
+def test_a_sweep_of_another_engine_is_not_resumed(refused: Refused, tmp_path, monkeypatch):
+    write("search_spaces", "mine", GRID)
+    folder = start(Store(tmp_path / "mlruns"))
+    monkeypatch.setattr(plan_module, "engine_digest", lambda: "another")
+    assert refused("tune", "mine", "--resume") == (
+        f"sweep {folder.name} of mine cannot be resumed because fedsweep's engine has changed since; "
+        "start a new sweep, or undo the change."
+    )
+
+
+def test_comments_and_resources_may_change_before_a_resume(call: Call, tmp_path):
+    write("search_spaces", "mine", GRID)
+    store = Store(tmp_path / "mlruns")
+    folder = start(store)
+    write("search_spaces", "mine", "# another remark\n" + GRID, ("cpus_per_trial: 1", "cpus_per_trial: 2"))
+    assert open_sweep(Plan.read("mine", {}, {}), store, resume=True, sweep_id=None).folder == folder
+
+
+@pytest.mark.parametrize("words", [(), ("--sweep", "x")])
+def test_a_report_needs_a_sweep(refused: Refused, tmp_path, words):
+    sweep = "`x` " if words else ""
+    assert refused("report", SPACE, *words) == f"there is no sweep {sweep}of {SPACE} in {tmp_path / 'mlruns'}."
+
+
+def test_a_report_names_the_sweeps_that_are_there(refused: Refused, tmp_path):
+    write("search_spaces", "mine", GRID)
+    start(Store(tmp_path / "mlruns"))
+    assert refused("report", "mined") == f"there is no sweep of mined in {tmp_path / 'mlruns'}; did you mean `mine`?"
+
+
+def test_the_page_needs_something_to_show_and_a_free_port(refused: Refused, tmp_path):
+    store = tmp_path / "mlruns"
+    nothing = f"nothing is recorded in {store} yet; `fedsweep tune {SPACE}` would be a start."
+    assert refused("ui") == nothing
+    store.mkdir()
+    assert refused("ui") == nothing
+    (store / "mlflow.db").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert refused("ui", "--port", str(port)) == (
+            f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another."
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "start", "end"),
+    [
+        (["tunee"], "no such command 'tunee'", "'tune'?"),
+        (["tune"], "missing argument 'SEARCH_SPACE'", "`fedsweep tune --help` shows what it takes."),
+        (
+            ["run", "fedra_digits", "--seed", "1"],
+            "no such option: --seed",
+            "`fedsweep run --help` shows what it takes.",
+        ),
+        (["ui", "--port", "70000"], "invalid value for '--port'", "`fedsweep ui --help` shows what it takes."),
+        (["tune", SPACE, "--samples", "x"], "invalid value for '--samples'", "shows what it takes."),
+        (["tune", SPACE, "--cpus-per-trial", "x"], "invalid value for '--cpus-per-trial'", "shows what it takes."),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_too(refused: Refused, words, start, end):
+    # The words between are the command line library's own.
+    sentence = refused(*words)
+    assert sentence.startswith(start)
+    assert sentence.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("device", "sentence"),
+    [
+        ("gpu", "`--device` must be cpu or cuda, but it is `gpu`."),
+        ("cuda", "`--device` is cuda, but torch sees no GPU."),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(refused: Refused, device, sentence):
+    assert refused("run", "fedra_digits", "--device", device) == sentence
+
+
+def test_a_run_that_diverges_says_what_to_try(call: Call, monkeypatch):
+    def diverge(*arguments: object) -> None:
+        raise DivergenceError("the loss of client plain became nan in round 1; try a smaller `optimizer.lr`")
+
+    monkeypatch.setattr(recorded_run, "record_run", diverge)
+    answer = call("run", "fedra_digits", "--json")
+    assert answer.code == 2
+    assert answer.err == ("fedsweep: the loss of client plain became nan in round 1; try a smaller `optimizer.lr`.\n")
+
+
+def test_ray_is_not_even_imported_for_a_refusal(tmp_path):
+    (tmp_path / "mlruns").write_text("")
+    code = (
+        "import sys; from fedsweep.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: print(end.code, *sorted({'ray', 'mlflow', 'optuna'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, "tune", SPACE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "2\n"
+    assert done.stderr == f"fedsweep: the tracking store {tmp_path / 'mlruns'} cannot be written: File exists.\n"
+
+
+def test_the_guard_of_these_tests_works(call: Call):
+    with pytest.raises(AssertionError, match="not refused"):
+        call("tune", SPACE)
+    with pytest.raises(AssertionError, match="not refused"):
+        call("run", "fedra_digits")
+    with pytest.raises(UserError):
+        Plan.read("zzz", {}, {})
