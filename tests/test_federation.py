@@ -2,15 +2,14 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
-from fedsweep.checkpoint import Checkpoint, load, save
-from fedsweep.experiment import build, run
-from fedsweep.federation import federate
-from fedsweep.training import CohortTrainer
-from fedsweep.types import Client
-from tests.compare import identical, identical_rounds
+from fedsweep.federation import Federation, federate
+from fedsweep.training import CohortTrainer, LocalTask
+from fedsweep.types import Client, ClientUpdate
+from tests.compare import identical
 
 
 def ids(clients: list[Client]) -> list[str]:
@@ -60,40 +59,38 @@ def test_arms_with_the_same_seed_share_split_cohort_and_initial_adapter(federati
         assert identical([client.train for client in arm.clients], [client.train for client in first.clients])
 
 
-def test_the_training_loss_is_weighted_by_images(federation):
-    small = federation({"federation.rounds": 1})
-    sent = []
+class Listening(CohortTrainer):
+    """A trainer whose rounds, tasks and updates stay in `heard`."""
 
-    class Listening(CohortTrainer):
-        def fit(self, tasks):
-            sent.extend(super().fit(tasks))
-            return list(sent)
+    heard: ClassVar[list[tuple[int, list[LocalTask], list[ClientUpdate]]]] = []
 
-    _, result = federate(replace(small, trainer=Listening(**vars(small.trainer))))
+    def fit(self, tasks):
+        updates = super().fit(tasks)
+        self.heard.append((self.round, list(tasks), updates))
+        return updates
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """What `Listening` hears."""
+    monkeypatch.setattr(Listening, "heard", [])
+    return Listening.heard
+
+
+def listened(federation: Federation) -> Federation:
+    return replace(federation, trainer=Listening(**vars(federation.trainer)))
+
+
+def test_the_training_loss_is_weighted_by_images(federation, heard):
+    _, result = federate(listened(federation({"federation.rounds": 1})))
+    ((_, _, updates),) = heard
     weights = {"plain": 40, "inverted": 35, "noisy": 30}
-    assert {update.client: update.num_examples for update in sent} == weights
-    expected = sum(update.metrics["loss"] * weights[update.client] for update in sent) / 105
+    assert {update.client: update.num_examples for update in updates} == weights
+    expected = sum(update.metrics["loss"] * weights[update.client] for update in updates) / 105
     assert result.metrics["loss/train"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_run_is_its_federation_played(tiny):
-    config = tiny.override({"data.domains": ["plain"], "federation.depths": [4], "federation.rounds": 1}, "test")
-    assert identical_rounds(run(config), federate(build(config)))
-
-
-def test_a_built_federation_holds_what_its_config_says(tiny):
-    built = build(tiny.override({"seed": 9}, "test"))
-    assert [(client.id, client.capacity, len(client.train)) for client in built.clients] == [
-        ("plain", 12, 1438), ("inverted", 6, 1438), ("noisy", 3, 1438),
-    ]  # fmt: skip
-    assert (built.seed, built.trainer.seed, built.server.num_layers, len(built.domains)) == (9, 9, 12, 3)
-    assert not built.model.training
-
-
-def test_a_run_resumes_from_a_checkpoint(tiny, tmp_path):
-    config = tiny.override({"data.domains": ["plain"], "federation.depths": [4]}, "test")
-    untuned, first, second = run(config)
-    save(tmp_path / "checkpoint", Checkpoint(1, first.state, ()))
-    resumed = list(run(config, resume=load(tmp_path / "checkpoint", like=untuned.state)))
-    assert identical_rounds(resumed, [second])
-    assert list(run(config, resume=Checkpoint(2, second.state, ()))) == []
+def test_every_round_has_its_own_batches_and_allocation(federation, heard):
+    list(federate(listened(federation({"method": "fedra", "federation.rounds": 3, "local.steps": 1}))))
+    assert [round for round, _, _ in heard] == [1, 2, 3]
+    assert len({tuple(task.allocation for task in tasks) for _, tasks, _ in heard}) == 3

@@ -129,13 +129,17 @@ def test_a_client_is_trained_alike_in_any_company(small):
     assert identical(together, alone[::-1])
 
 
-def test_clients_and_rounds_differ_in_batches_and_dropout(small):
-    given = tasks(small)[0]
+def always_the_same_images(model, images, labels, allocation):
+    return cross_entropy(model, torch.zeros_like(images), torch.zeros_like(labels), allocation)
+
+
+@pytest.mark.parametrize(("dropout", "objective"), [(0.0, cross_entropy), (0.5, always_the_same_images)])
+def test_clients_and_rounds_differ_in_batches_and_in_dropout(federation, dropout, objective):
+    small = federation({"lora.dropout": dropout})
+    given = tasks(small, objective)[0]
     twin = replace(given, client=replace(given.client, id="twin"))
-    first, second = small.trainer.fit([given, twin])
-    (later,) = small.trainer.at(5).fit([given])
-    losses = {first.metrics["loss"], second.metrics["loss"], later.metrics["loss"]}
-    assert len(losses) == 3
+    updates = [*small.trainer.fit([given, twin]), *small.trainer.at(5).fit([given])]
+    assert len({update.metrics["loss"] for update in updates}) == 3
 
 
 def test_only_the_trained_blocks_and_the_head_move(small):

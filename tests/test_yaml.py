@@ -13,9 +13,10 @@ from fedsweep.errors import UserError, near
     [
         ("1e-3", 0.001), ("1e3", 1000.0), ("-2.5E+1", -25.0), (".5", 0.5), ("5.", 5.0), ("+1", 1), ("-0", 0),
         ("010", 10), ("08", 8), ("0", 0), ("12", 12), (".inf", math.inf), ("-.inf", -math.inf), ("true", True),
-        ("True", True), ("FALSE", False), ("null", None), ("~", None), ("", None), ("no", "no"), ("off", "off"), ("Yes", "Yes"),
+        ("True", True), ("FALSE", False), ("null", None), ("~", None), ("", None), ("no", "no"), ("off", "off"),
+        ("Yes", "Yes"), ("tRue", "tRue"),
         ("y", "y"), ("0x10", "0x10"), ("1_000", "1_000"), ("12:30", "12:30"), ("2020-01-01", "2020-01-01"),
-        ("1e", "1e"), ("'1e-3'", "1e-3"), ("e5", "e5"), (".", "."), ("[12, 1e-1, no]", [12, 0.1, "no"]), ("tRue", "tRue"),
+        ("1e", "1e"), ("'1e-3'", "1e-3"), ("e5", "e5"), (".", "."), ("[12, 1e-1, no]", [12, 0.1, "no"]),
     ],
 )  # fmt: skip
 def test_a_value_reads_as_yaml_1_2_says(text, value):
