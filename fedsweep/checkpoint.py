@@ -35,11 +35,11 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     write_atomically(path, to_bytes(tensors, metadata))
 
 
-def load(path: Path, like: ServerState) -> Checkpoint:
-    """Read a checkpoint whose state has the class of `like`."""
+def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
+    """Read a checkpoint whose state has the class of `like`, its tensors on the device."""
     from safetensors import safe_open
 
-    with safe_open(path, framework="pt") as file:
+    with safe_open(path, framework="pt", device=device) as file:
         metadata = file.metadata()
         fill: Callable[[str], Any] = file.get_tensor
         state = type(like)(**{name: _unpack(node, fill) for name, node in json.loads(metadata["state"]).items()})
@@ -60,6 +60,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)  # mkstemp makes it private, but results are to be read by others too
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

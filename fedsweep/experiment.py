@@ -1,7 +1,6 @@
 """RunConfig, the table of contents of a run, and `run`, which plays it."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,7 +19,7 @@ from fedsweep.history import RoundRecord
 from fedsweep.methods import MethodConfig, Server
 from fedsweep.models import BackboneConfig, LoraConfig, build_model
 from fedsweep.training import CohortTrainer, LocalConfig, OptimizerConfig
-from fedsweep.types import Domain, FederatedData, ImageSet, RoundResult, ServerState
+from fedsweep.types import Domain, FederatedData, ImageSet, RoundResult
 
 Device = Literal["cpu", "cuda"]
 
@@ -79,6 +78,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
     return Federation(
         method=config.method,
         model=model,
+        fresh=model.adapter(),
         clients=config.partition.split(data, config.federation.depths),
         domains=data.domains,
         server=Server(model.num_layers, config.aggregation),
@@ -90,8 +90,8 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 
 
 def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = None) -> Iterator[RoundResult]:
-    """Play a run round by round; with `resume`, exactly the rounds that an undisturbed run would still play."""
-    start = RoundResult(resume.round, _state_on_device(resume.state, device)) if resume else None
+    """Play a run round by round; with `resume` (its tensors on the device), only the rounds that are left."""
+    start = RoundResult(resume.round, resume.state) if resume else None
     yield from federate(build(config, device), start)
 
 
@@ -104,19 +104,14 @@ def run_durably(config: RunConfig, checkpoint: Path, device: Device = "cpu") -> 
     history: list[RoundRecord] = []
     start: RoundResult | None = None
     if checkpoint.exists():
-        found = load_checkpoint(checkpoint, like=federation.initial_state())
-        start = RoundResult(found.round, _state_on_device(found.state, device))
+        found = load_checkpoint(checkpoint, federation.initial_state(), device)
+        start = RoundResult(found.round, found.state)
         history = list(found.history)
         yield from history
     for result in federate(federation, start):
         history.append(RoundRecord(result.round, dict(result.metrics), result.seconds))
         save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
         yield history[-1]
-
-
-def _state_on_device(state: ServerState, device: Device) -> ServerState:
-    """The same state with its adapter on the device."""
-    return replace(state, adapter={name: tensor.to(device) for name, tensor in state.adapter.items()})
 
 
 def _on_device(data: FederatedData, device: Device) -> FederatedData:

@@ -13,7 +13,7 @@ from fedsweep.methods import FederatedMethod, Server
 from fedsweep.models import LayeredModel
 from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer
-from fedsweep.types import Client, ClientUpdate, Domain, RoundResult, ServerState
+from fedsweep.types import AdapterState, Client, ClientUpdate, Domain, RoundResult, ServerState
 
 
 class FederationConfig(Config):
@@ -30,6 +30,7 @@ class Federation:
 
     method: FederatedMethod
     model: LayeredModel
+    fresh: AdapterState
     clients: Sequence[Client]
     domains: Sequence[Domain]
     server: Server
@@ -39,7 +40,8 @@ class Federation:
     seed: int
 
     def initial_state(self) -> ServerState:
-        """The state before the first round."""
+        """The state before the first round, however far the resident model has been trained since."""
+        self.model.load_adapter(self.fresh)
         return self.method.init(self.model, self.clients, self.server)
 
     def cohort(self, round: int) -> list[Client]:

@@ -96,9 +96,9 @@ class SearchSpace(Config):
 
     what_a_name_is: ClassVar[str] = "an entry of a search space"
 
-    experiment: str
+    experiment: str = Field(description="the experiment that it starts from")
     fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment, the same in all arms")
-    space: dict[str, Axis] = Field(min_length=1)
+    space: dict[str, Axis] = Field(min_length=1, description="what varies: an axis under each dotted name")
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(None, description="the arm that others are compared to")
     objective: Objective = Field(default_factory=Objective)
