@@ -1,0 +1,175 @@
+"""Writes docs/reference/ from the code: the verbs of the command line, and every hyperparameter's field.
+
+uv run python scripts/write_reference.py           # write
+uv run python scripts/write_reference.py --check   # exit 1 where a page is not what the code says
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from fedsweep.cli import app
+from fedsweep.config import Config
+from fedsweep.experiment import RunConfig
+from fedsweep.sweep.space import Axis, SearchSpace
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+GENERATED = "<!-- Written by scripts/write_reference.py; change the code, not this page. -->"
+RULES = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "names and values"}
+
+
+def pages() -> dict[str, str]:
+    """The text of every page, by file name."""
+    return {"cli.md": command_line(), "hyperparameters.md": hyperparameters()}
+
+
+def command_line() -> str:
+    """One section per verb, from typer's own objects."""
+    group = typer.main.get_command(app)
+    lines = ["# Command line", "", GENERATED, "", f"{group.help}", ""]
+    lines += ["A mistake in what you ask for is one sentence on stderr and exit code 2. Ctrl-C is 130.", ""]
+    for verb, command in group.commands.items():  # type: ignore[attr-defined]
+        arguments = [one for one in command.params if one.param_type_name == "argument"]
+        options = [one for one in command.params if one.param_type_name == "option"]
+        usage = " ".join(["fedsweep", verb, *map(_placeholder, arguments), *(["[OPTIONS]"] if options else [])])
+        lines += [f"## {verb}", "", "```text", usage, "```", "", " ".join(command.help.split("\n\n")[0].split()), ""]
+        lines += ["\n\n".join(command.help.split("\n\n")[1:]).strip(), ""]
+        rows = [[f"`{_placeholder(one)}`", one.help, ""] for one in arguments]
+        rows += [[f"`{', '.join(one.opts)}`", one.help, _default(one)] for one in options]
+        if rows:
+            lines += [*_table(["", "what it is", "default"], rows), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _placeholder(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _default(option: Any) -> str:
+    words = [] if option.default in (None, False) else [f"`{option.default}`"]
+    if option.envvar:
+        words.append(f"or `${option.envvar}`")
+    return " ".join(words)
+
+
+def hyperparameters() -> str:
+    """One table per part of a run, and the entries of a search space."""
+    lines = ["# Hyperparameters", "", GENERATED, ""]
+    lines += [
+        "One dotted name each, the same in an experiment file, in a search space, on the command line, in MLflow."
+    ]
+    lines += ["`fedsweep show fedra_digits` prints all of them with their values.", ""]
+    rows = [row for name, field in RunConfig.model_fields.items() if not _records(field) for row in [_row(name, field)]]
+    lines += ["## the run itself", "", *_fields_table(rows), ""]
+    for part, field in RunConfig.model_fields.items():
+        for record in _records(field):
+            lines += [*_section(part, record), ""]
+    lines += ["# Search spaces", "", "The entries of a file under `search_spaces/`.", ""]
+    rows = [_row(name, field) for name, field in SearchSpace.model_fields.items()]
+    lines += [*_fields_table(rows), "", "## axes", "", "An entry of `space` has exactly one of these.", ""]
+    lines += [*_fields_table([_row(name, field) for name, field in Axis.model_fields.items()]), ""]
+    for part, field in SearchSpace.model_fields.items():
+        for record in _records(field):
+            if record is not Axis:
+                lines += [*_section(part, record), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(part: str, record: type[Config]) -> list[str]:
+    """A record's heading, what it is, and its fields."""
+    named = record.model_fields.get("name")
+    heading = f"## {part}" if named is None else f"## {part}: {named.default}"
+    rows = [_row(f"{part}.{name}", field) for name, field in record.model_fields.items() if name != "name"]
+    about = " ".join((record.__doc__ or "").split())
+    if named is not None:
+        about += f" Chosen by `{part}.name: {named.default}`."
+    return [heading, "", about, *(["", *_fields_table(rows)] if rows else [])]
+
+
+def _records(field: FieldInfo) -> list[type[Config]]:
+    """The records that a field may hold."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
+
+
+def _row(name: str, field: FieldInfo) -> list[str]:
+    if field.is_required():
+        default = "required"
+    elif field.default_factory is not None:
+        default = ""
+    else:
+        default = f"`{json.dumps(field.default)}`"
+    kind = _kind(field.annotation).removesuffix(" or `null`")
+    null = ["or `null`"] if NoneType in get_args(field.annotation) else []
+    filled = ["not empty" for rule in field.metadata if getattr(rule, "min_length", None)]
+    value = ", ".join([" ".join([kind, *_rules(field.metadata)]), *filled, *null])
+    return [f"`{name}`", value, default, field.description or "see below"]
+
+
+def _kind(annotation: Any) -> str:
+    """A type in plain words."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    if annotation is NoneType:
+        return "`null`"
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in inner)
+    if origin is Annotated:
+        return " ".join([_kind(inner[0]), *_rules(inner[1].metadata)])
+    if origin is tuple:
+        kind = _kind(inner[0]).removesuffix(" or `null`")
+        plural = f"{kind}s" if kind.endswith("number") else kind
+        return f"list of {plural}" if inner[-1] is Ellipsis else f"list of {len(inner)} {plural}"
+    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, Config)):
+        return PLAIN[dict]
+    if set(PLAIN) - {dict} <= set(inner):  # config.Json
+        return "any value"
+    return " or ".join(dict.fromkeys(map(_kind, inner)))
+
+
+def _rules(metadata: list[Any]) -> list[str]:
+    """A field's bounds, as one phrase or none."""
+    bounds = [(sign, getattr(rule, attribute, None)) for rule in metadata for attribute, sign in RULES.items()]
+    rules = [f"{sign} {bound}" for sign, bound in bounds if bound is not None]
+    return [" and ".join(rules)] if rules else []
+
+
+def _fields_table(rows: list[list[str]]) -> list[str]:
+    return _table(["name", "value", "default", "what it is"], rows)
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    cells = [headings, ["---"] * len(headings), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+
+
+def main() -> None:
+    """Write the pages, or compare them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
+    check = parser.parse_args().check
+    stale = [name for name, text in pages().items() if not _same(FOLDER / name, text)]
+    if check and stale:
+        raise SystemExit(f"docs/reference is stale: {', '.join(stale)}; run scripts/write_reference.py")
+    if not check:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        for name in stale:
+            (FOLDER / name).write_text(pages()[name], encoding="utf-8")
+    print("written: " + ", ".join(stale) if stale else "docs/reference is current")
+
+
+def _same(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    main()

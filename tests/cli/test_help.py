@@ -1,0 +1,80 @@
+"""Help, `list` and `show`: quick, without the heavy libraries, with an example of every verb."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from fedsweep.cli import app
+from tests.cli.conftest import ROOT, Call
+
+HEAVY = {"matplotlib", "mlflow", "numpy", "optuna", "pandas", "ray", "scipy", "sklearn", "torch"}
+VERBS = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def loaded(*words: str) -> tuple[str, set[str]]:
+    """What a command prints, and the heavy packages that it imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "fedsweep.cli", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    modules = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "typer" in modules  # what was read is a list of modules
+    return done.stdout, modules & HEAVY
+
+
+def test_help_loads_nothing_heavy():
+    text, heavy = loaded("--help")
+    assert heavy == set()
+    assert all(verb in text for verb in VERBS)
+
+
+def test_list_loads_nothing_heavy():
+    text, heavy = loaded("list")
+    assert heavy == set()
+    assert "fedra_digits" in text
+    assert "ablations/lora_rank" in text
+
+
+def test_there_are_six_verbs():
+    assert VERBS == ["run", "tune", "report", "ui", "list", "show"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(call: Call, verb):
+    answer = call(verb, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert f"Example: fedsweep {verb}" in answer.out
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_without_a_verb_there_is_help(call: Call, words):
+    answer = call(*words)
+    assert answer.code == 0
+    assert "Usage: fedsweep" in answer.out
+
+
+def test_list_names_what_is_there_with_its_description(call: Call, tmp_path):
+    (tmp_path / "search_spaces" / "mine").mkdir(parents=True)
+    (tmp_path / "search_spaces" / "mine" / "first.yaml").write_text("# What is mine.\nexperiment: fedra_digits\n")
+    lines = call("list").out.splitlines()
+    assert any(line.split() == ["mine/first", "What", "is", "mine."] for line in lines)
+    assert any(line.strip().startswith("fedra_digits ") for line in lines)
+
+
+def test_show_prints_an_experiment_resolved(call: Call):
+    lines = [line.rstrip() for line in call("show", "fedra_digits", "lora.rank=4", "method=all_small").out.splitlines()]
+    assert "lora.rank: 4" in lines
+    assert 'method.name: "all_small"' in lines
+    assert "seed: 0" in lines
+
+
+def test_show_prints_a_search_space_as_its_arms(call: Call):
+    text = call("show", "ablations/lora_rank", "federation.rounds=7").out
+    assert [f"lora.rank={rank} " in text for rank in (1, 4, 8, 16)] == [True] * 4
+    assert "12 trials of 7 rounds (84 in all), seeds 0, 1, 2, search grid, scheduler none, 2 at a time." in text
+
+
+def test_show_prints_a_sampled_space_as_its_ranges(call: Call):
+    text = call("show", "tuning/fedra").out
+    assert "loguniform [0.003, 0.5]" in text
+    assert "24 trials" in text

@@ -1,0 +1,176 @@
+"""Documents say what the code does: commands parse, references are current, links and verbs are there."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from fedsweep import cli
+from fedsweep.config import flat, parse_overrides, read_yaml
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig
+from fedsweep.paths import find, find_either
+from fedsweep.sweep.plan import Plan
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+YAMLS = sorted((ROOT / "experiments").rglob("*.yaml")) + sorted((ROOT / "search_spaces").rglob("*.yaml"))
+VERBS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    """The code blocks of a page in any of the languages."""
+    return [body for language, body in BLOCK.findall(text) if language in languages]
+
+
+def commands(path: Path) -> list[str]:
+    """The fedsweep commands that a page's blocks or examples, or a YAML's comments, show."""
+    text = path.read_text()
+    if path.suffix == ".yaml":
+        lines = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
+    else:
+        shown = "\n".join(blocks(text, "sh", "yaml")).splitlines()
+        lines = [line.removeprefix("#").strip() for line in shown] + re.findall(
+            r"^Example: `(.+)`$", text, re.MULTILINE
+        )
+    found = [re.search(r"^(?:pip install uv && )?(?:uv run )?(fedsweep .+)$", line) for line in lines]
+    return [match[1] for match in found if match]
+
+
+SHOWN = [(path.relative_to(ROOT).as_posix(), command) for path in [*PAGES, *YAMLS] for command in commands(path)]
+
+
+def test_commands_are_seen():
+    where = {page for page, _ in SHOWN}
+    assert len(SHOWN) >= 35
+    assert {"README.md", "docs/guides/first_sweep.md", "docs/guides/your_own_search_space.md"} < where
+    assert {"docs/guides/resume_and_prune.md", "docs/reference/cli.md"} < where
+    assert {path.relative_to(ROOT).as_posix() for path in YAMLS} < where
+
+
+def check(command: str) -> None:
+    """Parse a command as the command line would, and resolve all that it names, without running it."""
+    _, verb, *words = shlex.split(command, comments=True)
+    given = VERBS[verb].make_context(verb, words).params
+    changes = parse_overrides(given.get("overrides") or [])
+    match verb:
+        case "run":
+            resolve(given["experiment"], changes)
+        case "tune":
+            options = [given[name] for name in ("seeds", "samples", "scheduler", "cpus_per_trial", "gpus_per_trial")]
+            Plan.read(given["space"], changes, cli._space_changes(*options))
+        case "show":
+            kind, _ = find_either(given["name"])
+            resolve(given["name"], changes) if kind == "experiments" else Plan.read(given["name"], changes, {})
+        case "report":
+            find("search_spaces", given["space"])
+
+
+def resolve(experiment: str, changes: dict) -> None:
+    RunConfig.of(read_yaml(find("experiments", experiment)), experiment).override(changes, experiment)
+
+
+@pytest.fixture
+def working_directory(tmp_path, monkeypatch) -> Path:
+    """A folder with the files that the pages tell a reader to write: YAML blocks that begin with their path."""
+    for page in PAGES:
+        for body in blocks(page.read_text(), "yaml"):
+            first, rest = body.split("\n", 1)
+            assert first.startswith("# search_spaces/"), f"{page.name}: a YAML block begins with its path"
+            path = tmp_path / first.removeprefix("# ")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(rest)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("page", "command"), SHOWN)
+def test_a_command_that_is_shown_works(working_directory, page, command):
+    check(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["fedsweep run fedra_digits lora.rnk=4", "fedsweep tune ablations/lora_rank --sample 3", "fedsweep show nothing"],
+)
+def test_a_command_that_would_not_work_is_noticed(working_directory, command):
+    with pytest.raises((UserError, cli._UsageError)):
+        check(command)
+
+
+def test_the_files_that_a_guide_shows_are_valid(working_directory):
+    files = sorted(working_directory.rglob("*.yaml"))
+    assert len(files) == 2
+    for path in files:
+        name = path.relative_to(working_directory / "search_spaces").with_suffix("").as_posix()
+        assert Plan.read(name, {}, {}).num_trials > 1
+
+
+def test_references_are_current():
+    spec = importlib.util.spec_from_file_location("write_reference", ROOT / "scripts" / "write_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    pages = script.pages()
+    assert set(pages) == {"cli.md", "hyperparameters.md"}
+    for name, text in pages.items():
+        assert (ROOT / "docs" / "reference" / name).read_text() == text, "run scripts/write_reference.py"
+
+
+def test_every_hyperparameter_is_in_the_reference():
+    text = (ROOT / "docs" / "reference" / "hyperparameters.md").read_text()
+    base = Plan.read("ablations/lora_rank", {}, {}).base
+    names = [name for name in flat(base) if not name.endswith(".name")]
+    assert len(names) >= 20
+    assert [name for name in names if f"| `{name}` |" not in text] == []
+
+
+def test_every_verb_is_documented():
+    reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    prose = "".join(path.read_text() for path in PAGES if "reference" not in path.parts)
+    for verb in VERBS:
+        assert f"\n## {verb}\n" in reference
+        assert f"fedsweep {verb}" in prose
+
+
+def test_every_metric_is_documented():
+    text = (ROOT / "docs" / "concepts" / "metrics.md").read_text()
+    metrics = Plan.read("ablations/lora_rank", {}, {}).base.metrics()
+    names = {"accuracy/domain/<name>" if name.startswith("accuracy/domain/") else name for name in metrics}
+    assert len(names) == 9
+    assert [name for name in sorted(names) if f"| `{name}` |" not in text] == []
+
+
+def test_the_readme_starts_with_its_two_commands():
+    shown = blocks((ROOT / "README.md").read_text(), "sh")
+    assert shown[0] == "pip install uv && uv run fedsweep tune ablations/lora_rank\n"
+    assert shown[1] == "pip install uv && uv run pytest\n"
+
+
+def test_the_rooms_are_those_of_the_contracts():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    contract = re.search(r"^layers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    assert contract is not None
+    layers = [line.replace("fedsweep.", "") for line in re.findall(r'"(.+)"', contract[1])]
+    drawn = [re.split(r"\s{3,}", line)[0] for line in blocks(text, "text")[0].splitlines()]
+    assert drawn == layers
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_has_no_machine_path_and_its_links_lead_somewhere(page):
+    text = page.read_text()
+    assert re.findall(r"(?<![\w.])(?:/work|/home|/root|/tmp|/Users|[A-Z]:\\)[/\\]?\S*", text) == []
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert link.startswith("https://") or (page.parent / link).exists(), link
+
+
+def test_all_pages_are_seen():
+    assert len(PAGES) == 11
