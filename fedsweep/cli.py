@@ -130,16 +130,16 @@ def report(
 
     Example: `fedsweep report ablations/lora_rank`
     """
-    from rich.console import Console
 
     from fedsweep.report import write_report
     from fedsweep.store import Store
+    from fedsweep.terminal import result_console
 
     found = Store(store).find(space, sweep)
     made = write_report(found.manifest(), found.trials(), found.folder / "report")
-    console = Console()
+    console = result_console()
     console.print(made.renderable)
-    console.print(f"Written to {_relative(found.folder / 'report')}.", highlight=False)
+    console.print(f"Written to {_relative(found.folder / 'report')}.")
 
 
 @app.command()
@@ -180,12 +180,12 @@ def list_files() -> None:
 
     Example: `fedsweep list`
     """
-    from rich.console import Console
     from rich.table import Table
 
     from fedsweep.paths import available, summary
+    from fedsweep.terminal import result_console
 
-    console = Console()
+    console = result_console()
     for kind, verb in (("experiments", "run"), ("search_spaces", "tune")):
         table = Table("name", "what it is", title=f"fedsweep {verb} NAME", title_justify="left", box=None)
         for name, path in available(kind).items():  # type: ignore[arg-type]
@@ -202,11 +202,11 @@ def show(
 
     Example: `fedsweep show fedra_digits lora.rank=4`
     """
-    from rich.console import Console
     from rich.syntax import Syntax
 
     from fedsweep.config import flat, parse_overrides, read_yaml
     from fedsweep.paths import find_either
+    from fedsweep.terminal import result_console
 
     changes = parse_overrides(overrides or [])
     kind, path = find_either(name)
@@ -217,7 +217,7 @@ def show(
 
     config = RunConfig.of(read_yaml(path), f"experiment {name}").override(changes, f"experiment {name}")
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(config).items())
-    Console().print(Syntax(lines, "yaml", background_color="default"))
+    result_console().print(Syntax(lines, "yaml", background_color="default"))
 
 
 def _space_changes(
@@ -255,35 +255,30 @@ def _plan(space: str, changes: dict[str, Any], space_changes: dict[str, Any]) ->
 
 def _show_plan(plan: Plan, estimate: bool = True) -> None:
     """Arms, trials, rounds, and how long one measured round says that they will take."""
-    from rich.console import Console
-
     from fedsweep.sweep.estimate import estimate_seconds
     from fedsweep.sweep.tuner import concurrency
-    from fedsweep.terminal import duration, plan_table
+    from fedsweep.terminal import duration, plan_table, result_console
 
-    console = Console()
+    console = result_console()
     console.print(plan_table(plan.name, plan.space.space, plan.space.arms() if plan.sampled is None else None))
     rounds, side = plan.base.federation.rounds, concurrency(plan.space.resources)
     console.print(
         f"{plan.num_trials} trials of {rounds} rounds ({plan.num_trials * rounds} in all), seeds "
         f"{', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
-        f"{plan.space.scheduler.name}, {side} at a time.",
-        highlight=False,
+        f"{plan.space.scheduler.name}, {side} at a time."
     )
     if estimate:
         with console.status("measuring one round"):
             seconds = estimate_seconds(plan, side)
-        console.print(f"About {duration(seconds)}, from one round of the experiment measured now.", highlight=False)
+        console.print(f"About {duration(seconds)}, from one round of the experiment measured now.")
 
 
 def _finish(result: SweepResult, plan: Plan, store: Store) -> None:
     """Report, close the parent run, and say where things are."""
-    from rich.console import Console
-
     from fedsweep.report import write_report
-    from fedsweep.terminal import counts
+    from fedsweep.terminal import counts, result_console
 
-    console = Console()
+    console = result_console()
     folder = result.sweep.folder / "report"
     if any(trial.history for trial in result.trials):
         made = write_report(result.sweep.manifest(), result.trials, folder)
@@ -294,9 +289,7 @@ def _finish(result: SweepResult, plan: Plan, store: Store) -> None:
         {f"trials/{name}": float(number) for name, number in tally.items()},
         folder if folder.exists() else None,
     )
-    console.print(
-        f"Report: {_relative(folder)}   MLflow: fedsweep ui   Sweep: {result.sweep.folder.name}", highlight=False
-    )
+    console.print(f"Report: {_relative(folder)}   MLflow: fedsweep ui   Sweep: {result.sweep.folder.name}")
     if result.unsynced:
         console.print(f"MLflow refused {len(result.unsynced)} trials; --resume writes them again.", style="yellow")
     if result.interrupted:

@@ -1,10 +1,11 @@
 """What the verbs print."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,10 +14,23 @@ from rich.table import Table
 from fedsweep.history import RoundRecord
 from fedsweep.store import TrialRecord, arm_label
 
+PIPED_WIDTH = 120
+"""Columns where there is no terminal whose width could be asked: enough for every column of the table."""
+
 
 def progress_console() -> Console:
     """Progress goes to stderr, so that what a command prints can be piped."""
-    return Console(file=sys.stderr, highlight=False)
+    return _console(sys.stderr)
+
+
+def result_console() -> Console:
+    """Results go to stdout."""
+    return _console(sys.stdout)
+
+
+def _console(file: TextIO) -> Console:
+    width = None if file.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+    return Console(file=file, highlight=False, width=width)
 
 
 def duration(seconds: float) -> str:
