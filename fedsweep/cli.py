@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 if TYPE_CHECKING:
-    from fedsweep.store import Store
     from fedsweep.sweep.plan import Plan
-    from fedsweep.sweep.tuner import SweepResult
 
 app = typer.Typer(
     add_completion=False,
@@ -63,7 +61,7 @@ def run(
 
     from fedsweep.experiment import RunConfig
     from fedsweep.recorded_run import record_run
-    from fedsweep.terminal import RoundTable
+    from fedsweep.terminal import RoundTable, relative
     from fedsweep.tracking import check_writable
     from fedsweep.training import DivergenceError
 
@@ -77,7 +75,7 @@ def run(
             trial = record_run(experiment, config, Store(store), device, table.add)  # type: ignore[arg-type]
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
-    table.console.print(f"Recorded in {_relative(trial.folder)} and MLflow; `fedsweep ui` opens it.")
+    table.console.print(f"Recorded in {relative(trial.folder)} and MLflow; `fedsweep ui` opens it.")
 
 
 @app.command()
@@ -107,17 +105,17 @@ def tune(
     changes = _space_changes(seeds, samples, scheduler, cpus_per_trial, gpus_per_trial)
     plan = _plan(space, parse_overrides(overrides or []), changes)
     from fedsweep.sweep.tuner import check_resources, open_sweep, run_sweep
-    from fedsweep.terminal import progress_console
+    from fedsweep.terminal import progress_console, show_plan, show_sweep
 
     check_resources(plan.space.resources)
     home = Store(store)
     if dry_run:
         if resume:
             open_sweep(plan, home, resume, sweep)
-        _show_plan(plan)
+        show_plan(plan)
         return
     result = run_sweep(plan, home, progress_console(), resume=resume, sweep_id=sweep)
-    _finish(result, plan, home)
+    show_sweep(result, plan)
 
 
 @app.command()
@@ -133,13 +131,13 @@ def report(
 
     from fedsweep.report import write_report
     from fedsweep.store import Store
-    from fedsweep.terminal import result_console
+    from fedsweep.terminal import relative, result_console
 
     found = Store(store).find(space, sweep)
     made = write_report(found.manifest(), found.trials(), found.folder / "report")
     console = result_console()
     console.print(made.renderable)
-    console.print(f"Written to {_relative(found.folder / 'report')}.")
+    console.print(f"Written to {relative(found.folder / 'report')}.")
 
 
 @app.command()
@@ -206,12 +204,12 @@ def show(
 
     from fedsweep.config import flat, parse_overrides, read_yaml
     from fedsweep.paths import find_either
-    from fedsweep.terminal import result_console
+    from fedsweep.terminal import result_console, show_plan
 
     changes = parse_overrides(overrides or [])
     kind, path = find_either(name)
     if kind == "search_spaces":
-        _show_plan(_plan(name, changes, {}), estimate=False)
+        show_plan(_plan(name, changes, {}), estimate=False)
         return
     from fedsweep.experiment import RunConfig
 
@@ -251,64 +249,6 @@ def _plan(space: str, changes: dict[str, Any], space_changes: dict[str, Any]) ->
     from fedsweep.sweep.plan import Plan
 
     return Plan.read(space, changes, space_changes)
-
-
-def _show_plan(plan: Plan, estimate: bool = True) -> None:
-    """Arms, trials, rounds, and how long one measured round says that they will take."""
-    from fedsweep.sweep.estimate import estimate_seconds
-    from fedsweep.sweep.tuner import concurrency
-    from fedsweep.terminal import duration, plan_table, result_console
-
-    console = result_console()
-    console.print(plan_table(plan.name, plan.space.space, plan.space.arms() if plan.sampled is None else None))
-    rounds, side = plan.base.federation.rounds, concurrency(plan.space.resources)
-    console.print(
-        f"{plan.num_trials} trials of {rounds} rounds ({plan.num_trials * rounds} in all), seeds "
-        f"{', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
-        f"{plan.space.scheduler.name}, {side} at a time."
-    )
-    if estimate:
-        with console.status("measuring one round"):
-            seconds = estimate_seconds(plan, side)
-        console.print(f"About {duration(seconds)}, from one round of the experiment measured now.")
-
-
-def _finish(result: SweepResult, plan: Plan, store: Store) -> None:
-    """Report, close the parent run, and say where things are."""
-    from fedsweep.report import write_report
-    from fedsweep.terminal import counts, result_console
-
-    console = result_console()
-    folder = result.sweep.folder / "report"
-    if any(trial.history for trial in result.trials):
-        made = write_report(result.sweep.manifest(), result.trials, folder)
-        console.print(made.renderable)
-    tally = counts(result.trials)
-    result.recorder.close_sweep(
-        "KILLED" if result.interrupted else "FINISHED",
-        {f"trials/{name}": float(number) for name, number in tally.items()},
-        folder if folder.exists() else None,
-    )
-    console.print(f"Report: {_relative(folder)}   MLflow: fedsweep ui   Sweep: {result.sweep.folder.name}")
-    if result.unsynced:
-        console.print(f"MLflow refused {len(result.unsynced)} trials; --resume writes them again.", style="yellow")
-    if result.interrupted:
-        console.print(
-            f"Stopped with {tally['finished']} of {plan.num_trials} trials finished; "
-            f"`fedsweep tune {plan.name} --resume` goes on."
-        )
-        raise SystemExit(130)
-    if tally["failed"]:
-        console.print(
-            f"{tally['failed']} trials failed; their tracebacks are in MLflow and in {_relative(result.sweep.folder)}."
-        )
-        raise SystemExit(1)
-
-
-def _relative(path: Path) -> str:
-    """The path as a person at this prompt would type it."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def main() -> None:

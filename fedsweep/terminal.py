@@ -1,11 +1,14 @@
 """What the verbs print."""
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,6 +16,10 @@ from rich.table import Table
 
 from fedsweep.history import RoundRecord
 from fedsweep.store import TrialRecord, arm_label
+
+if TYPE_CHECKING:
+    from fedsweep.sweep.plan import Plan
+    from fedsweep.sweep.tuner import SweepResult
 
 PIPED_WIDTH = 120
 """Columns where there is no terminal whose width could be asked: enough for every column of the table."""
@@ -110,3 +117,59 @@ class RoundTable:
             cells.append(f"{'' if loss is None else format(loss, '.4f'):>9}")
             print("  ".join([f"{record.round:>9}", *cells]), flush=True)
         self.progress.update(self.task, completed=record.round)
+
+
+def show_plan(plan: Plan, estimate: bool = True) -> None:
+    """Arms, trials, rounds, and how long one measured round says that they will take."""
+    from fedsweep.sweep.estimate import estimate_seconds
+    from fedsweep.sweep.tuner import concurrency
+
+    console = result_console()
+    console.print(plan_table(plan.name, plan.space.space, plan.space.arms() if plan.sampled is None else None))
+    rounds, side = plan.base.federation.rounds, concurrency(plan.space.resources)
+    console.print(
+        f"{plan.num_trials} trials of {rounds} rounds ({plan.num_trials * rounds} in all), seeds "
+        f"{', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
+        f"{plan.space.scheduler.name}, {side} at a time."
+    )
+    if estimate:
+        with console.status("measuring one round"):
+            seconds = estimate_seconds(plan, side)
+        console.print(f"About {duration(seconds)}, from one round of the experiment measured now.")
+
+
+def show_sweep(result: SweepResult, plan: Plan) -> None:
+    """Report, close the parent run, and say where things are."""
+    from fedsweep.report import write_report
+
+    console = result_console()
+    folder = result.sweep.folder / "report"
+    if any(trial.history for trial in result.trials):
+        made = write_report(result.sweep.manifest(), result.trials, folder)
+        console.print(made.renderable)
+    tally = counts(result.trials)
+    result.recorder.close_sweep(
+        "KILLED" if result.interrupted else "FINISHED",
+        {f"trials/{name}": float(number) for name, number in tally.items()},
+        folder if folder.exists() else None,
+    )
+    console.print(f"Report: {relative(folder)}   MLflow: fedsweep ui   Sweep: {result.sweep.folder.name}")
+    if result.unsynced:
+        console.print(f"MLflow refused {len(result.unsynced)} trials; --resume writes them again.", style="yellow")
+    if result.interrupted:
+        console.print(
+            f"Stopped with {tally['finished']} of {plan.num_trials} trials finished; "
+            f"`fedsweep tune {plan.name} --resume` goes on."
+        )
+        raise SystemExit(130)
+    if tally["failed"]:
+        console.print(
+            f"{tally['failed']} trials failed; their tracebacks are in MLflow and in {relative(result.sweep.folder)}."
+        )
+        raise SystemExit(1)
+
+
+def relative(path: Path) -> str:
+    """The path as a person at this prompt would type it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

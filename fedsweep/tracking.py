@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import platform
 import sqlite3
@@ -67,12 +68,10 @@ class Recorder:
     def __init__(self, store: Store, experiment: str) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-        import logging
-
-        for noisy in ("alembic", "mlflow"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
+        for noisy in ("alembic", "mlflow"):  # after the import, which sets their levels
+            logging.getLogger(noisy).setLevel(logging.WARNING)
         uri = tracking_uri(store.root)
         # The first use creates the tables, which is not safe in two processes at once.
         with FileLock(store.root / ".mlflow.lock"):

@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+from fedsweep.methods import ALL
 
 HEAVY = ("mlflow", "optuna", "ray", "torch")
 
@@ -23,3 +27,17 @@ def test_the_engine_loads_neither_ray_nor_mlflow_nor_optuna():
 @pytest.mark.parametrize("module", ["config", "errors", "history", "seeding", "store", "types"])
 def test_what_reads_and_lists_does_not_load_torch(module):
     assert loaded(f"fedsweep.{module}") == set()
+
+
+def test_the_contracts_know_every_method_and_every_room():
+    """A method or room that is left out of import-linter's contracts would not be held to them."""
+    root = Path(__file__).parents[1]
+    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    by_type = {kind: [one for one in contracts if one["type"] == kind] for kind in ("layers", "independence")}
+    assert set(by_type["independence"][0]["modules"]) == {method.__module__ for method in ALL}
+    layered = {room.strip() for layer in by_type["layers"][0]["layers"] for room in layer.split("|")}
+    package = root / "fedsweep"
+    rooms = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    rooms |= {path.parent.name for path in package.glob("*/__init__.py")}
+    assert layered == {f"fedsweep.{room}" for room in rooms}
+    assert len(rooms) >= 20

@@ -66,6 +66,8 @@ class RungScheduler(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Called by Ray in the driver for each report."""
+        if result["round"] not in self.rungs.values:  # the untuned model has no training loss, for one
+            return FIFOScheduler.CONTINUE
         sign = 1 if self.objective.mode == "max" else -1
         stop = self.rungs.decide(trial.config["trial"], result["round"], sign * result[self.objective.metric])
         return FIFOScheduler.STOP if stop else FIFOScheduler.CONTINUE

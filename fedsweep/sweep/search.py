@@ -6,7 +6,7 @@ so that a resumed search differs from an undisturbed one. Here each sample is as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ class SampledSearch(Searcher):
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Hand each round's value to the study, once."""
         number, _ = self._asked[trial_id]
-        self._report(number, result["round"], result[self._plan.space.objective.metric])
+        self._report(number, result["round"], result)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Tell the study how the trial ended."""
@@ -108,10 +108,12 @@ class SampledSearch(Searcher):
     def _trial(self, number: int, params: Arm) -> TrialPlan:
         return self._plan.trial(number, params, self._plan.space.seeds[0])
 
-    def _report(self, number: int, round: int, value: float) -> None:
+    def _report(self, number: int, round: int, metrics: Mapping[str, float]) -> None:
+        metric = self._plan.space.objective.metric
         frozen = self._study.get_trials(deepcopy=False)[number]
-        if round not in frozen.intermediate_values:
-            self._study._storage.set_trial_intermediate_value(frozen._trial_id, round, value)
+        # The untuned model (round 0) reports no training loss, for one.
+        if metric in metrics and round not in frozen.intermediate_values:
+            self._study._storage.set_trial_intermediate_value(frozen._trial_id, round, metrics[metric])
 
     def _settle(self) -> list[FrozenTrial]:
         """Tell what an earlier session had on disk but not in the study; return what it left unfinished."""
@@ -124,7 +126,7 @@ class SampledSearch(Searcher):
                 unfinished.append(trial)
                 continue
             for record in history:
-                self._report(trial.number, record.round, record.metrics[metric])
+                self._report(trial.number, record.round, record.metrics)
             match outcome.outcome:
                 case "finished":
                     self._study.tell(trial.number, history[-1].metrics[metric])

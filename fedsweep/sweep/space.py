@@ -87,7 +87,7 @@ class Objective(Config):
 class Resources(Config):
     """What one trial is given."""
 
-    cpus_per_trial: float = Field(1, gt=0, description="cores, and torch threads, of a trial")
+    cpus_per_trial: float = Field(1, ge=0.1, description="cores, and torch threads, of a trial")
     gpus_per_trial: float = Field(0, ge=0, description="GPUs of a trial; a fraction shares one")
 
 

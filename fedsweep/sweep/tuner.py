@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedsweep.errors import UserError
-from fedsweep.store import Store, SweepManifest, SweepStore, TrialRecord
+from fedsweep.store import Outcome, Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.sweep.display import LiveTable
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import Resources
@@ -135,14 +135,16 @@ def run_sweep(
 
     recorder = Recorder(store, plan.name)
     recorder.open_sweep(sweep.manifest(), sweep.folder)
-    done = [trial for trial in sweep.trials() if trial.outcome is not None]
     rounds = plan.base.federation.rounds
+    settle(sweep, rounds)
+    done = [trial for trial in sweep.trials() if trial.outcome is not None]
     with LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done) as display:
         recording = Recording(sweep, recorder, display, rounds)
         recording.sync_all()
         if len(done) < plan.num_trials:
             with _ray():
                 _tune(plan, sweep, recording, {trial.plan.key for trial in done})
+            settle(sweep, rounds)
             recording.sync_all()
     trials = sweep.trials()
     unfinished = [trial for trial in trials if trial.outcome is None]
@@ -150,6 +152,13 @@ def run_sweep(
         recorder.interrupt(trial)
     ended = len(trials) - len(unfinished)
     return SweepResult(sweep, recorder, trials, ended < plan.num_trials, recording.unsynced)
+
+
+def settle(sweep: SweepStore, rounds: int) -> None:
+    """Mark trials as finished that have all their rounds on disk, but whose session ended before it could say so."""
+    for trial in sweep.trials():
+        if trial.outcome is None and trial.last_round >= rounds:
+            sweep.trial(trial.plan.key).end(Outcome(outcome="finished", round=trial.last_round))
 
 
 def _tune(plan: Plan, sweep: SweepStore, recording: Recording, done: set[str]) -> None:

@@ -12,7 +12,7 @@ from fedsweep.errors import UserError
 from fedsweep.store import Store
 from fedsweep.sweep import plan as plan_module
 from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.tuner import open_sweep
+from fedsweep.sweep.tuner import available_cpus, open_sweep
 from fedsweep.training import DivergenceError
 from tests.cli.conftest import EXPERIMENT, GRID, SAMPLED, Call, Refused, write
 
@@ -121,12 +121,12 @@ def test_a_malformed_override_is_refused(refused: Refused, verb, words, sentence
         (["--seeds", "0]"],
          "`--seeds` is not valid YAML at line 1, column 4: expected '<document start>', but found ']'."),
         (["--cpus-per-trial", "0"],
-         f"search space {SPACE}: `resources.cpus_per_trial` must be greater than 0, but it is 0.0."),
+         f"search space {SPACE}: `resources.cpus_per_trial` must be greater than or equal to 0.1, but it is 0.0."),
         (["--cpus-per-trial", "-1"],
-         f"search space {SPACE}: `resources.cpus_per_trial` must be greater than 0, but it is -1.0."),
+         f"search space {SPACE}: `resources.cpus_per_trial` must be greater than or equal to 0.1, but it is -1.0."),
         (["--cpus-per-trial", "nan"],
          f"search space {SPACE}: `resources.cpus_per_trial` must be a finite number, but it is NaN."),
-        (["--cpus-per-trial", "3"], "`cpus_per_trial` is 3, but this machine has 2 cores."),
+        (["--cpus-per-trial", "9999"], f"`cpus_per_trial` is 9999, but this machine has {available_cpus()} cores."),
         (["--gpus-per-trial", "0.5"],
          "`gpus_per_trial` is 0.5, but this machine has 0 GPUs that Ray could hand out."),
         (["--gpus-per-trial", "1.5"],
@@ -280,7 +280,7 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          ": `search.name` must be one of grid, tpe, random, but it is `gird`; did you mean `grid`?"),
         (("{name: none}", "{name: median}"), ": `scheduler.name` must be one of none, asha, but it is `median`."),
         (("cpus_per_trial: 1", "cpus_per_trial: 0"),
-         ": `resources.cpus_per_trial` must be greater than 0, but it is 0."),
+         ": `resources.cpus_per_trial` must be greater than or equal to 0.1, but it is 0."),
     ],
 )  # fmt: skip
 def test_a_wrong_search_space_file_is_refused(refused: Refused, change, sentence):

@@ -85,3 +85,14 @@ def test_min_mode_stops_the_large_ones(log: Path) -> None:
     trial = [SimpleNamespace(config={"trial": key}) for key in "ab"]
     assert scheduler.on_trial_result(None, trial[0], {"round": 1, "loss/test": 0.1}) == TrialScheduler.CONTINUE
     assert scheduler.on_trial_result(None, trial[1], {"round": 1, "loss/test": 0.9}) == TrialScheduler.STOP
+
+
+def test_rounds_without_the_objective_are_passed_over(log: Path) -> None:
+    """The untuned model reports no training loss."""
+    scheduler = RungScheduler(
+        Rungs(ASHAScheduler(grace_rounds=1), ROUNDS, log), Objective(metric="loss/train", mode="min")
+    )
+    trial = SimpleNamespace(config={"trial": "a"})
+    assert scheduler.on_trial_result(None, trial, {"round": 0, "loss/test": 1.0}) == TrialScheduler.CONTINUE
+    assert scheduler.on_trial_result(None, trial, {"round": 1, "loss/train": 1.0}) == TrialScheduler.CONTINUE
+    assert log.read_text().count("\n") == 1

@@ -95,6 +95,14 @@ def test_an_outcome_on_disk_reaches_a_study_that_missed_it(tmp_path: Path, plan:
     assert sorted(told.intermediate_values) == [0, 1, 2, 3]
 
 
+def test_a_round_without_the_objective_is_not_told(tmp_path: Path, plan: Plan) -> None:
+    search = search_in(tmp_path / "a", plan)
+    search.suggest("t")
+    search.on_trial_result("t", {"round": 0, "loss/test": 2.0})
+    search.on_trial_result("t", {"round": 1, METRIC: 0.5})
+    assert open_study(tmp_path / "a" / "study.journal", "max").trials[0].intermediate_values == {1: 0.5}
+
+
 def test_nothing_global_is_drawn(tmp_path: Path, plan: Plan) -> None:
     import random
 

@@ -1,0 +1,57 @@
+"""What is checked and settled around Ray, without starting it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedsweep.checkpoint import Checkpoint, save
+from fedsweep.errors import UserError
+from fedsweep.history import RoundRecord
+from fedsweep.store import Outcome, SweepStore
+from fedsweep.sweep import tuner
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.space import Resources
+from fedsweep.sweep.tuner import check_resources, concurrency, settle
+from fedsweep.types import ServerState
+from tests.sweep.helpers import GRID, ROUNDS, write_space
+
+
+def test_what_has_all_its_rounds_is_finished_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that ended between the last round and the outcome loses nothing."""
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "tiny", GRID)
+    sweep = SweepStore(tmp_path / "sweep")
+    whole, part, pruned, fresh = Plan.read("tiny", {}, {}).grid()
+    for plan, rounds in ((whole, ROUNDS), (part, ROUNDS - 1), (pruned, 1), (fresh, None)):
+        trial = sweep.trial(plan.key)
+        trial.plan(plan)
+        if rounds is not None:
+            history = tuple(RoundRecord(round, {"accuracy/mean": 0.5}, 1.0) for round in range(rounds + 1))
+            save(trial.checkpoint, Checkpoint(rounds, ServerState({}, (0,)), history))
+    sweep.trial(pruned.key).end(Outcome(outcome="pruned", round=1))
+    settle(sweep, ROUNDS)
+    outcomes = [trial.outcome and (trial.outcome.outcome, trial.outcome.round) for trial in sweep.trials()]
+    assert outcomes == [("finished", ROUNDS), None, ("pruned", 1), None]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "side_by_side"),
+    [(1, 0, 8), (2, 0, 4), (3, 0, 2), (0.5, 0, 16), (1, 0.5, 4), (1, 2, 1), (1, 0.3, 6)],
+)
+def test_trials_side_by_side(monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float, side_by_side: int) -> None:
+    """Eight cores and two GPUs."""
+    monkeypatch.setattr(tuner, "available_cpus", lambda: 8)
+    monkeypatch.setattr("torch.cuda", SimpleNamespace(device_count=lambda: 2))
+    resources = Resources(cpus_per_trial=cpus, gpus_per_trial=gpus)
+    check_resources(resources)
+    assert concurrency(resources) == side_by_side
+
+
+@pytest.mark.parametrize("gpus", [1.5, 2.25, 3])
+def test_gpus_that_ray_would_wait_for_are_refused(monkeypatch: pytest.MonkeyPatch, gpus: float) -> None:
+    monkeypatch.setattr("torch.cuda", SimpleNamespace(device_count=lambda: 2))
+    with pytest.raises(UserError, match="`gpus_per_trial`"):
+        check_resources(Resources(gpus_per_trial=gpus))
