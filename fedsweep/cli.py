@@ -98,17 +98,24 @@ def tune(
     """
     from fedsweep.config import parse_overrides
     from fedsweep.errors import UserError
+    from fedsweep.paths import find
     from fedsweep.store import Store
 
     if sweep is not None and not resume:
         raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
-    changes = _space_changes(seeds, samples, scheduler, cpus_per_trial, gpus_per_trial)
-    plan = _plan(space, parse_overrides(overrides or []), changes)
+    home = Store(store)
+    changes = parse_overrides(overrides or [])
+    space_changes = _space_changes(seeds, samples, scheduler, cpus_per_trial, gpus_per_trial)
+    if resume:  # with what the sweep was started with
+        find("search_spaces", space)
+        started = home.find(space, sweep).manifest()
+        changes = {**started.overrides, **changes}
+        space_changes = {**started.options, **space_changes}
+    plan = _plan(space, changes, space_changes)
     from fedsweep.sweep.tuner import check_resources, open_sweep, run_sweep
     from fedsweep.terminal import progress_console, show_plan, show_sweep
 
     check_resources(plan.space.resources)
-    home = Store(store)
     if dry_run:
         if resume:
             open_sweep(plan, home, resume, sweep)
@@ -268,6 +275,9 @@ def main() -> None:
         raise SystemExit(2) from None
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of a pipe has gone, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
     if code:
         raise SystemExit(code)
 

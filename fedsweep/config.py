@@ -68,7 +68,7 @@ class Config(BaseModel):
         return type(self).of(data, where)
 
 
-def flat(config: Config) -> dict[str, Json]:
+def flat(config: "Config | Mapping[str, Json]") -> dict[str, Json]:
     """All resolved values, defaults included, by dotted name. Lists stay lists."""
 
     def walk(prefix: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Json]]:
@@ -78,7 +78,7 @@ def flat(config: Config) -> dict[str, Json]:
             else:
                 yield f"{prefix}{key}", value
 
-    return dict(walk("", config.model_dump(mode="json")))
+    return dict(walk("", config.model_dump(mode="json") if isinstance(config, Config) else config))
 
 
 class _Loader(yaml.SafeLoader):

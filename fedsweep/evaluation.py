@@ -22,7 +22,7 @@ class EvaluationConfig(Config):
 
 @torch.inference_mode()
 def evaluate(predict: Predict, domains: Sequence[Domain], config: EvaluationConfig) -> dict[str, float]:
-    """Metrics `accuracy/<domain>`, their mean and worst, and the mean test loss over domains."""
+    """Metrics `accuracy/domain/<domain>`, their mean and worst, and the mean test loss over domains."""
     accuracies: dict[str, float] = {}
     losses: list[float] = []
     for domain in domains:

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from fedsweep.experiment import Device, RunConfig, run_durably
 from fedsweep.history import RoundRecord
 from fedsweep.store import Outcome, Store, TrialPlan, TrialStore
-from fedsweep.tracking import Recorder, check_writable
+from fedsweep.tracking import Recorder
 
 
 def record_run(
     name: str, config: RunConfig, store: Store, device: Device, show: Callable[[RoundRecord], None]
 ) -> TrialStore:
     """Play a run, hand every round to `show`, and keep everything, an error's traceback included."""
-    check_writable(store.root)
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     trial = TrialStore(store.root / "runs" / name / stamp)
     trial.plan(TrialPlan(key=stamp, number=0, arm={}, seed=config.seed, config=config.model_dump(mode="json")))
@@ -25,15 +24,14 @@ def record_run(
         for record in run_durably(config, trial.checkpoint, device):
             show(record)
             recorder.sync(trial.read())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         recorder.interrupt(trial.read())
         raise
     except Exception:
         history = trial.history()
         trial.end(Outcome(outcome="failed", round=history[-1].round if history else 0, error=traceback.format_exc()))
-        raise
-    else:
-        trial.end(Outcome(outcome="finished", round=config.federation.rounds))
-    finally:
         recorder.sync(trial.read())
+        raise
+    trial.end(Outcome(outcome="finished", round=config.federation.rounds))
+    recorder.sync(trial.read())
     return trial

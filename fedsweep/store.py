@@ -1,4 +1,4 @@
-"""The durable truth of a sweep: plain files, each written atomically. Ray executes, MLflow is a view of this.
+"""The durable truth of a sweep: plain files, those of a trial each written atomically. MLflow is a view of this.
 
 <root>/sweeps/<search space>/<sweep id>/
     sweep.json                      SweepManifest
@@ -41,7 +41,9 @@ class SweepManifest(Config):
     scheduler: str
     search: str
     domains: tuple[str, ...]
-    digests: dict[str, str] = Field(description="of the YAMLs and overrides, the engine's code and the data")
+    overrides: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the experiment")
+    options: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the search space")
+    digests: dict[str, str] = Field(description="of the definition, the engine's code, the data, and the packages")
 
 
 class TrialPlan(Config):
@@ -114,6 +116,10 @@ class TrialStore:
     def end(self, outcome: Outcome) -> None:
         """Mark the trial as ended."""
         write_atomically(self.folder / "outcome.json", outcome.model_dump_json(indent=2).encode())
+
+    def reopen(self) -> None:
+        """Take back how the trial ended, so that it goes on from its checkpoint."""
+        (self.folder / "outcome.json").unlink(missing_ok=True)
 
     def read(self) -> TrialRecord:
         """Everything about the trial."""

@@ -154,12 +154,14 @@ def show_sweep(result: SweepResult, plan: Plan) -> None:
         folder if folder.exists() else None,
     )
     console.print(f"Report: {relative(folder)}   MLflow: fedsweep ui   Sweep: {result.sweep.folder.name}")
-    if result.unsynced:
-        console.print(f"MLflow refused {len(result.unsynced)} trials; --resume writes them again.", style="yellow")
+    if refused := result.recorder.unsynced:
+        console.print(
+            f"MLflow refused {len(refused)} writes; the same command with --resume repeats them.", style="yellow"
+        )
     if result.interrupted:
         console.print(
             f"Stopped with {tally['finished']} of {plan.num_trials} trials finished; "
-            f"`fedsweep tune {plan.name} --resume` goes on."
+            "the same command with --resume goes on."
         )
         raise SystemExit(130)
     if tally["failed"]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedsweep.sweep.space import Arm, SearchSpace
 
 # What decides a run's numbers; the rest of the package may change between the sessions of a sweep.
 ENGINE = ("data", "models", "methods")
+ENGINE_PACKAGES = ("torch", "timm", "peft", "numpy", "scikit-learn")
 ENGINE_MODULES = (
     "types",
     "config",
@@ -34,8 +36,15 @@ ENGINE_MODULES = (
 class Plan:
     """A search space around its experiment, checked as a whole."""
 
-    def __init__(self, name: str, space: SearchSpace, base: RunConfig, files: Mapping[str, str]) -> None:
-        self.name, self.space, self.base, self.files = name, space, base, dict(files)
+    def __init__(
+        self,
+        name: str,
+        space: SearchSpace,
+        base: RunConfig,
+        files: Mapping[str, str],
+        changes: Mapping[str, dict[str, Json]],
+    ) -> None:
+        self.name, self.space, self.base, self.files, self.changes = name, space, base, dict(files), dict(changes)
         self.data_digest = load(base.data).digest
         self.engine_digest = engine_digest()
 
@@ -61,7 +70,7 @@ class Plan:
         base = RunConfig.of(read_yaml(experiment), f"experiment {space.experiment}")
         base = base.override(space.fixed, where)
         files = {"search_space.yaml": path.read_text(), "experiment.yaml": experiment.read_text()}
-        plan = cls(name, space, base, files)
+        plan = cls(name, space, base, files, {"overrides": dict(changes), "options": dict(space_changes)})
         plan.check()
         return plan
 
@@ -77,8 +86,13 @@ class Plan:
             if self.sampled is None
             else [{name: value} for name, axis in self.space.space.items() for value in axis.extremes()]
         )
+        seen: dict[str, Arm] = {}
         for arm in arms:
-            self.resolve(arm, self.space.seeds[0])
+            resolved = json.dumps(self.resolve(arm, self.space.seeds[0]).model_dump(mode="json"), sort_keys=True)
+            if self.sampled is None and resolved in seen:
+                twins = f"{arm_label(seen[resolved])} and {arm_label(arm)}"
+                raise UserError(f"search space {self.name}: the arms {twins} are the same run.")
+            seen[resolved] = arm
         metric = self.space.objective.metric
         if metric not in (metrics := self.base.metrics()):
             raise UserError(
@@ -124,12 +138,14 @@ class Plan:
     def digests(self) -> dict[str, str]:
         """What must be the same for a sweep to be gone on with."""
         definition = json.dumps(
-            [self.space.model_dump(mode="json", exclude={"resources"}), self.base.model_dump(mode="json")]
+            [self.space.model_dump(mode="json", exclude={"resources"}), self.base.model_dump(mode="json")],
+            sort_keys=True,
         )
         return {
             "definition": hashlib.sha256(definition.encode()).hexdigest(),
             "engine": self.engine_digest,
             "data": self.data_digest,
+            "packages": ", ".join(f"{name} {metadata.version(name)}" for name in ENGINE_PACKAGES),
         }
 
 
@@ -137,7 +153,8 @@ def engine_digest() -> str:
     """A digest of the source and weights that decide a run's numbers."""
     root = Path(fedsweep.__file__).parent
     files = [root / f"{module}.py" for module in ENGINE_MODULES]
-    files += [path for room in ENGINE for path in (root / room).rglob("*") if path.suffix in {".py", ".safetensors"}]
+    kinds = {".py", ".json", ".safetensors"}
+    files += [path for room in ENGINE for path in (root / room).rglob("*") if path.suffix in kinds]
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.relative_to(root).as_posix().encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 from ray.tune import Callback
@@ -14,11 +13,10 @@ from fedsweep.tracking import Recorder
 
 
 class Recording(Callback):
-    """One writer for everything. Whatever MLflow refuses is kept and written again at the end."""
+    """One writer for everything."""
 
     def __init__(self, sweep: SweepStore, recorder: Recorder, display: LiveTable, rounds: int) -> None:
         self.sweep, self.recorder, self.display, self.rounds = sweep, recorder, display, rounds
-        self.unsynced: dict[str, str] = {}
 
     def announce(self, plan: TrialPlan) -> None:
         """A trial is about to be handed to Ray: put its plan on disk first."""
@@ -45,8 +43,11 @@ class Recording(Callback):
         key = trial.config["trial"]
         store = self.sweep.trial(key)
         history = store.history()
-        error = _traceback_of(trial)
-        store.end(Outcome(outcome="failed", round=history[-1].round if history else 0, error=error))
+        last = history[-1].round if history else 0
+        if last < self.rounds:  # else it has all its rounds, and only its end went wrong
+            store.end(Outcome(outcome="failed", round=last, error=_traceback_of(trial)))
+        else:
+            store.end(Outcome(outcome="finished", round=last))
         self._sync(key)
 
     def sync_all(self) -> None:
@@ -57,11 +58,7 @@ class Recording(Callback):
     def _sync(self, key: str) -> None:
         record = self.sweep.trial(key).read()
         self.display.update(record)
-        try:
-            self.recorder.sync(record)
-            self.unsynced.pop(key, None)
-        except Exception:  # MLflow is a view: its trouble must not end the sweep, the store has everything
-            self.unsynced[key] = traceback.format_exc()
+        self.recorder.sync(record)
 
     def __getstate__(self) -> dict[str, Any]:
         """Ray pickles its callbacks; ours has nothing to restore."""

@@ -17,7 +17,10 @@ from fedsweep.sweep.space import ASHAScheduler, Objective
 
 
 class Rungs:
-    """The rule of ASHA (Li et al., 2020, Algorithm 2): stop below the top 1/eta of a rung as filled so far."""
+    """Asynchronous successive halving that stops: below the top 1/eta of a rung as filled so far, a trial ends.
+
+    The rule is that of Ray's AsyncHyperBandScheduler with one bracket; Li et al. (2020) promote instead of stopping.
+    """
 
     def __init__(self, config: ASHAScheduler, rounds: int, log: Path) -> None:
         self.config = config

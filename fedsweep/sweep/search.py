@@ -6,6 +6,7 @@ so that a resumed search differs from an undisturbed one. Here each sample is as
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ray.tune.search import Searcher
 
 from fedsweep.config import Json
 from fedsweep.seeding import derived_seed
-from fedsweep.store import SweepStore, TrialPlan
+from fedsweep.store import Outcome, OutcomeName, SweepStore, TrialPlan
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import Arm, Axis
 
@@ -72,14 +73,14 @@ class SampledSearch(Searcher):
         """A trial that an earlier session left unfinished, or else a new sample."""
         if self._pending:
             trial = self._pending.pop(0)
-            number, params = trial.number, trial.params
+            number, arm = trial.number, decoded(trial.params)
         elif len(self._study.get_trials(deepcopy=False)) < (self._plan.sampled or 0):
             number = len(self._study.get_trials(deepcopy=False))
             self._study.sampler = self._sampler(number)
-            params = self._study.ask(self._distributions).params
+            arm = decoded(self._study.ask(self._distributions).params)
         else:
             return Searcher.FINISHED
-        plan = self._trial(number, params)
+        plan = self._trial(number, arm)
         self._asked[trial_id] = (number, plan)
         self._announce(plan)
         return suggestion(plan)
@@ -90,11 +91,13 @@ class SampledSearch(Searcher):
         self._report(number, result["round"], result)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Tell the study how the trial ended."""
+        """Tell the study how the trial ended, and its last round, which Ray does not report when it stops a trial."""
         number, _ = self._asked.pop(trial_id)
         if error or result is None:
             self._study.tell(number, state=TrialState.FAIL)
-        elif result["round"] < self._plan.base.federation.rounds:
+            return
+        self._report(number, result["round"], result)
+        if result["round"] < self._plan.base.federation.rounds:
             self._study.tell(number, state=TrialState.PRUNED)  # with its last reported value
         else:
             self._study.tell(number, result[self._plan.space.objective.metric])
@@ -105,8 +108,8 @@ class SampledSearch(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Nothing, see `save`."""
 
-    def _trial(self, number: int, params: Arm) -> TrialPlan:
-        return self._plan.trial(number, params, self._plan.space.seeds[0])
+    def _trial(self, number: int, arm: Arm) -> TrialPlan:
+        return self._plan.trial(number, arm, self._plan.space.seeds[0])
 
     def _report(self, number: int, round: int, metrics: Mapping[str, float]) -> None:
         metric = self._plan.space.objective.metric
@@ -116,24 +119,25 @@ class SampledSearch(Searcher):
             self._study._storage.set_trial_intermediate_value(frozen._trial_id, round, metrics[metric])
 
     def _settle(self) -> list[FrozenTrial]:
-        """Tell what an earlier session had on disk but not in the study; return what it left unfinished."""
-        metric, unfinished = self._plan.space.objective.metric, []
-        for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
-            plan = self._trial(trial.number, trial.params)
-            store = self._sweep.trial(plan.key)
+        """Bring study and disk to the same knowledge after a crash; return the trials that were left unfinished.
+
+        Ray tells the study how a trial ended before the outcome is on disk, so either of the two may lack it.
+        """
+        unfinished = []
+        for trial in self._study.get_trials():
+            store = self._sweep.trial(self._trial(trial.number, decoded(trial.params)).key)
             outcome, history = store.outcome(), store.history()
-            if outcome is None:
+            if trial.state != TrialState.RUNNING:
+                if outcome is None:
+                    store.end(_outcome_of(trial.state, history[-1].round if history else 0))
+            elif outcome is None:
                 unfinished.append(trial)
-                continue
-            for record in history:
-                self._report(trial.number, record.round, record.metrics)
-            match outcome.outcome:
-                case "finished":
-                    self._study.tell(trial.number, history[-1].metrics[metric])
-                case "pruned":
-                    self._study.tell(trial.number, state=TrialState.PRUNED)
-                case "failed":
-                    self._study.tell(trial.number, state=TrialState.FAIL)
+            else:
+                for record in history:
+                    self._report(trial.number, record.round, record.metrics)
+                value = history[-1].metrics[self._plan.space.objective.metric] if history else None
+                whole = outcome.outcome == "finished"
+                self._study.tell(trial.number, value if whole else None, state=STATES[outcome.outcome])
         return unfinished
 
     def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
@@ -144,6 +148,24 @@ class SampledSearch(Searcher):
         if search.name == "random":
             return optuna.samplers.RandomSampler(seed=derived_seed(search.seed, "search", number) % 2**32)
         raise ValueError(f"search {search.name} does not sample")
+
+
+STATES: dict[OutcomeName, TrialState] = {
+    "finished": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+
+
+def _outcome_of(state: TrialState, round: int) -> Outcome:
+    name = next(name for name, one in STATES.items() if one == state)
+    error = "the session ended before it could keep the traceback" if name == "failed" else None
+    return Outcome(outcome=name, round=round, error=error)
+
+
+def decoded(params: Mapping[str, Any]) -> Arm:
+    """Optuna's parameters as hyperparameters: categories are kept as JSON."""
+    return {name: json.loads(value) if isinstance(value, str) else value for name, value in params.items()}
 
 
 def open_study(journal: Path, mode: str) -> optuna.Study:
@@ -161,7 +183,8 @@ def open_study(journal: Path, mode: str) -> optuna.Study:
 def distribution(axis: Axis) -> BaseDistribution:
     """Optuna's distribution of an axis."""
     if axis.choice is not None:
-        return CategoricalDistribution([tuple(one) if isinstance(one, list) else one for one in axis.choice])  # type: ignore[misc]
+        # As JSON, because Optuna's categories are scalars and ours may be lists (depths) or whole objects (a method).
+        return CategoricalDistribution([json.dumps(one) for one in axis.choice])
     if axis.uniform is not None:
         return FloatDistribution(*axis.uniform)
     if axis.loguniform is not None:

@@ -1,6 +1,7 @@
 """A search space file: what varies around an experiment. No ray, no torch."""
 
 import itertools
+import json
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -70,7 +71,7 @@ class NoScheduler(Config):
 
 
 class ASHAScheduler(Config):
-    """Asynchronous successive halving over communication rounds (Li et al., 2020)."""
+    """Asynchronous successive halving over communication rounds, in the stopping variant that Ray has too."""
 
     name: Literal["asha"] = "asha"
     grace_rounds: int = Field(3, gt=0, description="the first rung; no trial is stopped before it")
@@ -130,7 +131,8 @@ class SearchSpace(Config):
     def _check_baseline(self, baseline: Arm, gridded: bool) -> None:
         if not gridded:
             raise ValueError(f"`baseline` names an arm of a grid, and `search` {self.search.name} has none")
-        if baseline not in self.arms():
+        # As JSON: 1 and 1.0 are equal in Python, but two different arms of a table.
+        if json.dumps(baseline, sort_keys=True) not in {json.dumps(arm, sort_keys=True) for arm in self.arms()}:
             raise ValueError(f"`baseline` must be one of the arms, but {baseline} is not")
 
     def arms(self) -> list[Arm]:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from filelock import FileLock, Timeout
+from joblib import cpu_count
 from rich.console import Console
 
 from fedsweep.errors import UserError
@@ -20,6 +22,7 @@ from fedsweep.sweep.display import LiveTable
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import Resources
 from fedsweep.tracking import Recorder, check_writable
+from fedsweep.training import DivergenceError
 
 if TYPE_CHECKING:
     from fedsweep.sweep.recording import Recording
@@ -42,7 +45,6 @@ class SweepResult:
     recorder: Recorder
     trials: list[TrialRecord]
     interrupted: bool
-    unsynced: dict[str, str]
 
 
 def check_resources(resources: Resources) -> None:
@@ -64,8 +66,8 @@ def check_resources(resources: Resources) -> None:
 
 
 def available_cpus() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use, a container's quota respected."""
+    return int(cpu_count())
 
 
 def concurrency(resources: Resources) -> int:
@@ -94,12 +96,15 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None) -> 
                     "definition": "its YAML files or overrides have",
                     "engine": "fedsweep's engine has",
                     "data": "its data has",
+                    "packages": "the installed packages have",
                 }
                 raise UserError(
                     f"sweep {started.id} of {plan.name} cannot be resumed because {changed[what]} changed since; "
                     "start a new sweep, or undo the change."
                 )
+        check_writable(store.root)
         return sweep
+    check_writable(store.root)
     now = datetime.datetime.now(datetime.UTC)
     manifest = SweepManifest(
         id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
@@ -115,6 +120,8 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None) -> 
         scheduler=plan.space.scheduler.name,
         search=plan.space.search.name,
         domains=plan.base.data.domains,
+        overrides=plan.changes["overrides"],
+        options=plan.changes["options"],
         digests=plan.digests(),
     )
     sweep = store.sweep(plan.name, manifest.id)
@@ -125,33 +132,64 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None) -> 
 def run_sweep(
     plan: Plan, store: Store, console: Console, *, resume: bool = False, sweep_id: str | None = None
 ) -> SweepResult:
-    """Run what is left of a plan on Ray Tune; the store and MLflow hold every round when this returns."""
-    check_resources(plan.space.resources)
-    if resume:
-        open_sweep(plan, store, resume, sweep_id)  # what is not there is told before anything is written
-    check_writable(store.root)
-    sweep = open_sweep(plan, store, resume, sweep_id)
+    """Run what is left of a plan on Ray Tune; the store and MLflow hold every round when this returns.
+
+    Raises:
+        UserError: the machine, the store or the sweep does not allow it; nothing was started.
+    """
     from fedsweep.sweep.recording import Recording
 
-    recorder = Recorder(store, plan.name)
-    recorder.open_sweep(sweep.manifest(), sweep.folder)
+    check_resources(plan.space.resources)
+    sweep = open_sweep(plan, store, resume, sweep_id)
     rounds = plan.base.federation.rounds
-    settle(sweep, rounds)
-    done = [trial for trial in sweep.trials() if trial.outcome is not None]
-    with LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done) as display:
-        recording = Recording(sweep, recorder, display, rounds)
-        recording.sync_all()
-        if len(done) < plan.num_trials:
-            with _ray():
-                _tune(plan, sweep, recording, {trial.plan.key for trial in done})
+    with _alone(sweep):
+        tidy(sweep, rounds, retry=plan.sampled is None)
+        recorder = Recorder(store, plan.name)
+        recorder.open_sweep(sweep.manifest(), sweep.folder)
+        done = [trial for trial in sweep.trials() if trial.outcome is not None]
+        with LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done) as display:
+            recording = Recording(sweep, recorder, display, rounds)
+            recording.sync_all()
+            # Ray ends quietly on the first Ctrl-C; a second one, or one while Ray starts, ends up here.
+            with contextlib.suppress(KeyboardInterrupt):
+                if len(done) < plan.num_trials:
+                    with _ray():
+                        _tune(plan, sweep, recording, {trial.plan.key for trial in done})
             settle(sweep, rounds)
             recording.sync_all()
-    trials = sweep.trials()
-    unfinished = [trial for trial in trials if trial.outcome is None]
-    for trial in unfinished:
-        recorder.interrupt(trial)
-    ended = len(trials) - len(unfinished)
-    return SweepResult(sweep, recorder, trials, ended < plan.num_trials, recording.unsynced)
+        trials = sweep.trials()
+        unfinished = [trial for trial in trials if trial.outcome is None]
+        for trial in unfinished:
+            recorder.interrupt(trial)
+    return SweepResult(sweep, recorder, trials, len(trials) - len(unfinished) < plan.num_trials)
+
+
+@contextlib.contextmanager
+def _alone(sweep: SweepStore) -> Iterator[None]:
+    """Hold the sweep's lock; the operating system frees it with the process, however that ends."""
+    lock = FileLock(sweep.folder / ".lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"sweep {sweep.folder.name} is being run by another process; wait for it or end it.") from None
+    with lock:
+        yield
+
+
+def tidy(sweep: SweepStore, rounds: int, retry: bool) -> None:
+    """Clear what a killed session left behind, and with `retry` reopen failures that another attempt may mend.
+
+    A diverged trial diverges again; a worker that ran out of memory, or a full disk, may not be met again. In a
+    sampled search a failure stays one, because the search has gone on from it.
+    """
+    shutil.rmtree(sweep.folder / "ray", ignore_errors=True)
+    for torn in (sweep.folder / "trials").glob("*/.*"):
+        torn.unlink()
+    settle(sweep, rounds)
+    for trial in sweep.trials() if retry else ():
+        error = trial.outcome.error if trial.outcome else None
+        if error is not None and DivergenceError.__name__ not in error:
+            sweep.trial(trial.plan.key).reopen()
 
 
 def settle(sweep: SweepStore, rounds: int) -> None:

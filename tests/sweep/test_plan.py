@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fedsweep.config import flat
+from fedsweep.errors import UserError
 from fedsweep.sweep import plan as plan_module
 from fedsweep.sweep.plan import Plan, engine_digest
 from tests.sweep.helpers import GRID, SAMPLED, write_space
@@ -79,3 +80,22 @@ def test_the_engine_digest_covers_methods_and_weights_but_not_the_table(
         after = engine_digest()
         assert after != before
         before = after
+
+
+@pytest.mark.parametrize(
+    "axis", [{"optimizer.lr": {"grid": [1, 1.0]}}, {"method": {"grid": ["fedra", {"name": "fedra"}]}}]
+)
+def test_two_arms_that_are_one_run_are_refused(read: Any, axis: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="are the same run"):
+        read({**GRID, "space": axis, "baseline": None})
+
+
+def test_a_baseline_is_an_arm_to_the_letter(read: Any) -> None:
+    with pytest.raises(UserError, match="`baseline` must be one of the arms"):
+        read({**GRID, "space": {"optimizer.lr": {"grid": [0.1, 1.0]}}, "baseline": {"optimizer.lr": 1}})
+
+
+def test_the_definition_does_not_depend_on_the_order_of_overrides(read: Any) -> None:
+    changes = {"local.steps": 2, "optimizer.lr": 0.5}
+    backwards = dict(reversed(changes.items()))
+    assert read(changes=changes).digests() == read(changes=backwards).digests() != read().digests()

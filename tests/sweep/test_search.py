@@ -37,8 +37,9 @@ def value_of(suggestion: dict[str, Any]) -> float:
 
 
 def play(search: SampledSearch, trial_id: str, rounds: int = ROUNDS) -> dict[str, Any]:
+    """As Ray does: the round after which a trial is stopped is not reported, only told at the end."""
     suggestion: Any = search.suggest(trial_id)
-    for round in range(rounds + 1):
+    for round in range(rounds + (rounds == ROUNDS)):
         search.on_trial_result(trial_id, {"round": round, METRIC: value_of(suggestion)})
     search.on_trial_complete(trial_id, {"round": rounds, METRIC: value_of(suggestion)})
     return suggestion
@@ -75,6 +76,7 @@ def test_the_study_is_told_how_each_trial_ended(tmp_path: Path, plan: Plan) -> N
     study = open_study(tmp_path / "a" / "study.journal", "max")
     states = [trial.state for trial in study.trials]
     assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
+    assert sorted(study.trials[1].intermediate_values) == [0, 1]
     assert study.trials[1].value == study.trials[1].intermediate_values[1]
 
 
@@ -93,6 +95,39 @@ def test_an_outcome_on_disk_reaches_a_study_that_missed_it(tmp_path: Path, plan:
     assert told.state == TrialState.COMPLETE
     assert told.value == pytest.approx(0.8)
     assert sorted(told.intermediate_values) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("end", ["pruned", "failed"])
+def test_a_study_that_knows_more_than_the_disk_tells_it(tmp_path: Path, plan: Plan, end: str) -> None:
+    """Ray tells the search how a trial ended before the driver writes the outcome; it may die in between."""
+    folder = tmp_path / "a"
+    search = search_in(folder, plan)
+    suggestion: Any = search.suggest("t")
+    trial = SweepStore(folder).trial(suggestion["trial"])
+    history = tuple(RoundRecord(round, {METRIC: 0.5}, 1.0) for round in range(2))
+    save(trial.checkpoint, Checkpoint(1, ServerState({}, (0,)), history))
+    search.on_trial_complete("t", {"round": 1, METRIC: 0.5}, error=end == "failed")
+    assert trial.outcome() is None
+    search_in(folder, plan)
+    outcome = trial.outcome()
+    assert outcome is not None
+    assert (outcome.outcome, outcome.round) == (end, 1)
+
+
+def test_choices_may_be_lists_and_whole_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    choices = {
+        "federation.depths": {"choice": [[12, 10, 8, 6, 4, 3], [6, 6, 6, 6, 6, 6]]},
+        "method": {"choice": ["all_small", {"name": "fedra", "missing_layers": "ensure_cover"}]},
+        "local.steps": {"choice": [1, "epoch"]},
+    }
+    search_space = {**SAMPLED, "space": choices, "fixed": {}, "search": {"name": "random", "samples": 12}}
+    write_space(tmp_path, "choices", search_space)
+    plan = Plan.read("choices", {}, {})
+    search = search_in(tmp_path / "a", plan)
+    arms = [search.suggest(str(number)) for number in range(12)]
+    for name, axis in choices.items():
+        assert {repr(arm[name]) for arm in arms} == {repr(value) for value in axis["choice"]}  # type: ignore[index]
 
 
 def test_a_round_without_the_objective_is_not_told(tmp_path: Path, plan: Plan) -> None:

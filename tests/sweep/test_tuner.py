@@ -12,7 +12,7 @@ from fedsweep.store import Outcome, SweepStore
 from fedsweep.sweep import tuner
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import Resources
-from fedsweep.sweep.tuner import check_resources, concurrency, settle
+from fedsweep.sweep.tuner import check_resources, concurrency, settle, tidy
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, ROUNDS, write_space
 
@@ -35,6 +35,31 @@ def test_what_has_all_its_rounds_is_finished_and_nothing_else_is(
     settle(sweep, ROUNDS)
     outcomes = [trial.outcome and (trial.outcome.outcome, trial.outcome.round) for trial in sweep.trials()]
     assert outcomes == [("finished", ROUNDS), None, ("pruned", 1), None]
+
+
+def test_failures_are_tried_again_unless_they_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "tiny", GRID)
+    sweep = SweepStore(tmp_path / "sweep")
+    plans = Plan.read("tiny", {}, {}).grid()
+    errors = ["MemoryError", "DivergenceError: the loss of client plain became nan in round 1", None]
+    for plan, error in zip(plans, errors, strict=False):
+        sweep.trial(plan.key).plan(plan)
+        sweep.trial(plan.key).end(Outcome(outcome="failed" if error else "pruned", round=1, error=error))
+    torn = sweep.trial(plans[0].key).folder / ".checkpoint.safetensors.abc"
+    torn.write_text("half")
+    for retry, expected in ((False, ["failed", "failed", "pruned"]), (True, [None, "failed", "pruned"])):
+        tidy(sweep, ROUNDS, retry=retry)
+        assert [trial.outcome and trial.outcome.outcome for trial in sweep.trials()] == expected
+    assert not torn.exists()
+
+
+def test_a_sweep_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
+    sweep = SweepStore(tmp_path)
+    with tuner._alone(sweep), pytest.raises(UserError, match="is being run by another process"), tuner._alone(sweep):
+        pass
+    with tuner._alone(sweep):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from mlflow import MlflowClient
 from fedsweep.errors import UserError
 from fedsweep.history import RoundRecord
 from fedsweep.store import Outcome, Store, SweepManifest, TrialPlan, TrialRecord
-from fedsweep.tracking import BATCH, Recorder, check_writable, git_commit, run_name, server_command, tracking_uri
+from fedsweep.tracking import Recorder, check_writable, git_commit, run_name, server_command, tracking_uri
+from fedsweep.tracking.recorder import BATCH
 
 PLAN = TrialPlan(
     key="k1",
@@ -115,7 +116,7 @@ def test_an_interrupted_trial_is_not_left_running_and_runs_again_when_resumed(re
     recorder.sync(trial(2))
     recorder.interrupt(trial(2))
     assert (child(recorder).info.status, child(recorder).data.tags["fedsweep.outcome"]) == ("KILLED", "interrupted")
-    recorder._synced.clear()
+    recorder._written.clear()
     recorder.sync(trial(3))
     assert (child(recorder).info.status, child(recorder).data.tags["fedsweep.outcome"]) == ("RUNNING", "running")
 
@@ -135,7 +136,7 @@ def test_children_hang_below_their_parent_and_have_names_for_people(recorder: Re
 
 def test_trials_of_two_sweeps_with_the_same_content_are_two_runs(recorder: Recorder, tmp_path: Path) -> None:
     recorder.sync(trial(1))
-    recorder._synced.clear()
+    recorder._written.clear()
     recorder.open_sweep(MANIFEST.model_copy(update={"id": "s2"}), tmp_path)
     recorder.sync(trial(2))
     runs = recorder.client.search_runs([recorder.experiment_id], "tags.`fedsweep.kind` = 'trial'")
@@ -184,3 +185,82 @@ def test_a_store_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Pat
         (root / "mlflow.db").write_bytes(b"no database at all, and longer than a header" * 40)
     with pytest.raises(UserError, match=r"^the tracking store .*mlruns cannot be written: [^\n]+\.$"):
         check_writable(root)
+
+
+FINISHED = Outcome(outcome="finished", round=3)
+WRITES = ("log_batch", "log_metric", "set_tag", "set_terminated", "create_run", "update_run", "log_text")
+
+
+@pytest.mark.parametrize("fatal", range(12))
+def test_a_death_at_any_write_leaves_nothing_doubled_or_missing(
+    recorder: Recorder, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: int
+) -> None:
+    """The process dies before its n-th write to MLflow; another one syncs the same trial to its end."""
+
+    class Death(BaseException):
+        pass
+
+    count = 0
+
+    def dying(real: Any) -> Any:
+        def write(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count > fatal:
+                raise Death
+            return real(*args, **kwargs)
+
+        return write
+
+    with monkeypatch.context() as patch:
+        for name in WRITES:
+            patch.setattr(recorder.client, name, dying(getattr(recorder.client, name)))
+        try:
+            recorder.sync(trial(2))
+            recorder.sync(trial(4, FINISHED))
+        except Death:
+            pass
+    again = Recorder(store, recorder.client.get_experiment(recorder.experiment_id).name)
+    again.open_sweep(MANIFEST, tmp_path)
+    again.sync(trial(4, FINISHED))
+    assert again.unsynced == {}
+    assert steps(recorder) == [(i, i / 7) for i in range(4)]
+    for summary in ("megabytes/sent", "accuracy/mean_of_last_4"):
+        assert len(steps(recorder, summary)) == 1
+    run = child(recorder)
+    assert run.data.params["lora.rank"] == "4"
+    assert (run.info.status, run.data.tags["fedsweep.outcome"], run.data.tags["fedsweep.round"]) == (
+        "FINISHED",
+        "finished",
+        "3",
+    )
+
+
+def test_trouble_with_mlflow_is_kept_and_mended_by_the_next_sync(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder.sync(trial(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder.client, "set_terminated", lambda *_: 1 / 0)
+        recorder.sync(trial(4, FINISHED))
+    assert "ZeroDivisionError" in recorder.unsynced["k1"]
+    recorder.sync(trial(4, FINISHED))
+    assert recorder.unsynced == {}
+    assert steps(recorder) == [(i, i / 7) for i in range(4)]
+    assert child(recorder).info.status == "FINISHED"
+
+
+def test_a_failed_trial_that_goes_on_is_running_again(recorder: Recorder) -> None:
+    recorder.sync(trial(2, Outcome(outcome="failed", round=1, error="MemoryError")))
+    recorder.sync(trial(3))
+    assert (child(recorder).info.status, child(recorder).data.tags["fedsweep.outcome"]) == ("RUNNING", "running")
+    recorder.sync(trial(4, FINISHED))
+    assert child(recorder).info.status == "FINISHED"
+
+
+def test_an_experiment_deleted_on_the_page_comes_back(recorder: Recorder, store: Store) -> None:
+    name = recorder.client.get_experiment(recorder.experiment_id).name
+    recorder.client.delete_experiment(recorder.experiment_id)
+    again = Recorder(store, name)
+    again.sync(trial(1))
+    assert again.unsynced == {}
