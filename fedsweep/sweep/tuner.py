@@ -137,10 +137,10 @@ def run_sweep(
     Raises:
         UserError: the machine, the store or the sweep does not allow it; nothing was started.
     """
-    from fedsweep.sweep.recording import Recording
-
     check_resources(plan.space.resources)
     sweep = open_sweep(plan, store, resume, sweep_id)
+    from fedsweep.sweep.recording import Recording  # imports ray: not for what is refused
+
     rounds = plan.base.federation.rounds
     with _alone(sweep):
         tidy(sweep, rounds, retry=plan.sampled is None)
