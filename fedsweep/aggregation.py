@@ -41,9 +41,3 @@ def layerwise_mean(previous: AdapterState, updates: Sequence[ClientUpdate], conf
         total = sum(weight for weight, _ in parts)
         mean[name] = torch.stack([part * (weight / total) for weight, part in parts]).sum(0) if parts else old.clone()
     return mean
-
-
-def squared_distance(first: AdapterState, second: AdapterState) -> torch.Tensor:
-    """sum ||a - b||^2 over the tensors that both states hold, a scalar."""
-    shared = [name for name in first if name in second]
-    return torch.stack([(first[name] - second[name]).square().sum() for name in shared]).sum()

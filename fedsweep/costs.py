@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from fedsweep.models.layered import LayeredModel, layer_of, names_within
+from fedsweep.models.layered import LayeredModel, names_within
 from fedsweep.types import AdapterState, ClientId, ClientUpdate, LayerAllocation
 
 COST_METRICS = ["bytes/down", "bytes/up", "parameters/held", "parameters/trained"]
@@ -22,11 +22,6 @@ def held_parameters(model: LayeredModel, layers: Iterable[int]) -> int:
     """Parameters of the sub-model with these blocks, frozen ones, adapters and head included."""
     named = dict(model.named_parameters())
     return sum(named[name].numel() for name in names_within(named, layers))
-
-
-def block_parameters(model: LayeredModel, layer: int) -> int:
-    """Parameters of one block, its adapters included."""
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if layer_of(name) == layer)
 
 
 def round_costs(

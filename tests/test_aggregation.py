@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.aggregation import AggregationConfig, layerwise_mean, squared_distance
+from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.types import ClientUpdate, LayerAllocation
 from tests.references import aggregation as reference
 
@@ -54,11 +54,3 @@ def test_weights_are_images_or_one():
     update = sent("a", {}, 40)
     assert AggregationConfig(weights="samples").weight(update) == 40.0
     assert AggregationConfig(weights="uniform").weight(update) == 1.0
-
-
-def test_the_squared_distance_sums_over_shared_tensors():
-    first = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0]]), "mine": torch.tensor([9.0])}
-    second = {"a": torch.tensor([0.0, 4.0]), "b": torch.tensor([[1.0]]), "yours": torch.tensor([7.0])}
-    assert squared_distance(first, second).item() == 1 + 4 + 4
-    assert squared_distance(second, first).item() == 9
-    assert squared_distance(first, first).item() == 0

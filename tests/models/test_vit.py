@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsweep.costs import block_parameters, count, held_parameters
+from fedsweep.costs import count, held_parameters
 from fedsweep.errors import UserError
 from fedsweep.models import LoraConfig, add_lora, vit
 from fedsweep.models.layered import names_within
@@ -14,6 +14,11 @@ from fedsweep.models.vit import DigitsViT, LayeredViT
 from tests.compare import identical
 
 COUNTS = json.loads((Path(__file__).parents[1] / "golden" / "counts.json").read_text())
+
+
+def block_parameters(model: LayeredViT, layer: int) -> int:
+    """Parameters of one block, its adapters included."""
+    return held_parameters(model, [layer]) - held_parameters(model, [])
 
 
 @pytest.fixture(scope="module")
