@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback
@@ -66,6 +67,9 @@ class Recording(Callback):
 
 
 def _traceback_of(trial: Trial) -> str:
-    """The traceback inside the trial, as Ray kept it."""
-    error = trial.get_error()
-    return str(error) if error is not None else f"trial {trial.trial_id} ended with an error that Ray did not keep"
+    """The traceback inside the trial, from the file that Ray writes before it calls back; its storage gets it later."""
+    path = trial.error_file
+    if path is None or not Path(path).exists():
+        return f"trial {trial.trial_id} ended with an error that Ray did not keep"
+    lines = Path(path).read_text().strip().splitlines()
+    return "\n".join(line for line in lines if not line.startswith("Failure # "))
