@@ -115,8 +115,8 @@ def tune(
     from fedsweep.sweep.tuner import check_resources, open_sweep, run_sweep
     from fedsweep.terminal import progress_console, show_plan, show_sweep
 
-    check_resources(plan.space.resources)
     if dry_run:
+        check_resources(plan.space.resources)
         if resume:
             open_sweep(plan, home, resume, sweep)
         show_plan(plan)

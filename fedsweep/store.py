@@ -10,10 +10,10 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -81,6 +81,12 @@ class TrialRecord:
     def last_round(self) -> int:
         """The last round recorded, -1 before the untuned model was evaluated."""
         return self.history[-1].round if self.history else -1
+
+
+def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
+    """Ended trials by outcome."""
+    ended = [trial.outcome.outcome for trial in trials if trial.outcome]
+    return {name: ended.count(name) for name in get_args(OutcomeName)}
 
 
 def arm_label(arm: Mapping[str, Json]) -> str:

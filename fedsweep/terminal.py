@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedsweep.history import RoundRecord
-from fedsweep.store import TrialRecord, arm_label
+from fedsweep.store import arm_label, count_outcomes
 
 if TYPE_CHECKING:
     from fedsweep.sweep.plan import Plan
@@ -49,15 +49,6 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def counts(trials: Sequence[TrialRecord]) -> dict[str, int]:
-    """Trials by outcome."""
-    tally = {"finished": 0, "pruned": 0, "failed": 0}
-    for trial in trials:
-        if trial.outcome:
-            tally[trial.outcome.outcome] += 1
-    return tally
 
 
 def plan_table(name: str, axes: Mapping[str, Any], arms: Sequence[Mapping[str, Any]] | None) -> Table:
@@ -147,7 +138,7 @@ def show_sweep(result: SweepResult, plan: Plan) -> None:
     if any(trial.history for trial in result.trials):
         made = write_report(result.sweep.manifest(), result.trials, folder)
         console.print(made.renderable)
-    tally = counts(result.trials)
+    tally = count_outcomes(result.trials)
     result.recorder.close_sweep(
         "KILLED" if result.interrupted else "FINISHED",
         {f"trials/{name}": float(number) for name, number in tally.items()},

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedsweep.store import TrialPlan, TrialRecord
+from fedsweep.store import TrialPlan, TrialRecord, count_outcomes
 
 ROWS = 24
 
@@ -23,11 +23,6 @@ class LiveTable:
     ) -> None:
         self.console, self.metric, self.rounds = console, metric, rounds
         self.trials: dict[str, TrialRecord] = {trial.plan.key: trial for trial in done}
-        self.ended = {trial.plan.key for trial in done}
-        self.counts = {"finished": 0, "pruned": 0, "failed": 0}
-        for trial in done:
-            if trial.outcome:
-                self.counts[trial.outcome.outcome] += 1
         self.total = total
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -61,13 +56,11 @@ class LiveTable:
 
     def update(self, trial: TrialRecord) -> None:
         """A trial reported a round or ended."""
-        key = trial.plan.key
-        self.trials[key] = trial
-        if trial.outcome and key not in self.ended:
-            self.ended.add(key)
-            self.counts[trial.outcome.outcome] += 1
-            if not self.console.is_terminal:
-                self.console.print(self._line(trial))
+        before = self.trials.get(trial.plan.key)
+        self.trials[trial.plan.key] = trial
+        news = trial.outcome is not None and (before is None or before.outcome is None)
+        if news and not self.console.is_terminal:
+            self.console.print(self._line(trial))
         completed = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
         self.progress.update(self.task, completed=completed, description=self._counted())
 
@@ -103,8 +96,10 @@ class LiveTable:
         label, seed, rounds, value, state = self._cells(trial)
         elapsed = time.monotonic() - self.begun
         shown = f"{label} · seed {seed}: {state} at round {rounds}, {self.metric} {value}"
-        return f"{len(self.ended)} of {self.total} after {elapsed:.0f} s: {shown}"
+        ended = sum(count_outcomes(self.trials.values()).values())
+        return f"{ended} of {self.total} after {elapsed:.0f} s: {shown}"
 
     def _counted(self) -> str:
-        parts = [f"{count} {name}" for name, count in self.counts.items() if count]
-        return f"{len(self.ended)} of {self.total} trials" + (f" ({', '.join(parts)})" if parts else "")
+        counts = count_outcomes(self.trials.values())
+        parts = [f"{count} {name}" for name, count in counts.items() if count]
+        return f"{sum(counts.values())} of {self.total} trials" + (f" ({', '.join(parts)})" if parts else "")

@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def git_commit() -> str | None:
         return None
 
 
+@cache  # asked for every run; git is three processes
 def origin() -> dict[str, str]:
     """Tags of every run: fedsweep's version, and the commit where there is one."""
     commit = git_commit()
