@@ -166,6 +166,23 @@ def read_yaml(path: Path) -> dict[str, Json]:
     return data
 
 
+def read_json(path: Path) -> dict[str, Json]:
+    """Read a JSON file that must hold a mapping.
+
+    Raises:
+        UserError: it cannot be read or holds something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold names and values, but it holds {type(data).__name__}.")
+    return data
+
+
 def parse_overrides(words: list[str]) -> dict[str, Json]:
     """``["federation.rounds=5"]`` as a mapping; values are read as YAML, so `[12, 6]`, `1e-3` and `null` work."""
     changes: dict[str, Json] = {}

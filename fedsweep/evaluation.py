@@ -26,8 +26,8 @@ def evaluate(predict: Predict, domains: Sequence[Domain], config: EvaluationConf
     accuracies: dict[str, float] = {}
     losses: list[float] = []
     for domain in domains:
-        logits = torch.cat([predict(images) for images in torch.split(domain.test.images, config.batch_size)])
-        labels = domain.test.labels
+        logits = torch.cat([predict(images) for images, _ in domain.test.batches(config.batch_size)])
+        labels = domain.test.labels.to(logits.device)
         accuracies[domain.name] = (logits.argmax(1) == labels).double().mean().item()
         losses.append(F.cross_entropy(logits, labels).item())
     return {

@@ -1,5 +1,6 @@
 """Where experiments and search spaces are found: the working directory first, then those that ship with fedsweep."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,27 @@ from fedsweep.errors import UserError, near
 Kind = Literal["experiments", "search_spaces"]
 VERBS: dict[Kind, str] = {"experiments": "run", "search_spaces": "tune"}
 _SINGULAR = {"experiments": "experiment", "search_spaces": "search space"}
+
+
+def home() -> Path:
+    """The folder that relative names stand for; a worker's own working directory is another one."""
+    return Path(os.environ.get("FEDSWEEP_HOME", "")).absolute()
+
+
+def data_folder() -> Path:
+    """Where prepared data sets and pre-trained backbones lie: `data/`, or what FEDSWEEP_DATA names."""
+    return home() / os.environ.get("FEDSWEEP_DATA", "data")
+
+
+def environment() -> dict[str, str]:
+    """The variables that make another process find the same files."""
+    return {"FEDSWEEP_HOME": str(home()), "FEDSWEEP_DATA": str(data_folder())}
+
+
+def resolve(name: str) -> Path:
+    """A file named in an experiment: relative to the working directory, or else to the data folder."""
+    path = home() / Path(name).expanduser()
+    return path if path.exists() else data_folder() / Path(name).expanduser()
 
 
 def folders(kind: Kind) -> list[Path]:

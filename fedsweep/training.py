@@ -106,8 +106,8 @@ class CohortTrainer:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(derived_seed(self.seed, "dropout", self.round, client.id))
             for batch in order:
-                index = torch.from_numpy(batch).to(client.train.labels.device)
-                loss = task.objective(model, client.train.images[index], client.train.labels[index], task.allocation)
+                images, labels = client.train.take(torch.from_numpy(batch))
+                loss = task.objective(model, images, labels.to(total.device), task.allocation)
                 sgd.step(torch.autograd.grad(loss, trained))
                 total += loss.detach()
         model.eval()

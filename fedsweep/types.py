@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,13 +17,33 @@ ClientId = str
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Decoded images, resident once per process: `images` uint8 (n, 3, height, width), `labels` int64 (n,)."""
+    """Decoded images and their labels, in host memory or mapped from a file, shared by all that select from them.
+
+    `images` is uint8 (m, 3, height, width); example i is `images[rows[i]]` with label `labels[i]`, int64 (n,).
+    `rows` is None where the examples are all images in their order, so that a subset copies no pixels.
+    """
 
     images: Tensor
     labels: Tensor
+    rows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The examples at `index` (k,): a copy of their images (k, 3, height, width), and their labels (k,)."""
+        rows = index if self.rows is None else self.rows[index]
+        return self.images[rows], self.labels[index]
+
+    def select(self, index: Tensor) -> ImageSet:
+        """The examples at `index`, without copying pixels."""
+        return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index])
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All examples in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            here = slice(start, start + size)
+            yield self.images[here if self.rows is None else self.rows[here]], self.labels[here]
 
 
 @dataclass(frozen=True)
@@ -47,12 +67,16 @@ class FederatedData:
 
 @dataclass(frozen=True)
 class Client:
-    """One participant: its training images and `capacity`, the number of blocks that fit on it (L_i)."""
+    """One participant: its images and `capacity`, the number of blocks that fit on it (L_i).
+
+    `validation` is the share that it holds back from its training, None where the partition asks for none.
+    """
 
     id: ClientId
     domain: str
     train: ImageSet
     capacity: int
+    validation: ImageSet | None = None
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
 """Data sets as decoded images in memory, by domain, and their partition into clients."""
 
 from functools import lru_cache
+from typing import Annotated
+
+from pydantic import Field
 
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.partition import FeatureSkew
+from fedsweep.data.prepared import PreparedData
 from fedsweep.types import FederatedData
 
-DataConfig = DigitsData
+DataConfig = Annotated[DigitsData | PreparedData, Field(discriminator="name")]
 PartitionConfig = FeatureSkew
 
 
-@lru_cache(maxsize=2)
-def load(config: DataConfig) -> FederatedData:
-    """Decode once per process; trials of a reused worker share the images."""
+@lru_cache(maxsize=4)
+def load(config: DigitsData | PreparedData) -> FederatedData:
+    """Decode or map once per process; trials of a reused worker share the images."""
     return config.load()

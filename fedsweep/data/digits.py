@@ -4,18 +4,17 @@ The 1,797 scans of `sklearn.datasets.load_digits` (8 x 8, 17 grey levels) are en
 domain holds the same originals with the same train/test split, so that domains differ in style alone.
 """
 
-import hashlib
 import math
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.config import Config
+from fedsweep.data.imagestore import content_digest
 from fedsweep.seeding import derived_seed
 from fedsweep.types import Domain, FederatedData, ImageSet
 
@@ -59,16 +58,12 @@ class DigitsData(Config):
         test, train = order.tensor_split([round(len(labels) * self.test_fraction)])
         train, test = train.sort().values, test.sort().values
         domains = []
-        digest = hashlib.sha256()
         for name in self.domains:
             images = to_uint8(RENDERERS[name](glyphs, _generator("style", name)))
             domain = Domain(name, ImageSet(images[train], labels[train]), ImageSet(images[test], labels[test]))
             domains.append(domain)
-            for part in (domain.train, domain.test):
-                digest.update(name.encode())
-                digest.update(part.images.numpy().tobytes())
-                digest.update(part.labels.numpy().astype(np.int64).tobytes())
-        return FederatedData("digits", tuple("0123456789"), tuple(domains), digest.hexdigest())
+        classes = tuple("0123456789")
+        return FederatedData("digits", classes, tuple(domains), content_digest(classes, domains))
 
 
 def enlarge(glyphs: Tensor) -> Tensor:

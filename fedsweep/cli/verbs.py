@@ -1,4 +1,4 @@
-"""The verbs. Nothing heavy is imported at the top: help answers at once, mistakes are told before Ray starts."""
+"""The verbs on experiments and sweeps. Nothing heavy is imported at the top: mistakes are told before Ray starts."""
 
 from __future__ import annotations
 
@@ -7,35 +7,16 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fedsweep.cli.options import DEFAULT_STORE, Overrides, StoreOption
 
 if TYPE_CHECKING:
     from fedsweep.sweep.plan import Plan
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Hyperparameter tuning and ablations for federated fine-tuning of foundation models.\n\n"
-    "Start with `fedsweep tune ablations/lora_rank`: twelve federated runs, a table, and `fedsweep ui`.",
-)
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")
-]
-StoreOption = Annotated[
-    Path, typer.Option("--store", envvar="FEDSWEEP_STORE", help="folder for results and MLflow's database")
-]
-DEFAULT_STORE = Path("mlruns")
-# A wrong option, a missing argument; typer does not export the class.
-_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
-
-
-@app.command()
 def run(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
     overrides: Overrides = None,
@@ -78,7 +59,6 @@ def run(
     table.console.print(f"Recorded in {relative(trial.folder)} and MLflow; `fedsweep ui` opens it.")
 
 
-@app.command()
 def tune(
     space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
     overrides: Overrides = None,
@@ -125,7 +105,6 @@ def tune(
     show_sweep(result, plan)
 
 
-@app.command()
 def report(
     space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
     sweep: Annotated[str | None, typer.Option("--sweep", help="the sweep's id; the newest by default")] = None,
@@ -147,7 +126,6 @@ def report(
     console.print(f"Written to {relative(found.folder / 'report')}.")
 
 
-@app.command()
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on this machine")] = 5000,
     store: StoreOption = DEFAULT_STORE,
@@ -179,7 +157,6 @@ def ui(
         raise SystemExit(0) from None
 
 
-@app.command("list")
 def list_files() -> None:
     """Name the experiments and search spaces that are there.
 
@@ -198,7 +175,6 @@ def list_files() -> None:
         console.print(table, "")
 
 
-@app.command()
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="an experiment or a search space")],
     overrides: Overrides = None,
@@ -256,31 +232,3 @@ def _plan(space: str, changes: dict[str, Any], space_changes: dict[str, Any]) ->
     from fedsweep.sweep.plan import Plan
 
     return Plan.read(space, changes, space_changes)
-
-
-def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2."""
-    from fedsweep.errors import UserError
-
-    try:
-        code = app(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
-    except UserError as error:
-        print(f"fedsweep: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except _UsageError as error:
-        words = " ".join(error.format_message().split()).rstrip(".").replace(". Did you mean", "; did you mean")
-        where = error.ctx.command_path if error.ctx else "fedsweep"
-        hint = "" if words.endswith("?") else f"; `{where} --help` shows what it takes."
-        print(f"fedsweep: {words[0].lower()}{words[1:]}{hint}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except (KeyboardInterrupt, typer.Abort):
-        raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of a pipe has gone, as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
-    if code:
-        raise SystemExit(code)
-
-
-if __name__ == "__main__":
-    main()

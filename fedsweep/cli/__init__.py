@@ -1,0 +1,52 @@
+"""The command line. Nothing heavy is imported at the top: help answers at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import cast
+
+import typer
+
+from fedsweep.cli import data, verbs
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Hyperparameter tuning and ablations for federated fine-tuning of foundation models.\n\n"
+    "Start with `fedsweep tune ablations/lora_rank`: twelve federated runs, a table, and `fedsweep ui`.",
+)
+for verb in (verbs.run, verbs.tune, verbs.report, verbs.ui):
+    app.command()(verb)
+app.command("list")(verbs.list_files)
+app.command()(verbs.show)
+app.add_typer(data.app)
+
+# A wrong option, a missing argument; typer does not export the class.
+_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2."""
+    from fedsweep.errors import UserError
+
+    try:
+        code = app(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
+    except UserError as error:
+        print(f"fedsweep: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except _UsageError as error:
+        words = " ".join(error.format_message().split()).rstrip(".").replace(". Did you mean", "; did you mean")
+        where = error.ctx.command_path if error.ctx else "fedsweep"
+        hint = "" if words.endswith("?") else f"; `{where} --help` shows what it takes."
+        print(f"fedsweep: {words[0].lower()}{words[1:]}{hint}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (KeyboardInterrupt, typer.Abort):
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of a pipe has gone, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    if code:
+        raise SystemExit(code)

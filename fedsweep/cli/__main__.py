@@ -1,0 +1,6 @@
+"""`python -m fedsweep.cli`."""
+
+from fedsweep.cli import main
+
+if __name__ == "__main__":
+    main()
