@@ -1,6 +1,6 @@
 """RunConfig, the table of contents of a run, and `run`, which plays it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, Self
 
@@ -13,13 +13,14 @@ from fedsweep.checkpoint import save as save_checkpoint
 from fedsweep.config import Config
 from fedsweep.costs import COST_METRICS
 from fedsweep.data import DataConfig, PartitionConfig, load
+from fedsweep.data.partition import POOL, Split
 from fedsweep.evaluation import EvaluationConfig, metric_names
 from fedsweep.federation import Federation, FederationConfig, federate
 from fedsweep.history import RoundRecord
 from fedsweep.methods import MethodConfig, Server
 from fedsweep.models import BackboneConfig, LoraConfig, build_model
 from fedsweep.training import CohortTrainer, LocalConfig, OptimizerConfig
-from fedsweep.types import Domain, FederatedData, ImageSet, RoundResult
+from fedsweep.types import ClientId, FederatedData, RoundResult
 
 Device = Literal["cpu", "cuda"]
 
@@ -41,37 +42,98 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        depths, layers = self.federation.depths, self.backbone.depth
-        clients = self.partition.num_clients(len(self.data.domains))
-        if len(depths) != clients:
-            raise ValueError(
-                f"`federation.depths` must name one depth for each of the {clients} clients, "
-                f"but it has {len(depths)}: {list(depths)}"
-            )
-        for depth in depths:
+        layers, size = self.backbone.depth, self.federation.clients_per_round
+        capacities = self.capacities()
+        for depth in self.federation.depths:
             if not 1 <= depth <= layers:
                 raise ValueError(
                     f"`federation.depths` must lie between 1 and the {layers} blocks of {self.backbone.name}, "
                     f"but one is {depth}"
                 )
-        if (size := self.federation.clients_per_round) is not None and size > clients:
-            raise ValueError(f"`federation.clients_per_round` must be at most the {clients} clients, but it is {size}")
+        if isinstance(size, int) and size > len(capacities):
+            raise ValueError(
+                f"`federation.clients_per_round` must be at most the {len(capacities)} clients, but it is {size}"
+            )
+        if size == "one_per_domain" and POOL in self._domains_of().values():
+            raise ValueError(
+                f"`federation.clients_per_round` one_per_domain needs clients of one domain each, "
+                f"but those of `partition.name` {self.partition.name} draw from all"
+            )
         if self.lora.rank > self.backbone.width:
             raise ValueError(
                 f"`lora.rank` must be at most {self.backbone.width}, the width of {self.backbone.name}'s layers, "
                 f"but it is {self.lora.rank}"
             )
-        self.method.check(depths if size is None else sorted(depths)[:size], layers)  # the smallest cohort
+        self.method.check(self._smallest_cohort(capacities), layers)
         return self
+
+    def capacities(self) -> dict[ClientId, int]:
+        """Blocks that fit on each client: `federation.depths` by client, or by domain, or one for all.
+
+        Raises:
+            ValueError: the list has another length.
+        """
+        depths, domains = self.federation.depths, self._domains_of()
+        if len(depths) == len(domains):
+            return dict(zip(domains, depths, strict=True))
+        if len(depths) == 1:
+            return dict.fromkeys(domains, depths[0])
+        if len(depths) == len(self.data.domains) and POOL not in domains.values():
+            of_domain = dict(zip(self.data.domains, depths, strict=True))
+            return {client: of_domain[domain] for client, domain in domains.items()}
+        several = POOL not in domains.values() and len(self.data.domains) < len(domains)
+        by_domain = f", or for each of the {len(self.data.domains)} domains" if several else ""
+        raise ValueError(
+            f"`federation.depths` must name one depth for each of the {len(domains)} clients{by_domain}, or one for "
+            f"all, but it has {len(depths)}: {list(depths)}"
+        )
+
+    def _domains_of(self) -> dict[ClientId, str]:
+        return self.partition.clients_of(self.data.domains)
+
+    def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
+        """Capacities of the cohort with the fewest places that a round can have."""
+        size = self.federation.clients_per_round
+        if size == "one_per_domain":
+            least: dict[str, int] = {}
+            for client, domain in self._domains_of().items():
+                least[domain] = min(capacities[client], least.get(domain, capacities[client]))
+            return list(least.values())
+        return list(capacities.values()) if size is None else sorted(capacities.values())[:size]
 
     def metrics(self) -> list[str]:
         """Names of all metrics that a round reports."""
         return [*metric_names(self.data.domains), "loss/train", *COST_METRICS]
 
 
+def split(config: RunConfig) -> tuple[FederatedData, Split]:
+    """The data of a run and its clients; a function of data, partition and seed, not of the method.
+
+    Raises:
+        UserError: the data is not there, or cannot be divided as asked.
+    """
+    data = load(config.data)
+    return data, config.partition.split(data, config.capacities(), config.seed)
+
+
+def content_digests(config: RunConfig) -> dict[str, str]:
+    """What pins the content of the files that a configuration only names: images with labels, and weights."""
+    return {"data": load(config.data).digest, "weights": config.backbone.fingerprint()}
+
+
+def check_content(config: RunConfig) -> None:
+    """Open the data, divide it, and load the weights, as the run will.
+
+    Raises:
+        UserError: something is missing, does not fit, or cannot be divided.
+    """
+    data, _ = split(config)
+    config.backbone.check_weights(len(data.class_names))
+
+
 def build(config: RunConfig, device: Device = "cpu") -> Federation:
-    """Data, clients, model and trainer of a run, on the device."""
-    data = _on_device(load(config.data), device)
+    """Data, clients, model and trainer of a run; the model on the device, the images where they are."""
+    data, parts = split(config)
     model = build_model(config.backbone, config.lora, len(data.class_names), config.seed)
     config.method.prepare(model)
     model.to(device)
@@ -79,9 +141,9 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
         method=config.method,
         model=model,
         fresh=model.adapter(),
-        clients=config.partition.split(data, config.federation.depths),
+        clients=parts.clients,
         domains=data.domains,
-        server=Server(model.num_layers, config.aggregation),
+        server=Server(model.num_layers, config.aggregation, parts.proxy),
         trainer=CohortTrainer(model, config.optimizer, config.local, config.seed),
         config=config.federation,
         evaluation=config.evaluation,
@@ -112,15 +174,3 @@ def run_durably(config: RunConfig, checkpoint: Path, device: Device = "cpu") -> 
         history.append(RoundRecord(result.round, dict(result.metrics), result.seconds))
         save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
         yield history[-1]
-
-
-def _on_device(data: FederatedData, device: Device) -> FederatedData:
-    """The same data with its tensors on the device."""
-    if device == "cpu":
-        return data
-
-    def move(images: ImageSet) -> ImageSet:
-        return ImageSet(images.images.to(device), images.labels.to(device))
-
-    domains = tuple(Domain(one.name, move(one.train), move(one.test)) for one in data.domains)
-    return FederatedData(data.name, data.class_names, domains, data.digest)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,8 +21,12 @@ class FederationConfig(Config):
     """Rounds, cohorts and the clients' capacities."""
 
     rounds: int = Field(100, gt=0, description="communication rounds")
-    depths: tuple[int, ...] = Field(description="L_i, the number of blocks that fit on each client")
-    clients_per_round: int | None = Field(None, gt=0, description="size of the random cohort; null for all clients")
+    depths: tuple[int, ...] = Field(
+        description="L_i, the number of blocks that fit: one for each client, for each domain's clients, or for all"
+    )
+    clients_per_round: Literal["one_per_domain"] | Annotated[int, Field(gt=0)] | None = Field(
+        None, description="size of the random cohort, or one random client of each domain; null for all clients"
+    )
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,12 @@ class Federation:
         if size is None:
             return clients
         rng = stream(self.seed, "cohort", round)
+        if size == "one_per_domain":
+            by_domain: dict[str, list[Client]] = {}
+            for client in clients:
+                by_domain.setdefault(client.domain, []).append(client)
+            drawn = [group[rng.integers(len(group))] for group in by_domain.values()]
+            return sorted(drawn, key=lambda client: client.id)
         return [clients[i] for i in sorted(rng.choice(len(clients), size=size, replace=False))]
 
     def evaluate(self, state: ServerState) -> dict[str, float]:

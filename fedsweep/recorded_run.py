@@ -5,7 +5,7 @@ import secrets
 import traceback
 from collections.abc import Callable
 
-from fedsweep.experiment import Device, RunConfig, run_durably
+from fedsweep.experiment import Device, RunConfig, content_digests, run_durably
 from fedsweep.history import RoundRecord
 from fedsweep.store import Outcome, Store, TrialPlan, TrialStore
 from fedsweep.tracking import Recorder
@@ -17,7 +17,8 @@ def record_run(
     """Play a run, hand every round to `show`, and keep everything, an error's traceback included."""
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     trial = TrialStore(store.root / "runs" / name / stamp)
-    trial.plan(TrialPlan(key=stamp, number=0, arm={}, seed=config.seed, config=config.model_dump(mode="json")))
+    resolved, digests = config.model_dump(mode="json"), content_digests(config)
+    trial.plan(TrialPlan(key=stamp, number=0, arm={}, seed=config.seed, config=resolved, digests=digests))
     recorder = Recorder(store, name)
     recorder.sync(trial.read())
     try:

@@ -54,6 +54,7 @@ class TrialPlan(Config):
     arm: dict[str, Json] = Field(description="the varied hyperparameters, by dotted name")
     seed: int
     config: dict[str, Json] = Field(description="the whole resolved run, nested as in an experiment file")
+    digests: dict[str, str] = Field(default_factory=dict, description="of the data and weights that it names")
 
     @property
     def label(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,14 +16,34 @@ ClientId = str
 
 
 @dataclass(frozen=True)
+class PixelStack:
+    """Several tensors of images as one, one after the other, without copying them."""
+
+    parts: tuple[Tensor, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """The images of these rows (k,), gathered from the parts that they lie in."""
+        gathered = self.parts[0].new_empty((len(rows), *self.parts[0].shape[1:]))
+        start = 0
+        for part in self.parts:
+            here = (rows >= start) & (rows < start + len(part))
+            gathered[here] = part[rows[here] - start]
+            start += len(part)
+        return gathered
+
+
+@dataclass(frozen=True)
 class ImageSet:
     """Decoded images and their labels, in host memory or mapped from a file, shared by all that select from them.
 
-    `images` is uint8 (m, 3, height, width); example i is `images[rows[i]]` with label `labels[i]`, int64 (n,).
-    `rows` is None where the examples are all images in their order, so that a subset copies no pixels.
+    `images` is uint8 (m, 3, height, width); example i is `images[rows[i]]` with label `labels[i]`, int64 (n,), so that
+    a subset copies no pixels. `rows` is None where the examples are all images in their order.
     """
 
-    images: Tensor
+    images: Tensor | PixelStack
     labels: Tensor
     rows: Tensor | None = None
 
@@ -40,10 +60,11 @@ class ImageSet:
         return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index])
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All examples in order, `size` at a time."""
+        """All examples in order, `size` at a time; views where the images lie in order."""
         for start in range(0, len(self), size):
             here = slice(start, start + size)
-            yield self.images[here if self.rows is None else self.rows[here]], self.labels[here]
+            pixels: Any = self.images  # a stack of tensors always comes with rows
+            yield pixels[here if self.rows is None else self.rows[here]], self.labels[here]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from fedsweep.checkpoint import Checkpoint, load, load_history, save
-from fedsweep.experiment import RunConfig, build, run, run_durably
+from fedsweep.experiment import RunConfig, build, run, run_durably, split
 from fedsweep.federation import federate
 from tests.compare import identical, identical_rounds
 
@@ -21,6 +21,52 @@ def test_a_built_federation_holds_what_its_config_says(tiny):
     ]  # fmt: skip
     assert (built.seed, built.trainer.seed, built.server.num_layers, len(built.domains)) == (9, 9, 12, 3)
     assert not built.model.training
+
+
+@pytest.mark.parametrize(
+    ("partition", "depths", "expected"),
+    [
+        ({"name": "feature_skew"}, [9, 6, 3], {"plain": 9, "inverted": 6, "noisy": 3}),
+        ({"name": "feature_skew"}, [7], {"plain": 7, "inverted": 7, "noisy": 7}),
+        ({"name": "iid", "clients": 2}, [5, 4], {"client-0": 5, "client-1": 4}),
+        (
+            {"name": "feature_label_skew", "clients_per_domain": 2},
+            [9, 6, 3],
+            {"plain/0": 9, "plain/1": 9, "inverted/0": 6, "inverted/1": 6, "noisy/0": 3, "noisy/1": 3},
+        ),
+        (
+            {"name": "feature_label_skew", "clients_per_domain": 2},
+            [1, 2, 3, 4, 5, 6],
+            {"plain/0": 1, "plain/1": 2, "inverted/0": 3, "inverted/1": 4, "noisy/0": 5, "noisy/1": 6},
+        ),
+    ],
+)
+def test_depths_are_given_by_client_or_by_domain_or_for_all(tiny, partition, depths, expected):
+    config = tiny.override({"partition": partition, "federation.depths": depths}, "test")
+    assert {client.id: client.capacity for client in build(config).clients} == expected
+
+
+def test_the_split_does_not_depend_on_the_method_or_the_backbone(tiny):
+    skew = {"partition": {"name": "feature_label_skew", "proxy_share": 0.1, "validation_share": 0.2}}
+    others = [{"method": "all_small"}, {"lora.rank": 2}, {"optimizer.lr": 1.0}]
+    (_, first), *rest = [split(tiny.override({**skew, **more}, "test")) for more in [{}, *others]]
+    for _, again in rest:
+        assert identical([one.train.rows for one in first.clients], [one.train.rows for one in again.clients])
+        assert identical([one.validation.rows for one in first.clients], [one.validation.rows for one in again.clients])
+        assert identical([one.rows for one in first.proxy.values()], [one.rows for one in again.proxy.values()])
+
+
+def test_the_server_holds_the_proxy_images(tiny):
+    built = build(tiny.override({"partition.proxy_share": 0.05}, "test"))
+    assert {name: len(images) for name, images in built.server.proxy.items()} == dict.fromkeys(tiny.data.domains, 72)
+    assert build(tiny).server.proxy == {}
+
+
+@pytest.mark.parametrize("name", ["label_skew", "iid"])
+def test_clients_of_a_pool_train(tiny, name):
+    changes = {"partition": {"name": name, "clients": 3}, "federation.rounds": 1}
+    _, result = run(tiny.override(changes, "test"))
+    assert result.metrics["loss/train"] > 0
 
 
 def test_a_run_is_its_federation_played(short):

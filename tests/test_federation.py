@@ -48,6 +48,19 @@ def test_a_cohort_is_drawn_anew_each_round_without_repetition(federation):
     assert cohorts != [ids(replace(small, seed=1).cohort(round)) for round in range(1, 301)]
 
 
+def test_one_client_of_each_domain_is_drawn_evenly(federation):
+    skew = {"name": "feature_label_skew", "clients_per_domain": 3}
+    small = federation({"partition": skew, "federation.clients_per_round": "one_per_domain"}, train=60)
+    cohorts = [small.cohort(round) for round in range(1, 301)]
+    assert all([client.domain for client in cohort] == ["inverted", "noisy", "plain"] for cohort in cohorts)
+    assert all(ids(cohort) == sorted(ids(cohort)) for cohort in cohorts)
+    taken = Counter(client.id for cohort in cohorts for client in cohort)
+    assert len(taken) == 9
+    assert all(70 <= times <= 130 for times in taken.values())  # 100 expected, deviation 8
+    assert ids(small.cohort(7)) == ids(cohorts[6])
+    assert len({tuple(ids(cohort)) for cohort in cohorts}) == 27  # domains draw independently
+
+
 def test_arms_with_the_same_seed_share_split_cohort_and_initial_adapter(federation):
     base = {"federation.clients_per_round": 2, "seed": 5}
     changes = [{}, {"method": "all_small"}, {"optimizer.lr": 0.5}, {"lora.dropout": 0}]

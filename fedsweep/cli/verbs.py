@@ -40,7 +40,7 @@ def run(
 
     import torch
 
-    from fedsweep.experiment import RunConfig
+    from fedsweep.experiment import RunConfig, check_content
     from fedsweep.recorded_run import record_run
     from fedsweep.terminal import RoundTable, relative
     from fedsweep.tracking import check_writable
@@ -49,6 +49,7 @@ def run(
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("`--device` is cuda, but torch sees no GPU.")
     config = RunConfig.of(read_yaml(path), f"experiment {experiment}").override(changes, f"experiment {experiment}")
+    check_content(config)
     check_writable(Store(store).root)
     torch.set_num_threads(1)  # the sum of a product depends on the number of threads; one is what a trial has
     with RoundTable(config.federation.rounds, config.data.domains, as_json) as table:
@@ -97,6 +98,7 @@ def tune(
 
     if dry_run:
         check_resources(plan.space.resources)
+        plan.preflight()
         if resume:
             open_sweep(plan, home, resume, sweep)
         show_plan(plan)

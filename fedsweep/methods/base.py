@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +11,7 @@ from fedsweep.aggregation import AggregationConfig
 from fedsweep.config import Config
 from fedsweep.models.layered import LayeredModel
 from fedsweep.training import CohortTrainer, LocalTask, Objective
-from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 Allocations = Mapping[ClientId, LayerAllocation]
 
@@ -22,6 +22,8 @@ class Server:
 
     num_layers: int
     aggregation: AggregationConfig
+    proxy: Mapping[str, ImageSet] = field(default_factory=dict)
+    """Images by domain that the server holds and no client has; empty unless `partition.proxy_share` asks for them."""
 
 
 class FederatedMethod(Config, ABC):

@@ -2,16 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import fedsweep
 from fedsweep.config import Json, flat, read_yaml
-from fedsweep.data import load
 from fedsweep.errors import UserError, near
-from fedsweep.experiment import RunConfig
+from fedsweep.experiment import RunConfig, check_content, content_digests
 from fedsweep.paths import find
 from fedsweep.seeding import stream
 from fedsweep.store import TrialPlan, arm_label
@@ -45,7 +44,6 @@ class Plan:
         changes: Mapping[str, dict[str, Json]],
     ) -> None:
         self.name, self.space, self.base, self.files, self.changes = name, space, base, dict(files), dict(changes)
-        self.data_digest = load(base.data).digest
         self.engine_digest = engine_digest()
 
     @classmethod
@@ -81,13 +79,8 @@ class Plan:
                 raise UserError(
                     f"search space {self.name}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
                 )
-        arms: list[Arm] = (
-            self.space.arms()
-            if self.sampled is None
-            else [{name: value} for name, axis in self.space.space.items() for value in axis.extremes()]
-        )
         seen: dict[str, Arm] = {}
-        for arm in arms:
+        for arm in self._arms():
             resolved = json.dumps(self.resolve(arm, self.space.seeds[0]).model_dump(mode="json"), sort_keys=True)
             if self.sampled is None and resolved in seen:
                 twins = f"{arm_label(seen[resolved])} and {arm_label(arm)}"
@@ -99,6 +92,28 @@ class Plan:
                 f"search space {self.name}: `objective.metric` {metric} is not reported by this run"
                 f"{near(metric, metrics) or '; it reports ' + ', '.join(metrics) + '.'}"
             )
+
+    def preflight(self) -> None:
+        """Open what the trials read, and divide it as they will, so that nothing is missed once workers run.
+
+        Raises:
+            UserError: data or weights are not there, do not fit, or cannot be divided among the clients.
+        """
+        seen: set[str] = set()
+        for config in self._reachable():
+            asked = config.model_dump_json(include={"data", "partition", "federation", "seed", "backbone"})
+            if asked not in seen:
+                seen.add(asked)
+                check_content(config)
+
+    def _arms(self) -> list[Arm]:
+        """Every arm of a grid; of a sampled search the ends of each range."""
+        if self.sampled is None:
+            return self.space.arms()
+        return [{name: value} for name, axis in self.space.space.items() for value in axis.extremes()]
+
+    def _reachable(self) -> Iterator[RunConfig]:
+        return (self.resolve(arm, seed) for arm in self._arms() for seed in self.space.seeds)
 
     @property
     def sampled(self) -> int | None:
@@ -116,10 +131,12 @@ class Plan:
 
     def trial(self, number: int, arm: Arm, seed: int) -> TrialPlan:
         """A trial under a key of its content; samples may repeat, so their number is part of it."""
-        config: dict[str, Any] = self.resolve(arm, seed).model_dump(mode="json")
-        content = [config, self.engine_digest, self.data_digest, number if self.sampled is not None else None]
+        resolved = self.resolve(arm, seed)
+        config: dict[str, Any] = resolved.model_dump(mode="json")
+        digests = content_digests(resolved)
+        content = [config, self.engine_digest, digests, number if self.sampled is not None else None]
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-        return TrialPlan(key=key, number=number, arm=arm, seed=seed, config=config)
+        return TrialPlan(key=key, number=number, arm=arm, seed=seed, config=config, digests=digests)
 
     def grid(self) -> list[TrialPlan]:
         """All trials of a grid, seed by seed, so that a stopped sweep is balanced.
@@ -141,10 +158,11 @@ class Plan:
             [self.space.model_dump(mode="json", exclude={"resources"}), self.base.model_dump(mode="json")],
             sort_keys=True,
         )
+        content = sorted({json.dumps(content_digests(config), sort_keys=True) for config in self._reachable()})
         return {
             "definition": hashlib.sha256(definition.encode()).hexdigest(),
             "engine": self.engine_digest,
-            "data": self.data_digest,
+            "data": hashlib.sha256(json.dumps(content).encode()).hexdigest(),
             "packages": ", ".join(f"{name} {metadata.version(name)}" for name in ENGINE_PACKAGES),
         }
 

@@ -1,5 +1,6 @@
 """The trainable: one communication round is one reported step."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ from ray import tune
 from fedsweep.store import SweepStore
 
 
-def train(config: dict[str, Any], *, sweep: str, threads: int, device: str) -> None:
+def train(config: dict[str, Any], *, sweep: str, threads: int, device: str, environment: dict[str, str]) -> None:
     """Run the trial whose plan lies under `config["trial"]`, reporting each round once it is on disk.
 
     Heavy imports happen once per worker; Ray reuses workers between trials.
     """
+    os.environ.update(environment)  # a worker has another working directory
     import torch
 
     from fedsweep.experiment import RunConfig, run_durably

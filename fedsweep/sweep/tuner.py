@@ -17,6 +17,7 @@ from joblib import cpu_count
 from rich.console import Console
 
 from fedsweep.errors import UserError
+from fedsweep.paths import environment
 from fedsweep.store import Outcome, Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.sweep.display import LiveTable
 from fedsweep.sweep.plan import Plan
@@ -138,6 +139,7 @@ def run_sweep(
         UserError: the machine, the store or the sweep does not allow it; nothing was started.
     """
     check_resources(plan.space.resources)
+    plan.preflight()
     sweep = open_sweep(plan, store, resume, sweep_id)
     from fedsweep.sweep.recording import Recording  # imports ray: not for what is refused
 
@@ -224,6 +226,7 @@ def _tune(plan: Plan, sweep: SweepStore, recording: Recording, done: set[str]) -
         sweep=str(sweep.folder),
         threads=max(int(resources.cpus_per_trial), 1),
         device="cuda" if resources.gpus_per_trial > 0 else "cpu",
+        environment=environment(),
     )
     scratch = sweep.folder / "ray"
     tuner = tune.Tuner(

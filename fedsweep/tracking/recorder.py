@@ -138,6 +138,7 @@ class Recorder:
         run_id = self._find(tags)
         if run_id is None:
             shown = {"fedsweep.arm": plan.label, "fedsweep.seed": str(plan.seed), OUTCOME: "running"}
+            shown |= {f"fedsweep.{name}_digest": digest for name, digest in plan.digests.items()}
             created = self.client.create_run(
                 self.experiment_id, run_name=run_name(plan), tags={**tags, **shown, **origin()}
             )

@@ -1,23 +1,206 @@
-"""From domains to clients."""
+"""From domains to clients: properties of every partition, and what each one promises."""
 
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from fedsweep.data import load
-from fedsweep.data.digits import DigitsData
-from fedsweep.data.partition import FeatureSkew
+from fedsweep.data.partition import POOL, AnyPartition, PartitionConfig, Split
+from fedsweep.data.partition.dirichlet import deal_by_dirichlet
+from fedsweep.data.partition.feature_label_skew import FeatureLabelSkew
+from fedsweep.data.partition.label_skew import LabelSkew
+from fedsweep.errors import UserError
+from fedsweep.seeding import stream
+from fedsweep.types import Domain, FederatedData, ImageSet
+from tests.references.dirichlet import cut
+
+KINDS: list[dict[str, Any]] = [
+    {"name": "feature_skew"},
+    {"name": "feature_label_skew", "clients_per_domain": 3, "alpha": 0.5, "min_size": 5},
+    {"name": "label_skew", "clients": 4, "alpha": 0.5, "min_size": 5},
+    {"name": "iid", "clients": 12},
+]
+partition = TypeAdapter(PartitionConfig).validate_python
 
 
-def test_feature_skew_is_one_client_per_domain():
-    data = load(DigitsData(domains=("thick", "plain")))
-    clients = FeatureSkew().split(data, [7, 2])
-    assert [(client.id, client.domain, client.capacity) for client in clients] == [
-        ("thick", "thick", 7),
-        ("plain", "plain", 2),
-    ]
+def numbered_data(sizes: tuple[int, ...] = (60, 90), classes: int = 4) -> FederatedData:
+    """Domains whose images are 1 x 1 and carry their own number, so that every one can be traced."""
+    domains, first = [], 0
+    for place, size in enumerate(sizes):
+        numbers = torch.arange(first, first + size)
+        images = torch.stack([numbers // 256, numbers % 256, torch.full((size,), place)], 1).to(torch.uint8)
+        labels = torch.from_numpy(np.random.default_rng(place).integers(classes, size=size))
+        part = ImageSet(images.view(-1, 3, 1, 1), labels)
+        domains.append(Domain("ab"[place], part, part))
+        first += size
+    return FederatedData("numbered", tuple("wxyz"[:classes]), tuple(domains), "digest")
+
+
+def numbers(images: ImageSet) -> list[int]:
+    pixels, labels = images.take(torch.arange(len(images)))
+    assert torch.equal(labels, images.labels)
+    return (pixels[:, 0, 0, 0].int() * 256 + pixels[:, 1, 0, 0].int()).tolist()
+
+
+def divide(kind: AnyPartition, data: FederatedData, seed: int = 0) -> Split:
+    return kind.split(data, dict.fromkeys(kind.clients_of([one.name for one in data.domains]), 3), seed)
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind["name"])
+def kind(request: pytest.FixtureRequest) -> Callable[..., AnyPartition]:
+    return lambda **more: partition({**request.param, **more})
+
+
+def test_all_partitions_are_tried():
+    kinds = {one.model_fields["name"].default for one in AnyPartition.__args__}
+    assert kinds == {one["name"] for one in KINDS}
+    assert len(kinds) == 4
+
+
+@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.1, 0.2)])
+def test_every_image_goes_to_exactly_one_place(kind, shares):
+    parts = divide(kind(proxy_share=shares[0], validation_share=shares[1]), numbered_data())
+    held = [number for client in parts.clients for number in numbers(client.train)]
+    back = [number for client in parts.clients if client.validation for number in numbers(client.validation)]
+    proxy = [number for images in parts.proxy.values() for number in numbers(images)]
+    assert sorted(held + back + proxy) == list(range(150))
+    assert [bool(proxy), bool(back)] == [share > 0 for share in shares]
+
+
+def test_images_keep_their_labels(kind):
+    data = numbered_data()
+    truth = dict(zip(range(150), torch.cat([one.train.labels for one in data.domains]).tolist(), strict=True))
+    for client in divide(kind(proxy_share=0.1, validation_share=0.1), data).clients:
+        assert client.train.labels.tolist() == [truth[number] for number in numbers(client.train)]
+
+
+def test_clients_are_those_that_were_announced(kind):
+    data = numbered_data()
+    announced = kind().clients_of(["a", "b"])
+    clients = divide(kind(), data).clients
+    assert {client.id: client.domain for client in clients} == announced
+    assert list(announced) == [client.id for client in clients] == sorted(announced)
+    for client in clients:
+        pixels, _ = client.train.take(torch.arange(len(client.train)))
+        places = {"ab"[place] for place in pixels[:, 2, 0, 0].tolist()}
+        assert places == ({"a", "b"} if client.domain == POOL else {client.domain})
+
+
+def test_a_division_is_a_function_of_the_seed(kind):
+    def held(seed: int) -> list[list[int]]:
+        return [numbers(one.train) for one in divide(kind(validation_share=0.2), numbered_data(), seed).clients]
+
+    assert held(3) == held(3)
+    assert held(3) != held(4)
+
+
+def test_no_pixels_are_copied(kind):
+    data = numbered_data()
+    whole = {one.train.images.data_ptr() for one in data.domains}
+    for client in divide(kind(proxy_share=0.1), data).clients:
+        images = client.train.images
+        assert {part.data_ptr() for part in getattr(images, "parts", (images,))} <= whole
+
+
+def test_the_division_of_a_domain_does_not_depend_on_the_others():
+    kind, data = partition(KINDS[1] | {"proxy_share": 0.1, "validation_share": 0.1}), numbered_data()
+    alone = FederatedData("numbered", data.class_names, data.domains[1:], "digest")
+    both = {client.id: numbers(client.train) for client in divide(kind, data).clients}
+    assert {client.id: numbers(client.train) for client in divide(kind, alone).clients}.items() <= both.items()
+
+
+def test_shares_held_out_are_as_large_as_asked():
+    parts = divide(partition({"name": "feature_skew", "proxy_share": 0.1, "validation_share": 0.2}), numbered_data())
+    assert {domain: len(images) for domain, images in parts.proxy.items()} == {"a": 6, "b": 9}
+    assert [len(client.validation) for client in parts.clients] == [11, 16]
+    tiny = divide(partition({"name": "feature_skew", "validation_share": 0.01}), numbered_data((2, 40)))
+    assert [(len(client.train), len(client.validation)) for client in tiny.clients] == [(1, 1), (39, 1)]
+
+
+def test_feature_skew_leaves_a_domain_as_it_is():
+    data = numbered_data()
+    clients = divide(partition(KINDS[0]), data).clients
+    assert [client.id for client in clients] == ["a", "b"]
     assert all(client.train is domain.train for client, domain in zip(clients, data.domains, strict=True))
-    assert FeatureSkew().num_clients(2) == 2
 
 
-def test_depths_must_match_the_domains():
-    with pytest.raises(ValueError, match="zip"):
-        FeatureSkew().split(load(DigitsData(domains=("thick", "plain"))), [7])
+def test_iid_shares_differ_by_one_image_at_most():
+    sizes = [len(client.train) for client in divide(partition({"name": "iid", "clients": 7}), numbered_data()).clients]
+    assert (max(sizes) - min(sizes), sum(sizes), len(sizes)) == (1, 150, 7)
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(lambda counts: sum(counts) >= 20),
+    clients=st.integers(1, 5),
+    alpha=st.floats(0.3, 1e6),
+    seed=st.integers(0, 99),
+)
+def test_dirichlet_is_a_partition_with_its_minimum(counts, clients, alpha, seed):
+    labels = torch.tensor([label for label, count in enumerate(counts) for _ in range(count)])
+    parts = deal_by_dirichlet(labels, clients, alpha, 2, np.random.default_rng(seed), "a test")
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(labels)))
+    assert len(parts) == clients
+    assert min(map(len, parts)) >= 2
+
+
+def test_dirichlet_equals_the_reference():
+    labels = torch.tensor([0] * 50 + [2] * 31 + [5] * 7)
+    rng = stream(1, "test")
+    order = [rng.permutation(np.flatnonzero(labels.numpy() == label)).tolist() for label in (0, 2, 5)]
+    shares = rng.dirichlet([0.7] * 3, size=3).tolist()  # the first draw, which a minimum of 1 accepts here
+    by_class = [cut(positions, share) for positions, share in zip(order, shares, strict=True)]
+    expected = [sorted(itertools.chain(*mine)) for mine in zip(*by_class, strict=True)]
+    assert min(map(len, expected)) >= 1
+    found = deal_by_dirichlet(labels, 3, 0.7, 1, stream(1, "test"), "a test")
+    assert [part.tolist() for part in found] == expected
+
+
+def spread(labels: list[torch.Tensor], classes: int) -> float:
+    """Mean total-variation distance between the clients' label distributions and that of all."""
+    counts = torch.stack([torch.bincount(one, minlength=classes).double() for one in labels])
+    whole = counts.sum(0) / counts.sum()
+    return float((counts / counts.sum(1, keepdim=True) - whole).abs().sum(1).mean() / 2)
+
+
+@pytest.mark.parametrize("make", [lambda alpha: FeatureLabelSkew(alpha=alpha), lambda alpha: LabelSkew(alpha=alpha)])
+def test_a_larger_alpha_is_less_skewed(make):
+    data = numbered_data((500, 500))
+
+    def skew(alpha: float) -> float:
+        drawn = [divide(make(alpha), data, seed).clients for seed in range(5)]
+        return float(np.mean([spread([one.train.labels for one in clients], 4) for clients in drawn]))
+
+    skews = [skew(alpha) for alpha in (0.2, 1.0, 10.0, 1000.0)]
+    assert skews == sorted(skews, reverse=True)
+    assert skews[0] > 3 * skews[-1]
+
+
+def test_too_few_images_for_the_minimum_are_told_at_once():
+    with pytest.raises(UserError) as refused:
+        divide(FeatureLabelSkew(clients_per_domain=7), numbered_data())
+    assert str(refused.value) == ("`partition.min_size` 10 for each of 7 clients needs 70 images, but domain a has 60.")
+
+
+def test_a_minimum_that_no_draw_reaches_ends_with_a_sentence():
+    with pytest.raises(UserError) as refused:
+        divide(LabelSkew(clients=5, alpha=1e-3, min_size=29), numbered_data())
+    sentence = str(refused.value)
+    assert sentence.startswith("`partition.alpha` 0.001 leaves one of the 5 clients of the pool of all domains with ")
+    assert "`partition.min_size` 29 in each of 1000 draws (at best 16 of 150)" in sentence
+
+
+def test_more_iid_clients_than_images_are_refused():
+    with pytest.raises(UserError, match=r"`partition.clients` must be at most the 150 images, but it is 151"):
+        divide(partition({"name": "iid", "clients": 151}), numbered_data())
+
+
+@pytest.mark.parametrize("alpha", [0, -1.0, 1e7])
+def test_alpha_has_bounds(alpha):
+    with pytest.raises(ValueError, match="alpha"):
+        partition({"name": "label_skew", "alpha": alpha})

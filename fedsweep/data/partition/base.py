@@ -1,0 +1,90 @@
+"""What a partition is: which of the training images each client holds. A function of data and seed alone."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+
+from fedsweep.config import Config
+from fedsweep.seeding import stream
+from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
+
+POOL = "pool"
+"""The domain of a client whose images come from all of them."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The clients, and by domain the server's proxy images, which no client holds."""
+
+    clients: tuple[Client, ...]
+    proxy: Mapping[str, ImageSet]
+
+
+class Partition(Config, ABC):
+    """A rule that deals training images to clients, after the server's proxy share is taken out."""
+
+    name: str
+    proxy_share: float = Field(
+        0.0, ge=0, lt=1, description="share of each domain's training images held out of the clients for the server"
+    )
+    validation_share: float = Field(
+        0.0, ge=0, lt=1, description="share of its images that each client holds out of its training"
+    )
+
+    @abstractmethod
+    def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
+        """Every client's id and domain, known before any image is read."""
+
+    @abstractmethod
+    def deal(self, train: Mapping[str, ImageSet], seed: int) -> dict[ClientId, ImageSet]:
+        """The clients' images, from what is left of each domain for training.
+
+        Raises:
+            UserError: no such division exists, or none was found.
+        """
+
+    def split(self, data: FederatedData, capacities: Mapping[ClientId, int], seed: int) -> Split:
+        """Clients with `capacities[id]` blocks each, in the order of `clients_of`.
+
+        Raises:
+            UserError: as `deal`.
+        """
+        shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
+        dealt = self.deal({name: rest for name, (_, rest) in shares.items()}, seed)
+        clients = []
+        for client, domain in self.clients_of([one.name for one in data.domains]).items():
+            validation, train = _hold_out(dealt[client], self.validation_share, seed, "validation", client)
+            clients.append(Client(client, domain, train, capacities[client], validation))
+        return Split(tuple(clients), {name: proxy for name, (proxy, _) in shares.items() if proxy is not None})
+
+
+def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
+    """A random `share` of the examples, and the rest in its old order; at least one on either side."""
+    if share == 0 or len(whole) < 2:
+        return None, whole
+    count = min(max(round(share * len(whole)), 1), len(whole) - 1)
+    order = torch.from_numpy(stream(seed, purpose, name).permutation(len(whole)))
+    return whole.select(order[:count].sort().values), whole.select(order[count:].sort().values)
+
+
+def pool(sets: Sequence[ImageSet]) -> ImageSet:
+    """All examples of several domains as one set, without copying pixels."""
+    if len(sets) == 1:
+        return sets[0]
+    parts, rows, start = [], [], 0
+    for one in sets:
+        if isinstance(one.images, PixelStack):
+            raise TypeError("a domain's images are one tensor")
+        parts.append(one.images)
+        rows.append(start + (torch.arange(len(one)) if one.rows is None else one.rows))
+        start += len(one.images)
+    return ImageSet(PixelStack(tuple(parts)), torch.cat([one.labels for one in sets]), torch.cat(rows))
+
+
+def numbered(prefix: str, count: int) -> list[ClientId]:
+    """Ids that sort by number: `art/0`, or `art/00` where there are more than ten."""
+    digits = len(str(count - 1))
+    return [f"{prefix}{number:0{digits}d}" for number in range(count)]

@@ -1,0 +1,36 @@
+"""Clients differ in the style of their images and in their classes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from fedsweep.data.partition.base import Partition, numbered
+from fedsweep.data.partition.dirichlet import Alpha, MinSize, deal_by_dirichlet
+from fedsweep.seeding import stream
+from fedsweep.types import ClientId, ImageSet
+
+
+class FeatureLabelSkew(Partition):
+    """Each domain is split over several clients by Dirichlet(alpha) per class (FedRA, Section 4.1)."""
+
+    name: Literal["feature_label_skew"] = "feature_label_skew"
+    clients_per_domain: int = Field(5, gt=0, description="K, the clients that share a domain")
+    alpha: Alpha = 0.5
+    min_size: MinSize = 10
+
+    def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
+        """`<domain>/<number>`."""
+        return {client: domain for domain in domains for client in numbered(f"{domain}/", self.clients_per_domain)}
+
+    def deal(self, train: Mapping[str, ImageSet], seed: int) -> dict[ClientId, ImageSet]:
+        """Domain by domain, each from a stream of its own."""
+        dealt: dict[ClientId, ImageSet] = {}
+        for domain, images in train.items():
+            rng = stream(seed, "dirichlet", domain)
+            parts = deal_by_dirichlet(
+                images.labels, self.clients_per_domain, self.alpha, self.min_size, rng, f"domain {domain}"
+            )
+            ids = numbered(f"{domain}/", self.clients_per_domain)
+            dealt |= {client: images.select(rows) for client, rows in zip(ids, parts, strict=True)}
+        return dealt
