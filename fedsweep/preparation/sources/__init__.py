@@ -1,1 +1,76 @@
-"""One file per layout."""
+"""One file per layout, and THE list of them. A new layout is a new file, its class in `ALL`, and a test."""
+
+from pathlib import Path
+
+from fedsweep.errors import UserError, near
+from fedsweep.preparation.sources.base import Source
+from fedsweep.preparation.sources.classes import Classes, has_splits
+from fedsweep.preparation.sources.domainnet import DomainNet
+from fedsweep.preparation.sources.domains import Domains
+from fedsweep.preparation.sources.eurosat import EuroSat
+from fedsweep.preparation.sources.files import look, look_at_root, unexpected
+from fedsweep.preparation.sources.food101 import Food101
+from fedsweep.preparation.sources.imageclef import ImageClef
+from fedsweep.preparation.sources.nico import Nico
+from fedsweep.preparation.sources.office_home import OfficeHome
+from fedsweep.preparation.sources.pacs import Pacs
+from fedsweep.preparation.sources.parquet import Parquet, holds_images
+from fedsweep.preparation.sources.ucf101 import Ucf101
+
+ALL: tuple[type[Source], ...] = (
+    DomainNet,
+    Nico,
+    OfficeHome,
+    ImageClef,
+    Pacs,
+    Food101,
+    EuroSat,
+    Ucf101,
+    Domains,
+    Classes,
+    Parquet,
+)
+
+_OTHER_SPELLINGS = {"imageclefda": ImageClef, "nicopp": Nico, "nico++": Nico}
+
+
+def find(name: str, root: Path, layout: str | None = None) -> Source:
+    """The source that reads a root: by `layout`, else by Parquet files there, else by name, else by the folders' depth.
+
+    Args:
+        name: What the user calls the data set, e.g. `pacs`, `Office-Home` or `my_photos`.
+        root: Its folder.
+        layout: A name of `ALL`, which wins over everything.
+
+    Raises:
+        UserError: there is no such root or layout, or nothing fits.
+    """
+    layouts = {source.name: source for source in ALL}
+    if layout is not None:
+        if layout not in layouts:
+            hint = near(layout, layouts) or f"; there are {', '.join(layouts)}."
+            raise UserError(f"there is no layout `{layout}`{hint}")
+        return layouts[layout]()
+    there = look_at_root(root)
+    if holds_images(root, there):
+        return Parquet()
+    plain = _plain(name)
+    named = {_plain(known): source for known, source in layouts.items()} | _OTHER_SPELLINGS
+    if plain in named:
+        return named[plain]()
+    if has_splits(root, there):
+        return Classes()
+    for folder in there.folders:
+        inside = look(root / folder)
+        if inside.images:
+            return Classes()
+        if any(look(root / folder / deeper).images for deeper in inside.folders):
+            return Domains()
+    known = f"`{name}` is none of the layouts known by name"
+    raise unexpected(
+        root, "domains` or `classes", f"`<domain>/<class>/<image>`, `<class>/<image>` or `*.parquet` ({known})"
+    )
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", "").replace("-", "").replace(" ", "")

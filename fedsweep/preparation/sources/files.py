@@ -1,0 +1,196 @@
+"""What all sources do with a disk: listing folders in sorted order, reading list files, saying what was found."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from fedsweep.errors import UserError, near
+
+IMAGE_SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # in any case: .JPEG
+)
+_NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The names in a folder, sorted. Hidden ones and `__MACOSX` are left out; links are followed."""
+
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The files that are images by their suffix."""
+        return tuple(name for name in self.files if is_image(name))
+
+
+def is_image(name: str) -> bool:
+    """Whether a file's suffix is that of an image.
+
+    >>> is_image("a.b.JPEG"), is_image("labels.txt")
+    (True, False)
+    """
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def look(path: Path | str) -> Folder:
+    """The folder's names, by one pass over it that asks for no file's status (millions of files are listed so).
+
+    Raises:
+        UserError: the folder cannot be read, or an image in it is a link to nothing.
+    """
+    folders, files = [], []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or entry.name == _NOT_DATA:
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.name)
+                elif entry.is_file():
+                    files.append(entry.name)
+                elif is_image(entry.name):
+                    raise UserError(f"`{entry.path}` is a link to nothing, or no regular file.")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+    return Folder(tuple(sorted(folders)), tuple(sorted(files)))
+
+
+def look_at_root(root: Path) -> Folder:
+    """The root's names.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not root.exists():
+        raise UserError(f"the root {root} does not exist.")
+    if not root.is_dir():
+        raise UserError(f"the root {root} must be a folder, but it is a file.")
+    return look(root)
+
+
+def join(*parts: str) -> str:
+    """Parts of a path within the root; empty ones stand for the root itself.
+
+    >>> join("", "real", "bus"), join("", "")
+    ('real/bus', '')
+    """
+    return "/".join(part for part in parts if part)
+
+
+def first_folder(root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool]) -> str | None:
+    """The first of the folders within the root that is there and fits; None if there is none."""
+    return next((name for name in candidates if (root / name).is_dir() and fits(look(root / name))), None)
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first few names in backquotes.
+
+    >>> some(["a", "b", "c"], most=2)
+    '`a`, `b` and 1 more'
+    """
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"`{name}`" for name in names[:most]) + more
+
+
+def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
+    """The sentence for a root of another layout: what was looked for, what was found."""
+    there = look_at_root(root)
+    kinds = [f"{kind} {some(names)}" for kind, names in (("folders", there.folders), ("files", there.files)) if names]
+    found = " and ".join(kinds) if kinds else "nothing"
+    return UserError(f"the root {root} has not the layout `{layout}`: looked for {looked_for}, but found {found}.")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a list file: the image's path, its label where it has one, and where the line stands."""
+
+    where: str
+    path: str
+    label: int | None
+
+
+def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Each line that is not blank, after where it stands: ("splits/real_train.txt, line 3", "...").
+
+    Raises:
+        UserError: the file cannot be read, or is not UTF-8 text.
+    """
+    try:
+        text = (root / name).read_text("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{root / name} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{root / name} cannot be read: it is not UTF-8 text (byte {error.start}).") from None
+    # Not splitlines(), which also cuts at separators that a file name may hold.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{root / name}, line {number}", line.strip()
+
+
+def read_list(root: Path, name: str, labels: bool = True) -> list[Line]:
+    """The lines `<path of an image> <label>` of a list; without `labels`, a line may lack one.
+
+    Raises:
+        UserError: a line is not of that form, or its path leads out of the root.
+    """
+    lines = []
+    for where, text in read_lines(root, name):
+        # From the right: the names of NICO++'s classes have spaces ("hot air balloon").
+        path, _, last = text.rpartition(" ")
+        is_label = last.removeprefix("-").isdecimal() and last.isascii() and bool(path.strip())
+        if labels and not is_label:
+            raise UserError(f"{where}: must be `<path of an image> <label>`, but it is `{text}`.")
+        path = (path.strip() if is_label else text).replace("\\", "/")
+        parts = PurePosixPath(path).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise UserError(f"{where}: a path must lie within the root, but it is `{path}`.")
+        lines.append(Line(where, "/".join(parts), int(last) if is_label else None))
+    if not lines:
+        raise UserError(f"the list {root / name} is empty.")
+    return lines
+
+
+class Present:
+    """Which files there are under a root; each folder is listed once, which beats asking for every file."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names = cache(lambda folder: frozenset(look(root / folder).files) if (root / folder).is_dir() else None)
+
+    def __contains__(self, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        return name in (self._names(folder) or ())
+
+    def require(self, path: str, where: str) -> None:
+        """Refuses a path that a list names and that is not there.
+
+        Raises:
+            UserError: it is not there; near names are said.
+        """
+        if path in self:
+            return
+        folder, _, name = path.rpartition("/")
+        there = self._names(folder)
+        why = near(name, sorted(there)) or "." if there is not None else f": there is no folder `{folder}`."
+        raise UserError(f"{where}: names `{path}`, which is not under {self._root}{why}")
+
+
+def refuse_twice(lines: Iterable[Line]) -> None:
+    """Refuses an image that is listed twice, be it in one list or in two.
+
+    Raises:
+        UserError: with both places.
+    """
+    seen: dict[str, str] = {}
+    for line in lines:
+        if line.path in seen:
+            raise UserError(
+                f"{line.where}: names `{line.path}` again, after {seen[line.path]}; "
+                "an image must be listed once, in train or in test."
+            )
+        seen[line.path] = line.where

@@ -1,0 +1,205 @@
+"""Parquet files: one per domain, or shards of one data set.
+
+Columns:
+
+- `image`: encoded bytes, or Hugging Face's struct {bytes, path};
+- `label`: an integer from 0;
+- `label_name`, optional: the same name wherever the label is the same;
+- `domain`, optional. Without it a file's domain is its stem without a shard's number, but files called after splits
+  (`train-0.parquet`, `train-00000-of-00002.parquet`, `val.parquet`) are one domain, named after the root folder;
+- `split`, optional: `train`; `test`, `val` or `validation`, which all are test. Without it files called after splits
+  have theirs, and others none.
+
+Names of the classes are, in this order: `labels` in the key-value metadata `fedsweep` (JSON), the names of a ClassLabel
+in the metadata `huggingface`, `label_name`, the numbers. An item's path names its row: `sketch.parquet:17`, see `row_of`.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from fedsweep.errors import UserError, near
+from fedsweep.preparation.sources.base import Item, Listing, Source, Split
+from fedsweep.preparation.sources.checks import listing
+from fedsweep.preparation.sources.classes import SPLITS, domain_of
+from fedsweep.preparation.sources.files import Folder, look_at_root, some, unexpected
+from fedsweep.preparation.sources.rows import open_parquet, read_images
+
+_SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
+
+
+class Parquet(Source):
+    """Rows of Parquet files, read by row group, one column at a time."""
+
+    name = "parquet"
+    looks_like = "*.parquet with the columns image, label[, label_name, domain, split]"
+
+    def list(self, root: Path, num_classes: int | None = None) -> Listing:
+        """All images of the first `num_classes` classes."""
+        there = look_at_root(root)
+        names = _parquet_files(there)
+        if not names:
+            raise unexpected(root, self.name, "`*.parquet`")
+        tables = [_Table.read(root / name) for name in names]
+        places = _places(root, [table.stem for table in tables])
+        class_names = _class_names(root, tables)
+        items = [item for table in tables for item in table.items(*places[table.stem], len(class_names))]
+        order = {item.path: number for number, item in enumerate(items)}
+        made = listing(root, class_names, items, num_classes)
+        # Row 10 comes after row 9: readers go through a file once.
+        return Listing(
+            made.class_names, made.domains, tuple(sorted(made.items, key=lambda i: (i.domain, order[i.path])))
+        )
+
+    def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
+        """The encoded bytes of each item, in order; fast where rows of a file follow one another upwards."""
+        return read_images(root, (row_of(item.path) for item in items))
+
+
+def row_of(path: str) -> tuple[str, int]:
+    """The file and the row that an item's path names.
+
+    >>> row_of("art_painting.parquet:17")
+    ('art_painting.parquet', 17)
+    """
+    name, _, row = path.rpartition(":")
+    return name, int(row)
+
+
+def holds_images(root: Path, there: Folder) -> bool:
+    """Whether the root holds Parquet files with images."""
+    names = _parquet_files(there)
+    return bool(names) and "image" in open_parquet(root / names[0]).schema_arrow.names
+
+
+def _parquet_files(there: Folder) -> list[str]:
+    return [name for name in there.files if name.lower().endswith(".parquet")]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What a listing needs of one file: every column but the images."""
+
+    path: Path
+    columns: Mapping[str, list[Any]]
+    metadata: Mapping[bytes, bytes]
+
+    @property
+    def stem(self) -> str:
+        return self.path.stem
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        file = open_parquet(path)
+        schema = file.schema_arrow
+        for needed in ("image", "label"):
+            if needed not in schema.names:
+                hint = near(needed, schema.names) or "."
+                has = ", ".join(f"`{name}`" for name in schema.names)
+                raise UserError(f"{path} must have a column `{needed}`, but it has {has}{hint}")
+        image = schema.field("image").type
+        if pa.types.is_struct(image) and image.get_field_index("bytes") >= 0:
+            image = image.field("bytes").type
+        if not (pa.types.is_binary(image) or pa.types.is_large_binary(image)):
+            raise UserError(f"{path}: the column `image` must hold bytes, or a struct with bytes, but holds {image}.")
+        if not pa.types.is_integer(schema.field("label").type):
+            raise UserError(f"{path}: the column `label` must hold integers, but holds {schema.field('label').type}.")
+        wanted = [name for name in ("label", "label_name", "domain", "split") if name in schema.names]
+        table = file.read(columns=wanted)
+        for name in wanted:
+            if table[name].null_count:
+                row = table[name].is_null().index(True).as_py()
+                raise UserError(f"{path}: the column `{name}` must have no nulls, but row {row} is null.")
+        _refuse_null_images(path, file)
+        return cls(path, {name: table[name].to_pylist() for name in wanted}, schema.metadata or {})
+
+    def items(self, domain: str, split: Split | None, classes: int) -> Iterator[Item]:
+        labels = self.columns["label"]
+        domains = self.columns.get("domain", [domain] * len(labels))
+        splits = [_split(self.path, s) for s in self.columns["split"]] if "split" in self.columns else None
+        for row, label in enumerate(labels):
+            if not 0 <= label < classes:
+                raise UserError(f"{self.path}, row {row}: a label must be within 0..{classes - 1}, but it is {label}.")
+            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), splits[row] if splits else split)
+
+
+def _split(path: Path, name: str) -> Split:
+    if str(name).lower() not in SPLITS:
+        raise UserError(f"{path}: a split must be one of {', '.join(SPLITS)}, but it is `{name}`.")
+    return SPLITS[str(name).lower()]
+
+
+def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
+    """By the file's statistics where they say it, so that the images need not be read."""
+    for group in range(file.metadata.num_row_groups):
+        columns = [file.metadata.row_group(group).column(c) for c in range(file.metadata.num_columns)]
+        image = next(column for column in columns if column.path_in_schema in ("image", "image.bytes"))
+        known = image.is_stats_set and image.statistics.has_null_count
+        if known and image.statistics.null_count == 0:
+            continue
+        values = file.read_row_group(group, columns=["image"])["image"].combine_chunks()
+        if pa.types.is_struct(values.type):
+            values = pc.struct_field(values, "bytes")
+        if values.null_count:
+            before = sum(file.metadata.row_group(g).num_rows for g in range(group))
+            row = before + values.is_null().index(True).as_py()
+            raise UserError(f"{path}: the column `image` must have no nulls, but row {row} is null.")
+
+
+def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | None]]:
+    """The domain and the split that the name of each file says."""
+    bases = {stem: _SHARD.sub("", stem) for stem in stems}
+    if all(base.lower() in SPLITS for base in bases.values()):
+        return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}
+    # `set-2.parquet` alone may be its name; beside `set-1.parquet` it is a shard.
+    shared = Counter(bases.values())
+    return {stem: (base if shared[base] > 1 else stem, None) for stem, base in bases.items()}
+
+
+def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:
+    """The classes of all files, once they agree.
+
+    Raises:
+        UserError: two files, or two rows, give different names to one label.
+    """
+    said: list[str] | None = None
+    by_whom = tables[0].path
+    for table in tables:
+        names = _names_in_metadata(table)
+        if said is None:
+            said, by_whom = names, table.path
+        elif names is not None and names != said:
+            here, there = (some(sorted(set(a) - set(b)) or a) for a, b in ((names, said), (said, names)))
+            raise UserError(f"{table.path} must name the classes as {by_whom.name} does: {here} against {there}.")
+    found: dict[int, str] = dict(enumerate(said or ()))
+    for table in tables:
+        pairs = zip(table.columns["label"], table.columns.get("label_name", ()), strict=False)
+        for label, name in sorted(set(pairs)):
+            if label >= 0 and found.setdefault(label, name) != name:
+                raise UserError(f"{table.path}: label {label} is `{name}` here, but `{found[label]}` elsewhere.")
+    if said is not None:
+        return [*said]
+    top = max((max(table.columns["label"], default=-1) for table in tables), default=-1)
+    if top < 0:
+        raise UserError(f"{root}: no Parquet file has a row with a label from 0.")
+    return [found.get(label) if found else str(label) for label in range(top + 1)]
+
+
+def _names_in_metadata(table: _Table) -> list[str] | None:
+    try:
+        ours = json.loads(table.metadata.get(b"fedsweep", b"{}"))
+        theirs = json.loads(table.metadata.get(b"huggingface", b"{}"))
+        names = ours.get("labels") or theirs.get("info", {}).get("features", {}).get("label", {}).get("names")
+    except (ValueError, AttributeError):
+        raise UserError(f"{table.path}: the metadata `fedsweep` and `huggingface` must be JSON objects.") from None
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UserError(f"{table.path}: `labels` in the metadata must be a list of names, but it is {names!r}.")
+    return names
