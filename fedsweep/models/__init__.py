@@ -1,20 +1,24 @@
 """Backbones as layered models, and their adapters."""
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.lora import LoraConfig, add_lora
+from fedsweep.models.timm_backbone import TimmBackbone
 from fedsweep.models.vit import DigitsViT
 
-BackboneConfig = DigitsViT
+BackboneConfig = Annotated[DigitsViT | TimmBackbone, Field(discriminator="name")]
 
 
 def build_model(backbone: BackboneConfig, lora: LoraConfig, num_classes: int, seed: int) -> LayeredModel:
     """The frozen backbone with fresh adapters, in evaluation mode; adapters and head are trainable."""
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
-        model = backbone.build(num_classes)
+        model = backbone.build(num_classes, seed)
         add_lora(model, lora, seed)
     return model.eval()
 
 
-__all__ = ["BackboneConfig", "LayeredModel", "LoraConfig", "build_model"]
+__all__ = ["BackboneConfig", "DigitsViT", "LayeredModel", "LoraConfig", "TimmBackbone", "build_model"]

@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,14 @@ class LayeredModel(nn.Module, ABC):
     head_prefix: ClassVar[str]
     """Prefix of the head's parameter names."""
 
+    @staticmethod
+    @abstractmethod
+    def fits(backbone: nn.Module) -> bool:
+        """Whether a backbone has this walk."""
+
     @abstractmethod
     def embed(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels (batch, 3, h, w) to tokens (batch, tokens, width)."""
+        """Normalised pixels (batch, channels, h, w) to tokens (batch, tokens, width)."""
 
     @abstractmethod
     def block(self, layer: int, tokens: Tensor) -> Tensor:
@@ -49,13 +54,19 @@ class LayeredModel(nn.Module, ABC):
         """Final norm, pooling and head: (batch, tokens, width) to logits (batch, classes)."""
 
     @property
-    @abstractmethod
     def num_layers(self) -> int:
         """L, the number of blocks of the full model."""
+        return len(cast(nn.ModuleList, self.backbone.blocks))
 
     def normalize(self, images: Tensor) -> Tensor:
-        """uint8 images (batch, 3, h, w) to the pixels that the backbone was trained on."""
-        return (images.to(self.mean.dtype) / 255 - self.mean) / self.std
+        """uint8 images (batch, 3, h, w), on any device, to the pixels that the backbone was trained on, on its own.
+
+        Images may stay on the host as a memory map. A backbone of one channel sees the mean of the three colours.
+        """
+        pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype) / 255
+        if len(self.mean) == 1:
+            pixels = pixels.mean(1, keepdim=True)
+        return (pixels - self.mean) / self.std
 
     def forward(self, images: Tensor, layers: Iterable[int] | None = None) -> Tensor:
         """Logits (batch, classes) of uint8 images from the given blocks in ascending order (all of them by default)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsweep.config import Config
 from fedsweep.errors import UserError
@@ -20,15 +20,31 @@ WEIGHTS = Path(__file__).parent / "weights" / "digits_vit.safetensors"
 
 
 class LayeredViT(LayeredModel):
-    """The walk of `timm.models.vision_transformer.VisionTransformer`; equal to timm's own forward to the last bit."""
+    """The walk of `timm.models.vision_transformer.VisionTransformer`; equal to timm's own forward to the last bit.
+
+    ViT, DeiT (with or without its distillation token), DINOv2 (with or without registers), CLIP's and SigLIP's towers.
+    """
 
     backbone: VisionTransformer
     sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
     patch_projection = "backbone.patch_embed.proj"
-    head_prefix = "backbone.head."
+    head_prefix = "backbone.head"  # without a dot: a distilled DeiT has `head_dist` too
+
+    @staticmethod
+    def fits(backbone: nn.Module) -> bool:
+        """Whether a timm model has this walk: its class, a convolution as its stem, two sublayers in each block."""
+        from timm.layers.patch_embed import PatchEmbed
+        from timm.models.deit import VisionTransformerDistilled
+        from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
+
+        return (
+            type(backbone) in (VisionTransformer, VisionTransformerDistilled)
+            and type(backbone.patch_embed) is PatchEmbed
+            and all(type(block) in (Block, ResPostBlock) for block in backbone.get_submodule("blocks").children())
+        )
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Patches, class token and positions."""
+        """Patches, class and register tokens, positions."""
         vit = self.backbone
         tokens: Tensor = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
         return tokens
@@ -40,12 +56,8 @@ class LayeredViT(LayeredModel):
 
     def classify(self, tokens: Tensor) -> Tensor:
         """timm's `forward_head` after the final norm."""
-        return self.backbone.forward_head(self.backbone.norm(tokens))
-
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return len(self.backbone.blocks)
+        logits: Tensor = self.backbone.forward_head(self.backbone.norm(tokens))
+        return logits
 
 
 class DigitsViT(Config):
@@ -63,8 +75,25 @@ class DigitsViT(Config):
         """Features of a token; the largest LoRA rank."""
         return 64
 
-    def build(self, num_classes: int) -> LayeredViT:
-        """The pre-trained model with its MNIST head as the start.
+    @property
+    def image_size(self) -> int:
+        """Height and width of the images that it takes, in pixels."""
+        return 16
+
+    def fingerprint(self) -> str:
+        """What pins the weights: their digest, from the card that `build` checks them against."""
+        return f"sha256:{_card()['sha256']}"
+
+    def check_weights(self, num_classes: int) -> None:
+        """Load the weights as a run will.
+
+        Raises:
+            UserError: what `build` raises.
+        """
+        self.build(num_classes)
+
+    def build(self, num_classes: int, seed: int = 0) -> LayeredViT:
+        """The pre-trained model with its MNIST head as the start; nothing is drawn from the seed.
 
         Raises:
             UserError: the data set has other classes than ten digits, or the weights file is not the shipped one.
@@ -73,7 +102,7 @@ class DigitsViT(Config):
 
         if num_classes != 10:
             raise UserError(f"`backbone.name` digits_vit knows ten digits, but the data has {num_classes} classes.")
-        card = json.loads(WEIGHTS.with_suffix(".json").read_text())
+        card = _card()
         if hashlib.sha256(WEIGHTS.read_bytes()).hexdigest() != card["sha256"]:
             raise UserError(f"{WEIGHTS.name} is not the file that its card {WEIGHTS.stem}.json describes.")
         model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
@@ -94,3 +123,9 @@ class DigitsViT(Config):
             mlp_ratio=2,
             drop_path_rate=drop_path,
         )
+
+
+def _card() -> dict[str, Any]:
+    """What the shipped weights are."""
+    card: dict[str, Any] = json.loads(WEIGHTS.with_suffix(".json").read_text())
+    return card

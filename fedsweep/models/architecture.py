@@ -1,0 +1,170 @@
+"""The shape of a timm model, known without its tensors: built on the meta device, once per process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from fedsweep.models.families import WHAT_WORKS, Family, family_of
+from fedsweep.models.mixer import reshaped
+
+if TYPE_CHECKING:
+    from timm.models import PretrainedCfg
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A timm model by name, with what is changed of it; None keeps what the model has."""
+
+    model: str
+    """With or without a tag of weights."""
+    in_chans: int = 3
+    img_size: int | None = None
+    patch_size: int | None = None
+    embed_dim: int | None = None
+    num_blocks: int | None = None
+    num_heads: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The model without a tag."""
+        return self.model.partition(".")[0]
+
+    @property
+    def image_size(self) -> int:
+        """Height and width in pixels: the given one, or that of the tag's weights."""
+        return self.img_size or int(timm_config(self.model).input_size[-1])
+
+    def build(self) -> nn.Module:
+        """The network without a head, on torch's default device; its weights are drawn from torch's generator.
+
+        Raises:
+            ValueError: timm cannot build it with these changes.
+        """
+        import timm
+
+        mixer = timm.models.is_model_in_modules(self.name, ["mlp_mixer"])
+        if mixer and self.num_heads is not None:
+            raise ValueError(f"`backbone.num_heads` is given, but {self.name} has no attention heads")
+        size: dict[str, Any] = {"img_size": self.image_size, "in_chans": self.in_chans}
+        shape: dict[str, Any] = {"patch_size": self.patch_size, "embed_dim": self.embed_dim}
+        try:
+            if mixer and (self.num_blocks or any(shape.values())):
+                backbone: nn.Module = reshaped(self.name, **size, **shape, num_blocks=self.num_blocks)
+            else:  # timm leaves out what is None
+                shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
+                backbone = timm.create_model(self.model, num_classes=0, **size, **shape)
+        except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
+        return backbone
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a model before it has tensors."""
+
+    family: Family
+    layers: int
+    width: int
+    """Features of a token."""
+    patch_size: int
+
+
+@lru_cache(maxsize=64)
+def outline(architecture: Architecture) -> Outline:
+    """Build the model without memory for its tensors and look at it.
+
+    Raises:
+        ValueError: timm has no such model, or cannot build it so, or it cannot be walked block by block.
+    """
+    import timm
+
+    check_name(architecture.model)
+    name = architecture.name
+    with torch.device("meta"):
+        try:
+            plain = timm.create_model(name, num_classes=0)
+        except Exception:  # what cannot even be built so is none of the families
+            raise ValueError(f"`backbone.model` {name} cannot be used: {WHAT_WORKS}") from None
+        family = family_of(plain, name)  # before what may not suit its kind is changed
+        backbone = architecture.build()
+    stem = backbone.get_submodule(family.patch_projection.removeprefix("backbone."))
+    patch_size = int(cast(nn.Conv2d, stem).kernel_size[0])
+    size = architecture.image_size
+    if (architecture.img_size or architecture.patch_size) and size % patch_size:
+        raise ValueError(f"`backbone.img_size` must be a multiple of the patch size {patch_size}, but it is {size}")
+    return Outline(family, len(cast(nn.ModuleList, backbone.blocks)), cast(int, backbone.embed_dim), patch_size)
+
+
+def timm_config(model: str) -> PretrainedCfg:
+    """What timm knows of a model's weights: of the tag, or else of its default ones."""
+    import timm
+    from timm.models import PretrainedCfg
+
+    return timm.get_pretrained_cfg(model) or PretrainedCfg()
+
+
+def check_name(model: str) -> None:
+    """Refuse a model or a tag that timm does not have.
+
+    Raises:
+        ValueError: with the names that are near.
+    """
+    import timm
+
+    name, dot, tag = model.partition(".")
+    known = timm.list_models()
+    if name not in known:
+        if now := timm.models.get_deprecated_models().get(name):
+            raise ValueError(f"`backbone.model` {name} is an old name: timm now calls it {now}")
+        nearest = get_close_matches(name, known)
+        hint = f"; the nearest are {', '.join(nearest)}" if nearest else ""
+        raise ValueError(f"`backbone.model` {name} is not a model of timm{hint}")
+    if dot and model not in (tagged := tagged_names(name)):
+        longer = [one for one in tagged if one.startswith(model)]
+        nearest = list(dict.fromkeys([*longer, *get_close_matches(model, tagged, n=len(tagged), cutoff=0)]))
+        raise ValueError(f"timm has no weights `{tag}` of {name}; it has {_some(nearest)}")
+
+
+def check_pinned(model: str) -> None:
+    """Refuse a name that leaves the choice of weights to timm, whose default changes with its version.
+
+    Raises:
+        ValueError: with timm's default of today and the other tags.
+    """
+    import timm
+
+    name, _, tag = model.partition(".")
+    with_weights = [one for one in tagged_names(name) if timm.models.is_model_pretrained(one)]
+    if not with_weights:
+        raise ValueError(f"timm has no weights of {name}; `backbone.pretrained` can be none or a file")
+    if tag and model not in with_weights:
+        raise ValueError(f"timm's {model} is a model without weights; with weights it has {_some(with_weights)}")
+    if not tag and name not in with_weights:
+        default = f"{name}.{timm_config(name).tag}"
+        others = [one for one in with_weights if one != default]
+        rest = f", others are {_some(others)}" if others else ", the only ones"
+        raise ValueError(
+            f"`backbone.model` {name} must name its weights too where `backbone.pretrained` is timm: "
+            f"timm's default today is {default}{rest}"
+        )
+
+
+def tagged_names(name: str) -> list[str]:
+    """A model's names with the tags of all weights that timm knows, in alphabetical order."""
+    import timm
+
+    return list(timm.list_models(name, include_tags=True))
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    """The names, or the first of them and how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,181 @@
+"""Any Vision Transformer or Mixer of timm as a backbone, with the weights of a tag, of a file, or fresh ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from fedsweep.config import Config
+from fedsweep.errors import UserError
+from fedsweep.models import timm_weights, weights_file
+from fedsweep.models.architecture import Architecture, Outline, check_name, check_pinned, outline, timm_config
+from fedsweep.models.families import check_walk
+from fedsweep.models.layered import LayeredModel
+from fedsweep.models.mixer import LayeredMixer
+from fedsweep.seeding import derived_seed
+
+Colours = tuple[float, float, float]
+Spread = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
+
+
+class TimmBackbone(Config):
+    """A timm model that can be walked block by block: ViT, DeiT, DINOv2, DINOv3, BEiT, EVA, MLP-Mixer.
+
+    Null leaves a field to the model, or to its weights.
+    """
+
+    name: Literal["timm"] = "timm"
+    model: str = Field(min_length=1, description="timm's name, with the tag of its weights where `pretrained` is timm")
+    pretrained: str = Field(min_length=1, description="timm, none, or a file or folder of weights in timm's naming")
+    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$", description="digest that the weights file must have")
+    img_size: int | None = Field(None, gt=0, description="height and width of the images in pixels")
+    patch_size: int | None = Field(None, gt=0, description="height and width of a patch in pixels")
+    in_chans: Literal[1, 3] = Field(3, description="3 for colours, 1 for their mean")
+    embed_dim: int | None = Field(None, gt=0, description="features of a token; not for timm's weights")
+    num_blocks: int | None = Field(None, gt=0, description="blocks of the full model; not for timm's weights")
+    num_heads: int | None = Field(None, gt=0, description="attention heads; not for timm's weights")
+    mean: Colours | None = Field(None, description="mean of each colour, of pixels in 0..1; null for the weights' own")
+    std: Spread | None = Field(None, description="standard deviation of each colour; null for the weights' own")
+
+    @model_validator(mode="after")
+    def _timm_has_it(self) -> Self:
+        if self.pretrained not in ("timm", "none") and not weights_file.is_path(self.pretrained):
+            raise ValueError(
+                "`backbone.pretrained` must be timm, none, or a file or folder of weights "
+                f"({', '.join(weights_file.SUFFIXES)}, or a path with a slash), but it is `{self.pretrained}`"
+            )
+        if self.sha256 is not None and self.pretrained in ("timm", "none"):
+            raise ValueError(f"`backbone.sha256` pins a weights file, but `backbone.pretrained` is {self.pretrained}")
+        check_name(self.model)
+        if self.pretrained == "timm":
+            check_pinned(self.model)
+            self._refuse_changes(["embed_dim", "num_blocks", "num_heads"])
+            if self._outline.family is LayeredMixer:  # its tokens mix through matrices of one size
+                self._refuse_changes(["img_size", "patch_size"])
+        _ = self._outline
+        return self
+
+    def _refuse_changes(self, fields: Sequence[str]) -> None:
+        for field in fields:
+            if getattr(self, field) is not None:
+                raise ValueError(f"`backbone.{field}` must be null, because timm's weights {self.model} fix it")
+
+    @property
+    def _architecture(self) -> Architecture:
+        return Architecture(
+            self.model, self.in_chans, self.img_size, self.patch_size, self.embed_dim, self.num_blocks, self.num_heads
+        )
+
+    @property
+    def _outline(self) -> Outline:
+        return outline(self._architecture)
+
+    @property
+    def depth(self) -> int:
+        """L, the number of blocks."""
+        return self._outline.layers
+
+    @property
+    def width(self) -> int:
+        """Features of a token; the largest LoRA rank."""
+        return self._outline.width
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the images that it takes, in pixels."""
+        return self._architecture.image_size
+
+    def fingerprint(self) -> str:
+        """What pins the weights' content: timm's tag, or the digest of the file and of what its card says of pixels.
+
+        Raises:
+            UserError: the weights file is missing, or not the one that `sha256` or its card describes.
+        """
+        if self.pretrained == "timm":
+            return f"timm:{self.model}"
+        if self.pretrained == "none":
+            return "none"
+        path = weights_file.find(self.pretrained)
+        digest, card = weights_file.digest(path), weights_file.card(path)
+        if self.sha256 not in (None, digest):
+            raise UserError(f"`backbone.sha256` is {self.sha256}, but that of {path} is {digest}.")
+        pixels = {name: card[name] for name in ("mean", "std") if name in card and getattr(self, name) is None}
+        if not pixels:
+            return f"sha256:{digest}"
+        return f"sha256:{digest}+{hashlib.sha256(json.dumps(pixels).encode()).hexdigest()[:16]}"
+
+    def check_weights(self, num_classes: int) -> None:
+        """Load the weights as a run will; once per process for each content.
+
+        Raises:
+            UserError: what `build` raises.
+        """
+        _checked(self, num_classes, self.fingerprint())
+
+    def build(self, num_classes: int, seed: int) -> LayeredModel:
+        """The model in evaluation mode, on the CPU. What is fresh in it depends on the seed and its name alone.
+
+        The weights' head is the start where it has as many classes; else the head is a fresh one.
+
+        Raises:
+            UserError: the weights are missing, broken or of another shape, or the walk is not timm's forward.
+        """
+        self.fingerprint()  # refuses a wrong file before anything is built
+        family = self._outline.family
+        head = family.head_prefix.removeprefix("backbone.")
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed(seed, "backbone"))  # not CUDA's: nothing draws there
+            backbone = self._create()
+            if self.pretrained != "timm" or backbone.num_classes != num_classes:
+                backbone.reset_classifier(num_classes)  # type: ignore[operator]
+                _draw_head(backbone, head, seed)
+            if self.pretrained not in ("timm", "none"):
+                weights_file.load(backbone, weights_file.find(self.pretrained), head)
+            mean, std = self._normalisation()
+            model = family(backbone, mean, std)
+            check_walk(model, self.image_size, self.model)
+        return model
+
+    def _create(self) -> nn.Module:
+        """The network before its head is settled."""
+        if self.pretrained != "timm":
+            return self._architecture.build()
+        patch = {} if self.patch_size is None else {"patch_size": self.patch_size}
+        return timm_weights.create(self.model, img_size=self.image_size, in_chans=self.in_chans, **patch)
+
+    def _normalisation(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation per channel: the given ones, those of the file's card, those of timm's tag."""
+        config = timm_config(self.model)
+        file = self.pretrained not in ("timm", "none")
+        card = weights_file.card(weights_file.find(self.pretrained)) if file else {}
+        both = (
+            list(self.mean or card.get("mean", config.mean)),
+            list(self.std or card.get("std", config.std)),
+        )
+        if self.in_chans == 1:
+            return [sum(both[0]) / len(both[0])], [sum(both[1]) / len(both[1])]
+        return both
+
+
+@lru_cache(maxsize=64)
+def _checked(backbone: TimmBackbone, num_classes: int, _fingerprint: str) -> None:
+    backbone.build(num_classes, seed=0)
+
+
+def _draw_head(backbone: nn.Module, prefix: str, seed: int) -> None:
+    """Truncated normal weights of deviation 0.02, each from a stream of its own name, and zero biases."""
+    for name, parameter in backbone.named_parameters():
+        if name.startswith(prefix):
+            generator = torch.Generator().manual_seed(derived_seed(seed, "head", f"backbone.{name}"))
+            with torch.no_grad():
+                if parameter.ndim > 1:
+                    nn.init.trunc_normal_(parameter, std=0.02, generator=generator)
+                else:
+                    parameter.zero_()

@@ -1,0 +1,76 @@
+"""timm's own pre-trained weights: from the cache without a look at the network, else downloaded once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedsweep.errors import UserError
+from fedsweep.models.architecture import timm_config
+
+SECONDS = 10.0
+"""How long to wait for an answer of the hub."""
+
+
+def create(model: str, **shape: Any) -> nn.Module:
+    """timm's model with the weights that its tag names, and their head.
+
+    Raises:
+        UserError: the weights are neither in the cache nor can they be downloaded, or do not fit the changed shape.
+    """
+    import timm
+
+    overlay: dict[str, Any] = {}
+    if (file := locate(model)) is not None:
+        overlay = {"file": str(file), "custom_load": file.suffix == ".npz"}
+    try:
+        backbone: nn.Module = timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay, **shape)
+    except OSError as error:
+        raise _unreachable(model, error) from error
+    except Exception as error:  # each format has its own
+        lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+        raise UserError(f"timm's weights {model} cannot be loaded: {' '.join(lines[:2]).rstrip('.')}.") from error
+    return backbone
+
+
+def locate(model: str) -> Path | None:
+    """The weights' file in the hub's cache, downloaded if it is not there yet; None for the few from elsewhere.
+
+    Raises:
+        UserError: it is not there, and the hub cannot be reached. There is one attempt, without retries.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    config = timm_config(model)
+    if not config.hf_hub_id:
+        return None
+    repository, _, revision = config.hf_hub_id.partition("@")
+    where: dict[str, Any] = {"repo_id": repository, "revision": revision or None}
+    pickled = config.hf_hub_filename or "pytorch_model.bin"
+    names = dict.fromkeys([pickled.replace("pytorch_model.bin", "model.safetensors"), pickled])
+    for name in names:
+        if isinstance(cached := try_to_load_from_cache(filename=name, **where), str):
+            return Path(cached)
+    for name in names:
+        try:
+            # Without this question first, the download would repeat itself for half a minute where there is no network.
+            get_hf_file_metadata(hf_hub_url(filename=name, **where), timeout=SECONDS)
+            return Path(hf_hub_download(filename=name, **where))
+        except LocalEntryNotFoundError as error:
+            raise _unreachable(model, error) from error
+        except EntryNotFoundError:
+            continue
+        except Exception as error:  # the hub's library does not keep to one family of exceptions
+            raise _unreachable(model, error) from error
+    raise UserError(f"timm's weights {model} are not on the hub: {repository} has no {' or '.join(names)}.")
+
+
+def _unreachable(model: str, error: Exception) -> UserError:
+    first_line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    return UserError(
+        f"timm's weights {model} are not in the cache and cannot be downloaded ({type(error).__name__}: {first_line}); "
+        "load them once where there is a network, or name a file of them as `backbone.pretrained`."
+    )

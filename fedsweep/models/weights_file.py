@@ -1,0 +1,154 @@
+"""Weights of a backbone in a file of the user's, in timm's own naming: found, pinned, read and fitted."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedsweep.errors import UserError
+from fedsweep.paths import data_folder, home, resolve
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+_PRETRAINED = re.compile(r"(?:.*/)?backbones/([\w.-]+)\.safetensors")
+
+
+def is_path(text: str) -> bool:
+    """Whether `backbone.pretrained` names a file or folder, by its looks."""
+    return text.endswith(SUFFIXES) or "/" in text
+
+
+def find(name: str) -> Path:
+    """The weights file of that name, or `model.safetensors` in the folder of that name.
+
+    Raises:
+        UserError: it is not there, or of another kind.
+    """
+    path = resolve(name)
+    if path.is_dir():
+        path = path / "model.safetensors"
+        if not path.is_file():
+            raise UserError(f"`backbone.pretrained` {name} is a folder without a {path.name} ({path}).")
+    if not path.is_file():
+        looked = " and ".join(str(one) for one in dict.fromkeys([home() / name, data_folder() / name]))
+        made = _PRETRAINED.fullmatch(name)
+        hint = f"; `fedsweep pretrain {made[1]}` makes it" if made else ""
+        raise UserError(f"`backbone.pretrained` {name} is not there (looked for {looked}){hint}.")
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"`backbone.pretrained` {name} must end in one of {', '.join(SUFFIXES)}.")
+    return path
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content in hexadecimal, computed again only when its time or size has changed."""
+    status = path.stat()
+    return _digest(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest(path: Path, _mtime: int, _size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def card(path: Path) -> dict[str, Any]:
+    """What the JSON file beside the weights (`NAME.json` for `NAME.safetensors`) says of them; empty without one.
+
+    Raises:
+        UserError: it cannot be read, its `mean` or `std` is not one or three numbers, or its `sha256` is of other
+            weights.
+    """
+    beside = path.with_suffix(".json")
+    if not beside.is_file():
+        return {}
+    try:
+        said = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{beside} is not a card that can be read: {error}.") from None
+    if not isinstance(said, dict):
+        raise UserError(f"{beside} must hold names and values, but it holds {type(said).__name__}.")
+    if "sha256" in said and said["sha256"] != digest(path):
+        raise UserError(f"{path} is not the file that its card {beside.name} describes: its sha256 is {digest(path)}.")
+    for name in ("mean", "std"):
+        values = said.get(name, [0.5])
+        numbers = isinstance(values, list) and all(isinstance(one, int | float) for one in values)
+        if not numbers or len(values) not in (1, 3) or (name == "std" and min(values) <= 0):
+            kind = "positive numbers" if name == "std" else "numbers"
+            raise UserError(f"`{name}` of the card {beside} must be one or three {kind}, but it is {values}.")
+    return said
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, in float32; of a training checkpoint, its model's (averaged ones first).
+
+    Raises:
+        UserError: it is broken, or holds what is no tensor; nothing but tensors is ever unpickled.
+    """
+    from timm.models import load_state_dict
+
+    try:
+        state = load_state_dict(str(path), weights_only=True)
+        other = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    except Exception as error:  # each format has its own: safetensors', pickle's, zip's, timm's
+        raise UserError(f"{path} cannot be read as weights: {_first_line(error)}.") from error
+    if other:
+        raise UserError(f"{path} cannot be read as weights: its `{other[0]}` is not a tensor.")
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+
+
+def load(backbone: nn.Module, path: Path, head: str) -> None:
+    """Copy a file's weights into a timm model.
+
+    Positions and patches of another size are resampled, and the weights of three colours summed for a model of one
+    channel, by timm's own functions. A head (names that begin with `head`) of another number of classes, or none,
+    leaves the model's fresh one.
+
+    Raises:
+        UserError: a tensor is missing, too many, or of another shape.
+    """
+    from timm.models import adapt_input_conv
+
+    own = backbone.state_dict()
+    adapt = importlib.import_module(type(backbone).__module__).checkpoint_filter_fn
+    try:
+        state: dict[str, Tensor] = adapt(read(path), backbone)
+        stem = next(name for name in own if name.endswith("proj.weight") and own[name].ndim == 4)
+        if stem in state and (state[stem].shape[1], own[stem].shape[1]) == (3, 1):
+            state[stem] = adapt_input_conv(1, state[stem])
+    except UserError:
+        raise
+    except Exception as error:  # whatever reshaping a tensor of an unforeseen shape may raise
+        raise UserError(f"{path} does not fit the model: {_first_line(error)}.") from error
+    fresh = {name: tensor for name, tensor in own.items() if name.startswith(head)}
+    heads = [name for name in fresh if name in state]
+    if not heads or any(len(state[name]) != len(fresh[name]) for name in heads):
+        state = {name: tensor for name, tensor in state.items() if not name.startswith(head)} | fresh
+    _check(state, own, path)
+    backbone.load_state_dict(state)
+
+
+def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse weights of other names or shapes than the model's."""
+    for name, tensor in own.items():
+        if name in state and state[name].shape != tensor.shape:
+            raise UserError(
+                f"{path} does not fit the model: `{name}` has shape {tuple(state[name].shape)} in the file, "
+                f"but {tuple(tensor.shape)} in the model."
+            )
+    for names, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "holds, unknown to it,")):
+        if names:
+            first, *more = sorted(names)
+            rest = f" and {len(more)} more" if more else ""
+            raise UserError(f"{path} does not fit the model: the file {what} `{first}`{rest}.")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
