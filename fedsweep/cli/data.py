@@ -1,10 +1,79 @@
-"""The verbs on data sets: `fedsweep data prepare | list | show | partition`."""
+"""The verbs on data sets: `fedsweep data prepare | list | show | partition`. Nothing heavy is imported at the top."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from fedsweep.cli.options import Overrides
+
 app = typer.Typer(name="data", no_args_is_help=True, help="Prepare data sets and look at them.")
+
+OutOption = Annotated[Path | None, typer.Option(metavar="PNG", help="where the picture goes")]
+
+
+@app.command()
+def prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="what the set will be called, e.g. `pacs`")],
+    root: Annotated[Path, typer.Option(metavar="DIR", help="folder that the images lie in")],
+    layout: Annotated[
+        str | None, typer.Option(help="one that `fedsweep data list` names; else found by itself")
+    ] = None,
+    size: Annotated[int, typer.Option(help="height and width of the decoded images, pixels")] = 224,
+    backbone: Annotated[
+        str | None, typer.Option(metavar="TIMM_NAME", help="crop and resize as timm evaluates this model")
+    ] = None,
+    test_fraction: Annotated[
+        float, typer.Option(help="share of each class held out for testing, where the data set says nothing")
+    ] = 0.2,
+    classes: Annotated[int | None, typer.Option(help="take only the first so many classes")] = None,
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="leave out images that cannot be decoded")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="processes that decode; all cores by default")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a prepared set of that name and size")] = False,
+) -> None:
+    """Decode a data set once, so that all trials read its pixels from one memory map.
+
+    The short side is resized to `--size` (bicubic) and the centre is cropped; `--backbone` follows a model's own
+    evaluation instead. Palette, grey and CMYK become RGB, alpha is dropped, EXIF orientation is ignored, as torchvision
+    does it. A split that comes with the data is kept. The same command goes on where it was stopped.
+
+    Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
+    """
+    from fedsweep.errors import UserError
+    from fedsweep.preparation.plan import Options, make_plan
+
+    if workers is not None and workers < 1:
+        raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
+    plan = make_plan(Options(name, size, layout, backbone, test_fraction, classes), root)
+
+    import sys
+
+    from joblib import cpu_count
+
+    from fedsweep.preparation.prepare import prepare as make_store
+    from fedsweep.preparation.tables import ImageBar, experiment_lines, megabytes, summary
+    from fedsweep.terminal import progress_console, relative, result_console
+
+    try:
+        with ImageBar(progress_console()) as bar:
+            made = make_store(plan, workers or cpu_count(), skip_corrupt, force, bar)
+    except KeyboardInterrupt:
+        print("fedsweep: stopped; what is decoded is kept, and the same command goes on from there.", file=sys.stderr)
+        raise
+    console, card = result_console(), made.card
+    console.print(summary(card), "")
+    if card.skipped:
+        some = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
+        console.print(f"Skipped {len(card.skipped)} that cannot be decoded: {some}", markup=False)
+    verb = "Already prepared" if made.already else "Prepared"
+    console.print(
+        f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}", markup=False
+    )
+    console.print("In an experiment:", "", f"  {experiment_lines(card)}", sep="\n", markup=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -13,3 +82,95 @@ def list_stores() -> None:
 
     Example: `fedsweep data list`
     """
+    from fedsweep.errors import UserError
+    from fedsweep.images.card import read_card, stores
+    from fedsweep.paths import data_folder
+    from fedsweep.preparation.tables import layouts_table, stores_table
+    from fedsweep.terminal import relative, result_console
+
+    console, cards, damaged = result_console(), [], []
+    for folder in stores():
+        try:
+            cards.append(read_card(folder))
+        except UserError as error:
+            damaged.append(str(error))
+    if cards:
+        console.print(stores_table(cards), "")
+    elif not damaged:
+        console.print(f"Nothing is prepared in {relative(data_folder())} yet.", "", sep="\n", markup=False)
+    for sentence in damaged:
+        console.print(f"Damaged: {sentence}", "", sep="\n", style="yellow", markup=False)
+    console.print(layouts_table())
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a prepared data set, e.g. `pacs`")],
+    size: Annotated[int | None, typer.Option(help="which, where it is prepared at several sizes")] = None,
+    out: OutOption = None,
+    verify: Annotated[bool, typer.Option("--verify", help="read all pixels and compute the digest again")] = False,
+) -> None:
+    """Count a prepared set's images per domain and class, and draw a contact sheet of them.
+
+    Look at the sheet: a wrong crop or a wrong label is seen at once. It goes beside the set, or where `--out` says.
+
+    Example: `fedsweep data show pacs --size 64 --verify`
+    """
+    from fedsweep.errors import UserError
+    from fedsweep.images.card import find_store, read_card
+    from fedsweep.terminal import relative, result_console
+
+    folder = find_store(name, size)
+    card = read_card(folder)
+
+    from fedsweep.images.files import stored_digest
+    from fedsweep.preparation.contact import contact_sheet
+    from fedsweep.preparation.tables import counts_table, label_counts
+
+    if verify and (found := stored_digest(folder, card)) != card.digest:
+        raise UserError(
+            f"{folder} has changed since it was prepared: its digest is {found[:12]}, but its card says "
+            f"{card.digest[:12]}; `fedsweep data prepare {card.name} --root DIR --size {card.size} --force` would make "
+            "it again."
+        )
+    console = result_console()
+    console.print(counts_table(card, label_counts(folder, card)), "")
+    how = f"{card.interpolation}, {card.crop_mode} crop of {card.crop_pct:g}"
+    split = "listed" if card.test_fraction is None else f"{card.test_fraction:g} of each class drawn for testing"
+    console.print(f"Layout {card.layout}; {how}; split {split}; {len(card.skipped)} skipped.", markup=False)
+    console.print(f"Digest {card.digest}{' (verified)' if verify else ''}", markup=False, soft_wrap=True)
+    path = out or folder.with_name(f"{folder.name}.png")
+    shown = contact_sheet(folder, card, path)
+    console.print(f"Contact sheet of {shown} classes: {relative(path.absolute())}", markup=False)
+
+
+@app.command()
+def partition(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="an experiment or a search space")],
+    overrides: Overrides = None,
+    out: OutOption = None,
+) -> None:
+    """Show which client holds how many images of which class, as a table and as a picture.
+
+    A search space gets a panel for each partition that its arms have, drawn with its first seed. The skew is the mean
+    total-variation distance of the clients' labels from those of their domain: 0 where all are alike.
+
+    Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
+    """
+    from fedsweep.config import parse_overrides
+    from fedsweep.paths import find_either
+    from fedsweep.terminal import relative, result_console
+
+    changes = parse_overrides(overrides or [])
+    find_either(name)  # a wrong name is told before torch is imported
+
+    from fedsweep.cli.partitions import panels_of, partition_table
+    from fedsweep.preparation.pictures import draw_partitions
+
+    panels, class_names = panels_of(name, changes)
+    path = out or Path(f"partition-{name.replace('/', '-')}.png")
+    draw_partitions(panels, class_names, path)
+    console = result_console()
+    for panel in panels:
+        console.print(partition_table(panel, class_names), "")
+    console.print(f"Picture: {relative(path.absolute())}", markup=False)

@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from fedsweep.config import Config
-from fedsweep.data.imagestore import CARD, read_card, read_domain, store_folder
+from fedsweep.data.imagestore import read_domain
 from fedsweep.errors import UserError, near
-from fedsweep.paths import data_folder
+from fedsweep.images.card import is_store, prepared_sizes, read_card, store_folder, why_missing
 from fedsweep.types import FederatedData
 
 
@@ -35,8 +35,9 @@ class PreparedData(Config):
             UserError: the set is not prepared at this size, is damaged, has other content, or lacks a domain.
         """
         folder = store_folder(self.set, self.size)
-        if not (folder / CARD).exists():
-            raise UserError(self._missing())
+        if not is_store(folder):
+            wrong = "`data.size`" if prepared_sizes(self.set) else "`data.set`"
+            raise UserError(f"{wrong}: {why_missing(self.set, self.size)}")
         card = read_card(folder)
         if self.digest is not None and not card.digest.startswith(self.digest.lower()):
             raise UserError(
@@ -50,18 +51,3 @@ class PreparedData(Config):
         domains = tuple(read_domain(folder / f"{name}.arrow", name) for name in self.domains)
         digest = hashlib.sha256("\0".join([card.digest, *self.domains]).encode()).hexdigest()
         return FederatedData(self.set, card.class_names, domains, digest)
-
-    def _missing(self) -> str:
-        """Why there is nothing to load, and the command that mends it."""
-        command = f"`fedsweep data prepare {self.set} --root DIR --size {self.size}`"
-        cards = sorted(data_folder().glob(f"*/{CARD}"))
-        sizes = [path.parent.name.rpartition("-")[2] for path in cards if path.parent.name.startswith(f"{self.set}-")]
-        sizes = [size for size in sizes if size.isdigit() and store_folder(self.set, int(size)).is_dir()]
-        if sizes:
-            return (
-                f"`data.size` is {self.size}, but {self.set} is prepared at {' and '.join(sizes)} pixels; "
-                f"{command} would make it."
-            )
-        names = [path.parent.name.rpartition("-")[0] for path in cards]
-        hint = near(self.set, names) or f"; {command} would make it."
-        return f"`data.set`: there is no prepared data set `{self.set}` in {data_folder()}{hint}"

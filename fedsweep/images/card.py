@@ -1,0 +1,126 @@
+"""The card of a prepared data set, and where prepared data sets lie. No torch, no pyarrow."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from fedsweep.config import Config, read_json
+from fedsweep.errors import UserError, near
+from fedsweep.paths import data_folder
+
+CARD = "card.json"
+SPLITS = ("train", "test")
+
+
+class DomainCard(Config):
+    """What a domain's file holds."""
+
+    train: int = Field(ge=0, description="training images")
+    test: int = Field(ge=0, description="test images")
+    bytes: int = Field(ge=0, description="size of the Arrow file")
+
+
+class StoreCard(Config):
+    """What a prepared data set is. Written last: a folder without its card is not a store."""
+
+    what_a_name_is = "an entry of a prepared data set's card"
+
+    format: Literal[1] = 1
+    name: str
+    size: int = Field(gt=0, description="height and width of the images, pixels")
+    layout: str = Field(description="the layout that it was read from")
+    class_names: tuple[str, ...]
+    domains: dict[str, DomainCard]
+    digest: str = Field(description="SHA-256 of classes, domains, split, labels and pixels; see `content_digest`")
+    crop_pct: float = Field(description="share of the short side that the centre crop keeps")
+    crop_mode: str = Field("center", description="timm's: center keeps the aspect ratio, squash does not")
+    interpolation: str = "bicubic"
+    test_fraction: float | None = Field(None, description="share of each class drawn for the test split; null: listed")
+    skipped: tuple[str, ...] = Field((), description="images that could not be decoded")
+    plan: str = Field("", description="SHA-256 of the source's listing and of all options")
+    made_with: str = Field("", description="the decoder, whose version decides about the last bit of a pixel")
+
+    @property
+    def images(self) -> int:
+        """Training and test images of all domains."""
+        return sum(domain.train + domain.test for domain in self.domains.values())
+
+    @property
+    def bytes(self) -> int:
+        """Size of all domains' files."""
+        return sum(domain.bytes for domain in self.domains.values())
+
+
+def store_folder(name: str, size: int) -> Path:
+    """Where a prepared data set lies."""
+    return data_folder() / f"{name}-{size}"
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a preparation has come to its end here."""
+    return (folder / CARD).is_file()
+
+
+def stores() -> list[Path]:
+    """Folders of all prepared data sets, whole or damaged since."""
+    found = sorted(path.parent for path in data_folder().glob(f"*/{CARD}"))
+    return [folder for folder in found if folder.name.rpartition("-")[2].isdigit()]
+
+
+def read_card(folder: Path) -> StoreCard:
+    """The card of a store whose files are all there in full.
+
+    Raises:
+        UserError: the card cannot be read or is another folder's, or a file is missing or has another length than it
+            had when it was written.
+    """
+    card = StoreCard.of(read_json(folder / CARD), str(folder / CARD))
+    again = f"`fedsweep data prepare {card.name} --root DIR --size {card.size} --force` would make it again."
+    if folder.name != f"{card.name}-{card.size}":
+        raise UserError(
+            f"{folder} must hold what its name says, but its card says {card.name} at {card.size} pixels; "
+            f"`{card.name}-{card.size}` is the name that it was prepared under."
+        )
+    for name, domain in card.domains.items():
+        path = folder / f"{name}.arrow"
+        found = path.stat().st_size if path.exists() else 0
+        if found != domain.bytes:
+            raise UserError(f"{path} must have {domain.bytes} bytes, but it has {found}; {again}")
+    return card
+
+
+def find_store(name: str, size: int | None = None) -> Path:
+    """The folder of a prepared data set; without a size, of the only one that it is prepared at.
+
+    Raises:
+        UserError: it is not prepared, or at other sizes, or at several and none is given.
+    """
+    sizes = prepared_sizes(name)
+    if size is None and len(sizes) > 1:
+        raise UserError(f"{name} is prepared at {_listed(sizes)} pixels; `--size {sizes[0]}` would choose one.")
+    if size is None and sizes:
+        size = sizes[0]
+    if size not in sizes:
+        raise UserError(why_missing(name, size))
+    return store_folder(name, size)
+
+
+def prepared_sizes(name: str) -> list[int]:
+    """Sizes in pixels that a data set is prepared at."""
+    parts = [folder.name.rpartition("-") for folder in stores()]
+    return sorted(int(size) for found, _, size in parts if found == name)
+
+
+def why_missing(name: str, size: int | None) -> str:
+    """The sentence about a data set that is not prepared at this size (None: at any), with what would mend it."""
+    command = f"`fedsweep data prepare {name} --root DIR{f' --size {size}' if size else ''}`"
+    if sizes := prepared_sizes(name):
+        return f"{name} is prepared at {_listed(sizes)} pixels, not at {size}; {command} would make it."
+    known = dict.fromkeys(folder.name.rpartition("-")[0] for folder in stores())
+    hint = near(name, known) or f"; {command} would make it."
+    return f"there is no prepared data set `{name}` in {data_folder()}{hint}"
+
+
+def _listed(sizes: list[int]) -> str:
+    return " and ".join(map(str, sizes))

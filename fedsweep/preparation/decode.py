@@ -1,0 +1,84 @@
+"""From encoded bytes to pixels, exactly as timm's evaluation transform does it. PIL and NumPy only: workers start fast.
+
+What an image is turned into (the same as torchvision's `pil_loader` and `ImageFolder`, but for 16 bits):
+palette, grey, CMYK and alpha are PIL's `convert("RGB")`, which drops alpha and does not composite; of an animation the
+first frame; EXIF orientation is ignored. Grey of 16 bits keeps its high byte, where PIL would clip it to white.
+"""
+
+import io
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import PIL
+from PIL import Image, UnidentifiedImageError
+
+FORMATS = ("JPEG", "MPO", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""What is opened; PIL knows more, among them some that start other programs."""
+LARGEST = 178_956_970
+"""Pixels of the largest image, before or after its enlargement; PIL's own limit against decompression bombs."""
+MADE_WITH = f"Pillow {PIL.__version__}"
+FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
+
+class CorruptImageError(Exception):
+    """An image that cannot be decoded, with the reason in a few words."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How an image becomes a square of `size` pixels: enlarged by 1 / crop_pct, then cut at the centre."""
+
+    size: int
+    crop_pct: float = 1.0
+    crop_mode: Literal["center", "squash"] = "center"
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+
+    def enlarged(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height before the cut: the short side fits and the long one follows, or both are made to fit."""
+        fitted = math.floor(self.size / self.crop_pct)
+        if self.crop_mode == "squash":
+            return fitted, fitted
+        if width <= height:
+            return fitted, int(fitted * height / width)
+        return int(fitted * width / height), fitted
+
+
+def decode(data: bytes, geometry: Geometry) -> np.ndarray:
+    """Decode, convert and cut one image: uint8 (3, size, size).
+
+    Raises:
+        CorruptImageError: it is truncated, not an image, too large or has no scale of brightness.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PIL's, on odd metadata and on large images that are still decoded
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                return _pixels(image, geometry)
+    except (CorruptImageError, MemoryError):
+        raise
+    except UnidentifiedImageError:
+        raise CorruptImageError("no image, or of no format that is read" if data else "empty") from None
+    except Exception as error:  # PIL's decoders raise nearly anything on broken data
+        raise CorruptImageError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def _pixels(image: Image.Image, geometry: Geometry) -> np.ndarray:
+    wide, high = geometry.enlarged(*image.size)
+    if wide * high > LARGEST:
+        raise CorruptImageError(f"too narrow: {image.width} x {image.height} would be enlarged to {wide} x {high}")
+    rgb = _rgb(image).resize((wide, high), FILTERS[geometry.interpolation])
+    left, top = round((wide - geometry.size) / 2.0), round((high - geometry.size) / 2.0)
+    square = rgb.crop((left, top, left + geometry.size, top + geometry.size))
+    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise CorruptImageError("pixels are floats, whose black and white are unknown")
+    if image.mode.startswith("I"):  # 16 bits; PIL opens some of them as 32
+        grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        return Image.fromarray(grey).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,42 @@
+"""A figure without pyplot, which would keep it and choose a screen."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#404040"
+RULE = "#E6E6E6"
+
+
+def new_figure(width: float, height: float) -> tuple["Figure", "Axes"]:
+    """A figure of this size in inches with one plain pair of axes."""
+    figure = empty_figure(width, height)
+    return figure, figure.add_subplot()
+
+
+def empty_figure(width: float, height: float) -> "Figure":
+    """A figure of this size in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a PNG; without the version of matplotlib, the same numbers give the same bytes.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    from fedsweep.errors import UserError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.12, metadata={"Software": None})
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}.") from None

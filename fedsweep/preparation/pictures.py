@@ -1,0 +1,156 @@
+"""Which client holds which classes: a panel per partition. Matplotlib loads when called."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsweep.preparation.contact import shorten
+from fedsweep.preparation.drawing import INK, RULE, empty_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedsweep.types import Client
+
+COLOURS = ("#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677", "#44AA99", "#AA4499", "#999933", "#882255", "#BBBBBB")
+"""Paul Tol's muted colours, told apart with any colour vision. More classes than these are drawn as a heat map."""
+PAGE = 12.0
+"""Inches that panels side by side may take."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One partition and what sets it apart from the others, e.g. `alpha 0.1`."""
+
+    title: str
+    clients: "Sequence[Client]"
+
+
+def class_counts(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
+    """Training images of each class, int64 (clients, classes)."""
+    return np.stack([np.bincount(client.train.labels.numpy(), minlength=num_classes) for client in clients])
+
+
+def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
+    """Total-variation distance of each client's labels from those of all clients of its domain, in [0, 1], (clients,).
+
+    It is the share of its images that a client would have to exchange to be like its domain.
+    """
+    counts = class_counts(clients, num_classes)
+    domains = np.array([client.domain for client in clients])
+    whole = np.stack([counts[domains == domain].sum(0) for domain in domains])
+    own, all_of_it = (part / np.maximum(part.sum(1, keepdims=True), 1) for part in (counts, whole))
+    total: np.ndarray = np.abs(own - all_of_it).sum(1) / 2
+    return total
+
+
+def skew(clients: "Sequence[Client]", num_classes: int) -> float:
+    """Mean distance of the clients from their domains: 0 where all are alike, near 1 where each has its own classes."""
+    return float(distances(clients, num_classes).mean())
+
+
+def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: Path) -> None:
+    """Write a PNG with one panel per partition: clients by domain across, their images by class up.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    bars = len(class_names) <= len(COLOURS)
+    most = max(len(panel.clients) for panel in panels)
+    width, height = max(3.6, 0.9 + 0.3 * most), 2.3 if bars else min(2.2 + 0.022 * len(class_names), 4.4)
+    across = max(1, min(len(panels), int(PAGE // width)))
+    down = math.ceil(len(panels) / across)
+    figure = empty_figure(width * across, (height + 1.0) * down)
+    all_axes = figure.subplots(down, across, squeeze=False)
+    counts = [class_counts(panel.clients, len(class_names)) for panel in panels]
+    top = max(int(one.sum(1).max() if bars else one.max()) for one in counts)
+    for place, axes in enumerate(all_axes.flat):
+        if place >= len(panels):
+            axes.set_visible(False)
+            continue
+        draw = _bars if bars else _heat
+        draw(axes, counts[place], class_names, top)
+        _label_clients(axes, panels[place].clients)
+        value = skew(panels[place].clients, len(class_names))
+        axes.set_title(f"{panels[place].title}: skew {value:.2f}", fontsize=10, loc="left", color=INK)
+        if place % across == 0:
+            axes.set_ylabel("Training images" if bars else "Class", fontsize=9)
+    figure.tight_layout(h_pad=1.6, w_pad=1.4)
+    _explain(figure, class_names, top, bars)
+    save(figure, path)
+
+
+def _bars(axes: "Axes", counts: np.ndarray, class_names: Sequence[str], top: int) -> None:
+    below = np.zeros(len(counts))
+    for label in range(len(class_names)):
+        axes.bar(range(len(counts)), counts[:, label], 0.84, below, color=COLOURS[label], edgecolor="white", lw=0.4)
+        below += counts[:, label]
+    axes.set_ylim(0, top * 1.03)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=RULE, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def _heat(axes: "Axes", counts: np.ndarray, class_names: Sequence[str], top: int) -> None:
+    from matplotlib.colors import PowerNorm
+
+    shown = np.ma.masked_equal(counts.T, 0)
+    axes.imshow(shown, aspect="auto", cmap="viridis_r", norm=PowerNorm(0.5, 0, top), interpolation="nearest")
+    step = math.ceil(len(class_names) / 16)
+    axes.set_yticks(range(0, len(class_names), step), [shorten(name, 16) for name in class_names[::step]])
+    axes.spines[:].set_color(RULE)
+
+
+def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
+    """Numbers below the clients, and below them the domain that they share; or the domain alone for a single one."""
+    domains = [client.domain for client in clients]
+    groups = [(name, domains.index(name), domains.count(name)) for name in dict.fromkeys(domains)]
+    for _, first, _ in groups[1:]:
+        axes.axvline(first - 0.5, color=INK, linewidth=0.7)
+    axes.set_xlim(-0.5, len(clients) - 0.5)
+    axes.tick_params(length=0, labelsize=8, colors=INK)
+    single = all(count == 1 for _, _, count in groups)
+    if single:
+        turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(groups) > 4 else {}
+        axes.set_xticks(range(len(clients)), [shorten(name, 18) for name in domains], **turned)
+        return
+    axes.set_xticks(range(len(clients)), [client.id.replace("-", "/").rsplit("/", 1)[-1] for client in clients])
+    if len(groups) == 1:
+        axes.set_xlabel(f"Clients of {groups[0][0]}", fontsize=9)
+        return
+    for name, first, count in groups:
+        middle = first + (count - 1) / 2
+        axes.annotate(
+            shorten(name, max(6, 4 * count)), (middle, 0), (0, -20), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="center", va="top", fontsize=8.5, color=INK, annotation_clip=False,
+        )  # fmt: skip
+
+
+def _explain(figure: "Figure", class_names: Sequence[str], top: int, bars: bool) -> None:
+    """Right of the panels the classes' colours, or the scale; below them what the number means."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
+    from matplotlib.patches import Patch
+
+    if bars:
+        handles = [Patch(color=colour, label=shorten(name)) for colour, name in zip(COLOURS, class_names, strict=False)]
+        figure.legend(
+            handles=handles[::-1], loc="upper left", bbox_to_anchor=(1.0, 0.97), frameon=False, fontsize=8.5,
+            handlelength=1.2, borderaxespad=0.2,
+        )  # fmt: skip
+    else:
+        scale = ScalarMappable(PowerNorm(0.5, 0, top), "viridis_r")
+        high = min(0.8, 2.4 / figure.get_figheight())
+        bar = figure.colorbar(scale, cax=figure.add_axes((1.01, 0.96 - high, 0.12 / figure.get_figwidth(), high)))
+        bar.set_label("Training images (white: none)", fontsize=8.5)
+        bar.ax.tick_params(labelsize=8)
+        bar.outline.set_visible(False)
+    figure.text(
+        0.01, 0, "skew: mean total-variation distance between a client's labels and those of all clients of its domain",
+        fontsize=8, color=INK, va="top",
+    )  # fmt: skip

@@ -1,0 +1,150 @@
+"""What is to be prepared: checked, listed and keyed before anything is decoded."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedsweep.errors import UserError
+from fedsweep.images.card import store_folder
+from fedsweep.preparation.decode import MADE_WITH, Geometry
+from fedsweep.preparation.sources.base import Item, Listing, Source
+from fedsweep.preparation.split import DomainPlan, plan_domains
+
+SMALLEST, LARGEST = 8, 1024
+NAME = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
+Stamp = tuple[int, int]
+"""Length in bytes and time of the last change in ns of a file."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asks for, beside the root."""
+
+    name: str
+    size: int = 224
+    layout: str | None = None
+    backbone: str | None = None
+    test_fraction: float = 0.2
+    classes: int | None = None
+
+    def check(self) -> None:
+        """Refuse what is impossible without looking at the disk.
+
+        Raises:
+            UserError: with the option, the rule and the value.
+        """
+        if not NAME.fullmatch(self.name):
+            raise UserError(
+                f"NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `{self.name}`."
+            )
+        if not SMALLEST <= self.size <= LARGEST:
+            raise UserError(f"`--size` must lie between {SMALLEST} and {LARGEST} pixels, but it is {self.size}.")
+        if not 0 < self.test_fraction < 1:
+            raise UserError(f"`--test-fraction` must lie between 0 and 1, but it is {self.test_fraction}.")
+        if self.classes is not None and self.classes < 1:
+            raise UserError(f"`--classes` must be at least 1, but it is {self.classes}.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All images with their places in the store, and the files that they are read from."""
+
+    options: Options
+    root: Path
+    source: Source
+    listing: Listing
+    geometry: Geometry
+    domains: tuple[DomainPlan, ...]
+    stamps: dict[str, Stamp]
+    """By path of an image; or of every file under the root, where images are parts of larger files."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the store will be."""
+        return store_folder(self.options.name, self.options.size)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether some image's split is not listed, but drawn here."""
+        return any(item.split is None for item in self.listing.items)
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of one decoded image."""
+        return 3 * self.geometry.size**2
+
+    def key(self) -> str:
+        """SHA-256 of all that decides about the store's content, without the times and the root's own path."""
+        digest = hashlib.sha256()
+        options = [self.source.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
+        digest.update(_json([options, self.listing.class_names, self.listing.domains]))
+        for item in self.listing.items:
+            digest.update(_json([item.path, item.label, item.domain, item.split]))
+        for path, (length, _) in sorted(self.stamps.items()):
+            digest.update(_json([path, length]))
+        return digest.hexdigest()
+
+    def chunk_key(self, domain: DomainPlan, places: range) -> str:
+        """SHA-256 of all that decides about the pixels of some images of a domain, and about where they are put."""
+        content: list[object] = [self.source.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
+        items = [domain.items[place] for place in places]
+        content += [[item.path, domain.slots[place]] for item, place in zip(items, places, strict=True)]
+        own = [self.stamps[item.path] for item in items if item.path in self.stamps]
+        content.append(own if len(own) == len(items) else sorted(self.stamps.items()))
+        return hashlib.sha256(_json(content)).hexdigest()
+
+
+def make_plan(options: Options, root: Path, source: Source | None = None) -> Plan:
+    """Find the layout, list all images and give each its place. `source` is for layouts that have no name.
+
+    Raises:
+        UserError: an option is impossible, or the root is not there or has another layout.
+    """
+    options.check()
+    root = root.expanduser().absolute()
+    if not root.is_dir():
+        raise UserError(f"`--root` must be a folder with images, but {root} {_what_is(root)}.")
+    if source is None:
+        from fedsweep.preparation import sources
+
+        source = sources.find(options.name, root, options.layout)
+    geometry = Geometry(options.size)
+    if options.backbone is not None:
+        from fedsweep.preparation.geometry import geometry_of
+
+        geometry = geometry_of(options.backbone, options.size)
+    listing = source.list(root, options.classes or source.num_classes)
+    if options.classes is not None and len(listing.class_names) != options.classes:
+        raise UserError(f"`--classes` is {options.classes}, but {root} has {len(listing.class_names)} classes.")
+    domains = plan_domains(listing, options.test_fraction)
+    return Plan(options, root, source, listing, geometry, domains, _stamps(root, source, listing.items))
+
+
+def _stamps(root: Path, source: Source, items: Sequence[Item]) -> dict[str, Stamp]:
+    try:
+        if type(source).read is Source.read:
+            return {item.path: _stamp(f"{root}/{item.path}") for item in items}
+        return {str(path.relative_to(root)): _stamp(str(path)) for path in _files(root)}
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from None
+
+
+def _files(root: Path) -> Iterator[Path]:
+    return (path for path in sorted(root.rglob("*")) if path.is_file())
+
+
+def _stamp(path: str) -> Stamp:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def _what_is(root: Path) -> str:
+    return "is a file" if root.exists() else "is not there"
+
+
+def _json(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True).encode()

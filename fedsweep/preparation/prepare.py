@@ -1,0 +1,255 @@
+"""From a plan to a store: decode, assemble, digest, and only then take the name of the store.
+
+All work is done in `NAME-SIZE.part`, which becomes `NAME-SIZE` when it is whole. Pixels lie on the disk, not in memory:
+a set of any size needs the same.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from fedsweep.errors import UserError
+from fedsweep.images.card import CARD, DomainCard, StoreCard, is_store, read_card
+from fedsweep.images.files import map_domain, map_file, record_batch, stored_digest, sync, write_domain
+from fedsweep.preparation.chunks import Chunk, Decoders, unwritable
+from fedsweep.preparation.corrupt import CORRUPT, check_complete, refuse, write_list
+from fedsweep.preparation.decode import MADE_WITH
+from fedsweep.preparation.plan import Plan
+from fedsweep.preparation.scratch import Scratch
+from fedsweep.preparation.split import DomainPlan
+
+CHUNK = 256
+"""Images that are decoded between two lines of the log: what a kill costs at most, per worker."""
+Progress = Callable[[int, int], None]
+"""Told how many images are decoded, and of how many."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A store, and whether it was there before."""
+
+    card: StoreCard
+    folder: Path
+    already: bool
+
+
+def prepare(
+    plan: Plan,
+    workers: int = 1,
+    skip_corrupt: bool = False,
+    force: bool = False,
+    progress: Progress = lambda done, total: None,
+    chunk: int = CHUNK,
+) -> Prepared:
+    """Make the store, or find it made; go on where an earlier preparation was stopped.
+
+    Raises:
+        UserError: another preparation is at it, the folder is taken by something else, an image is corrupt (without
+            `skip_corrupt`) or a class is left without images, or the disk is full.
+    """
+    folder, part = plan.folder, plan.folder.with_name(f"{plan.folder.name}.part")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            _recover(folder)
+            if (found := _existing(plan, force)) is not None:
+                return Prepared(found, folder, already=True)
+            scratch = Scratch(part)
+            works = list(_work(plan, scratch, chunk))
+            _check_space(plan, works, scratch)
+            corrupt = _decode(plan, works, scratch, workers, progress)
+            write_list(part / CORRUPT, corrupt)
+            if corrupt and not skip_corrupt:
+                raise refuse(plan.options.name, corrupt, part / CORRUPT)
+            check_complete(plan.domains, plan.listing.class_names, corrupt)
+            card = _write_card(plan, scratch, [path for _, path, _ in corrupt])
+            _take_name(part, folder, card)
+            return Prepared(card, folder, already=False)
+    except OSError as error:
+        raise unwritable(Path(error.filename or part), error) from None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another `fedsweep data prepare` is making {folder} now.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _recover(folder: Path) -> None:
+    """Undo an exchange of stores that was killed between its two steps."""
+    old = _old(folder)
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.old")
+
+
+def _existing(plan: Plan, force: bool) -> StoreCard | None:
+    folder = plan.folder
+    if not folder.exists():
+        return None
+    if not is_store(folder):
+        raise UserError(f"{folder} is there, but is no prepared data set; move it away, or choose another NAME.")
+    if force:
+        return None
+    card = read_card(folder)
+    if card.plan != plan.key():
+        raise UserError(
+            f"{folder} is prepared from another source or with other options; `--force` would replace it, "
+            "another NAME would keep it."
+        )
+    return card
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A domain in chunks, and the key of them all."""
+
+    domain: DomainPlan
+    chunks: tuple[Chunk, ...]
+    key: str
+
+
+def _work(plan: Plan, scratch: Scratch, length: int) -> Iterator[_Work]:
+    for domain in plan.domains:
+        pixels, chunks = scratch.folder / f"{domain.name}.pixels", []
+        for start in range(0, len(domain.items), length):
+            places = range(start, min(start + length, len(domain.items)))
+            items, slots = domain.items[start : places.stop], domain.slots[start : places.stop]
+            key = plan.chunk_key(domain, places)
+            chunks.append(Chunk(key, plan.source, plan.root, items, slots, plan.geometry, pixels))
+        key = hashlib.sha256("".join(one.key for one in chunks).encode()).hexdigest()
+        yield _Work(domain, tuple(chunks), key)
+
+
+def _check_space(plan: Plan, works: Sequence[_Work], scratch: Scratch) -> None:
+    left = [
+        len(one.domain.items) * plan.image_bytes for one in works if not scratch.has_domain(one.domain.name, one.key)
+    ]
+    need = sum(left) + max(left, default=0) - scratch.used()
+    free = shutil.disk_usage(scratch.folder).free
+    if need > free:
+        raise UserError(
+            f"{plan.folder} needs {need / 1e6:,.1f} MB while it is being made, but only {free / 1e6:,.1f} MB are free "
+            "on that disk; FEDSWEEP_DATA can name a folder on another."
+        )
+
+
+def _decode(
+    plan: Plan, works: Sequence[_Work], scratch: Scratch, workers: int, progress: Progress
+) -> list[tuple[str, str, str]]:
+    """Make the file of every domain without its corrupt images: their domain, path and reason are returned."""
+    corrupt: list[tuple[str, str, str]] = []
+    total, finished = len(plan.listing.items), 0
+    with Decoders(workers) as decoders:
+        for one in works:
+            name, images = one.domain.name, len(one.domain.items)
+            if not scratch.has_domain(name, one.key):
+                pixels = scratch.pixels(name, images * plan.image_bytes)
+                left = {
+                    chunk.key: chunk
+                    for chunk in one.chunks
+                    if not scratch.has_chunk(chunk.key, chunk.slots, pixels, plan.image_bytes)
+                }
+                done = finished + images - sum(len(chunk.items) for chunk in left.values())
+                progress(done, total)
+                for result in decoders.decode(list(left.values())):
+                    scratch.add(result)
+                    done += len(left[result.key].items)
+                    progress(done, total)
+                bad = {slot for chunk in one.chunks for slot, _, _ in scratch.chunks[chunk.key].corrupt}
+                scratch.finish(name, one.key, _assemble(plan, one.domain, bad, pixels))
+            finished += images
+            progress(finished, total)
+            for chunk in one.chunks:
+                corrupt += [(name, path, reason) for _, path, reason in scratch.chunks[chunk.key].corrupt]
+    return corrupt
+
+
+def _assemble(plan: Plan, domain: DomainPlan, bad: set[int], pixels: Path) -> Path:
+    """Write a domain's file under a name of its own."""
+    in_order = sorted(zip(domain.slots, domain.items, strict=True))
+    kept = [(slot, item) for slot, item in in_order if slot not in bad]
+    if bad:
+        pixels = _without_gaps(pixels, [slot for slot, _ in kept], plan.image_bytes)
+    size = plan.geometry.size
+    pages = map_file(pixels) if kept else None
+    images = np.frombuffer(pages or b"", np.uint8).reshape(-1, 3, size, size)
+    train = sum(slot < domain.train for slot, _ in kept)
+    batches = [
+        record_batch(images[part], [item.label for _, item in kept[part]], [item.path for _, item in kept[part]])
+        for part in (slice(train), slice(train, None))
+    ]
+    path = pixels.with_name(f"{domain.name}.arrow.new")
+    write_domain(path, batches[0], batches[1], pages)
+    if bad:
+        pixels.unlink()
+    return path
+
+
+def _without_gaps(pixels: Path, slots: Sequence[int], length: int) -> Path:
+    path = pixels.with_suffix(".kept")
+    with pixels.open("rb") as source, path.open("wb") as sink:
+        for slot in slots:
+            source.seek(slot * length)
+            sink.write(source.read(length))
+    return path
+
+
+def _write_card(plan: Plan, scratch: Scratch, skipped: Sequence[str]) -> StoreCard:
+    """Write the card, with the digest of what can be read from the disk."""
+    domains = {}
+    for domain in plan.domains:
+        path = scratch.arrow(domain.name)
+        train, test = map_domain(path)
+        domains[domain.name] = DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
+    card = StoreCard(
+        name=plan.options.name,
+        size=plan.options.size,
+        layout=plan.source.name,
+        class_names=plan.listing.class_names,
+        domains=domains,
+        digest="",
+        crop_pct=plan.geometry.crop_pct,
+        crop_mode=plan.geometry.crop_mode,
+        interpolation=plan.geometry.interpolation,
+        test_fraction=plan.options.test_fraction if plan.drawn else None,
+        skipped=tuple(skipped),
+        plan=plan.key(),
+        made_with=MADE_WITH,
+    )
+    card = card.model_copy(update={"digest": stored_digest(scratch.folder, card)})
+    with (scratch.folder / CARD).open("wb") as file:
+        file.write(card.model_dump_json(indent=1).encode())
+        file.flush()
+        sync(file)
+    return card
+
+
+def _take_name(part: Path, folder: Path, card: StoreCard) -> None:
+    """From here on it is a store. An older one keeps its pages in the processes that have mapped it."""
+    keep = {CARD, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
+    for path in part.iterdir():
+        if path.name not in keep and path.name != Scratch.LOG:
+            path.unlink()
+    if folder.exists():
+        folder.rename(_old(folder))
+    part.rename(folder)
+    (folder / Scratch.LOG).unlink()
+    shutil.rmtree(_old(folder), ignore_errors=True)

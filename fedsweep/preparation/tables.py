@@ -1,0 +1,130 @@
+"""What the verbs on data sets print."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedsweep.images.card import StoreCard
+
+SHORTEST = 2.0
+"""Seconds after which work gets a bar."""
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f} images/s")
+
+
+class ImageBar:
+    """A bar with images per second and the time left, on a terminal, for work of more than two seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("left about"),
+            TimeRemainingColumn(), console=console, transient=True,
+        )  # fmt: skip
+        self.began: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many images of all are decoded."""
+        now = self.progress.get_time()
+        if self.began is None:  # what an earlier preparation has decoded is no measure of speed
+            self.began = now
+            self.progress.add_task("images", total=total, completed=done)
+        elif self.progress.console.is_terminal and now - self.began > SHORTEST:
+            self.progress.start()
+        self.progress.update(self.progress.task_ids[0], completed=done)
+
+
+def experiment_lines(card: StoreCard) -> str:
+    """What an experiment says to use the store."""
+    domains = ", ".join(_plain(name) for name in card.domains)
+    return f"data: {{name: prepared, set: {_plain(card.name)}, size: {card.size}, domains: [{domains}]}}"
+
+
+def _plain(name: str) -> str:
+    """A name as it may stand in a YAML list: in quotes where it would be read as something else."""
+    import json
+
+    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
+    return name if plain and name.lower() not in ("true", "false", "null") else json.dumps(name)
+
+
+def summary(card: StoreCard) -> Table:
+    """Images per domain and split."""
+    table = Table("domain", title=f"{card.name} at {card.size} pixels, {len(card.class_names)} classes", box=None)
+    table.title_justify = "left"
+    for heading in ("train", "test", "MB"):
+        table.add_column(heading, justify="right")
+    for name, domain in card.domains.items():
+        table.add_row(name, str(domain.train), str(domain.test), megabytes(domain.bytes))
+    if len(card.domains) > 1:
+        train, test = (sum(getattr(one, split) for one in card.domains.values()) for split in ("train", "test"))
+        table.add_row("all", str(train), str(test), megabytes(card.bytes))
+    return table
+
+
+def stores_table(cards: Sequence[StoreCard]) -> Table:
+    """One line per prepared data set."""
+    table = Table("name", title="Prepared", title_justify="left", box=None)
+    for heading in ("size", "images", "domains", "classes", "MB"):
+        table.add_column(heading, justify="right")
+    table.add_column("digest")
+    for card in cards:
+        numbers = (card.size, card.images, len(card.domains), len(card.class_names))
+        table.add_row(card.name, *map(str, numbers), megabytes(card.bytes), card.digest[:12])
+    return table
+
+
+def layouts_table() -> Table:
+    """What `prepare` reads."""
+    from fedsweep.preparation.sources import ALL
+
+    table = Table("layout", "what it looks like", title="Layouts that `prepare` reads", title_justify="left", box=None)
+    for source in ALL:
+        table.add_row(source.name, Text(source.looks_like))
+    return table
+
+
+def counts_table(card: StoreCard, counts: dict[str, np.ndarray]) -> Table:
+    """Training and test images per class and domain; `counts` has (2, classes) by domain."""
+    table = Table("class", title=f"{card.name} at {card.size} pixels: train / test", title_justify="left", box=None)
+    for name in card.domains:
+        table.add_column(Text(name), justify="right")
+    for label, class_name in enumerate(card.class_names):
+        cells = [f"{counts[name][0, label]} / {counts[name][1, label]}" for name in card.domains]
+        table.add_row(Text(class_name), *cells)
+    table.add_row("all", *[f"{domain.train} / {domain.test}" for domain in card.domains.values()])
+    return table
+
+
+def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
+    """Training and test images of each class, (2, classes), by domain."""
+    from fedsweep.images.files import map_domain
+
+    found = {}
+    for name in card.domains:
+        parts = map_domain(folder / f"{name}.arrow")
+        found[name] = np.stack([np.bincount(part.labels, minlength=len(card.class_names)) for part in parts])
+    return found
+
+
+def megabytes(count: int) -> str:
+    """Bytes in millions."""
+    return f"{count / 1e6:,.1f}"
