@@ -1,0 +1,174 @@
+"""One epoch of images from the store against torchvision's ImageFolder with a DataLoader, and the memory of trials.
+
+    uv run python benchmarks/data_loading.py
+    uv run python benchmarks/data_loading.py --root DIR --layout domains --size 64 --out benchmarks/results/NAME.json
+
+Without `--root`, 10,000 JPEG images of random smooth colours are written to a temporary folder first. Both sides
+deliver shuffled batches of normalised float32 pixels on one thread; they are timed in turn, and the median counts.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+from torchvision.transforms import v2
+
+from fedsweep.data.imagestore import store_folder
+from fedsweep.data.prepared import PreparedData
+from fedsweep.types import ImageSet
+
+BATCH = 128
+MEAN, STD = torch.full((3, 1, 1), 0.5), torch.full((3, 1, 1), 0.5)
+console = Console(stderr=True, highlight=False)
+
+
+def write_images(root: Path, count: int, size: int) -> None:
+    """Smooth random images: JPEGs about as large as photographs of that size."""
+    rng = np.random.default_rng(0)
+    for number in track(range(count), description="write JPEGs", console=console):
+        folder = root / f"domain{number % 2}" / f"class{number // 2 % 7}"
+        folder.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(rng.integers(256, size=(size // 4, size // 4, 3), dtype=np.uint8))
+        coarse.resize((size, size), Image.Resampling.BICUBIC).save(folder / f"{number}.jpg", quality=90)
+
+
+def from_folder(root: Path, size: int, workers: int) -> Callable[[], int]:
+    """An epoch of every domain's ImageFolder, as the methods' published code reads it."""
+    transform = v2.Compose(
+        [
+            v2.Resize(size, v2.InterpolationMode.BICUBIC),
+            v2.CenterCrop(size),
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.5] * 3, [0.5] * 3),
+        ]
+    )
+    rgb = v2.Compose([v2.RGB(), transform])
+    sets = [torchvision.datasets.ImageFolder(str(path), rgb) for path in sorted(root.iterdir())]
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.ConcatDataset(sets), BATCH, shuffle=True, num_workers=workers, persistent_workers=False
+    )
+    return lambda: sum(len(images) for images, _ in loader)
+
+
+def from_store(sets: list[ImageSet]) -> Callable[[], int]:
+    """An epoch of the same images from the memory map."""
+
+    def batches() -> Iterator[torch.Tensor]:
+        for images in sets:
+            for index in torch.randperm(len(images)).split(BATCH):
+                pixels, _ = images.take(index)
+                yield (pixels.float() / 255 - MEAN) / STD
+
+    return lambda: sum(len(pixels) for pixels in batches())
+
+
+def time_in_turn(sides: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
+    """Median seconds of each side, all sides once per repetition."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, epoch in sides.items():
+            begun = time.perf_counter()
+            epoch()
+            seconds[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+TRIAL = """
+import sys, time, torch
+torch.set_num_threads(1)
+from fedsweep.data.prepared import PreparedData
+from fedsweep.data import load
+data = load(PreparedData.model_validate_json(sys.argv[1]))
+import timm, peft
+before = {line.split(":")[0]: line.split()[1] for line in open("/proc/self/smaps_rollup") if "kB" in line}
+for domain in data.domains:
+    for part in (domain.train, domain.test):
+        for index in torch.randperm(len(part)).split(128):
+            part.take(index)
+print("ready", before["Rss"], flush=True)
+sys.stdin.readline()
+"""
+
+
+def memory(config: PreparedData, processes: int) -> dict[str, float]:
+    """MiB of trials' processes side by side, after each has read every image: mean resident, mean proportional."""
+    command = [sys.executable, "-c", TRIAL, config.model_dump_json()]
+    trials = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
+    ]
+    try:
+        for trial in trials:
+            if trial.stdout is None or not trial.stdout.readline().startswith("ready"):
+                raise RuntimeError("a trial ended early")
+        rolled = [Path(f"/proc/{trial.pid}/smaps_rollup").read_text().splitlines()[1:] for trial in trials]
+        fields = [{line.split(":")[0]: int(line.split()[1]) for line in lines} for lines in rolled]
+        mean = {name: sum(one[name] for one in fields) / processes / 1024 for name in fields[0]}
+        private = mean["Private_Clean"] + mean["Private_Dirty"]
+        return {"resident": mean["Rss"], "proportional": mean["Pss"], "private": private}
+    finally:
+        for trial in trials:
+            trial.communicate("\n")
+
+
+def main() -> None:
+    """Prepare, time, measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, help="images in the layout <domain>/<class>/*")
+    parser.add_argument("--count", type=int, default=10_000, help="images to write where there is no --root")
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["FEDSWEEP_DATA"] = f"{scratch}/data"
+        root = given.root or Path(scratch) / "images"
+        if given.root is None:
+            write_images(root, given.count, given.size)
+        prepare = ["data", "prepare", "bench", "--root", str(root), "--layout", "domains", "--size", str(given.size)]
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "fedsweep.cli", *prepare], check=True, stdout=sys.stderr)
+        prepared = time.perf_counter() - begun
+        config = PreparedData(set="bench", size=given.size, domains=tuple(sorted(one.name for one in root.iterdir())))
+        sets = [part for domain in config.load().domains for part in (domain.train, domain.test)]
+        sides = {"store": from_store(sets)} | {
+            f"ImageFolder, {workers} workers": from_folder(root, given.size, workers) for workers in (0, 2)
+        }
+        seconds = time_in_turn(sides, given.repeats)
+        images = sum(map(len, sets))
+        size = sum(path.stat().st_size for path in store_folder("bench", given.size).iterdir())
+        figures: dict[str, Any] = {
+            "date": date.today().isoformat(),
+            "machine": f"{os.cpu_count()} x {platform.machine()}, torch {torch.__version__}",
+            "images": images,
+            "pixels": given.size,
+            "store_mib": size / 2**20,
+            "prepare_seconds": prepared,
+            "epoch_seconds": seconds,
+            "ratio": {name: seconds[name] / seconds["store"] for name in sides if name != "store"},
+            "memory_mib": {str(count): memory(config, count) for count in (1, 4)},
+        }
+    print(json.dumps(figures, indent=2))
+    if given.out:
+        given.out.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
