@@ -11,7 +11,8 @@ Columns:
   have theirs, and others none.
 
 Names of the classes are, in this order: `labels` in the key-value metadata `fedsweep` (JSON), the names of a ClassLabel
-in the metadata `huggingface`, `label_name`, the numbers. An item's path names its row: `sketch.parquet:17`, see `row_of`.
+in the metadata `huggingface`, `label_name`, the numbers. An item's path names its row, `sketch.parquet:17`: see
+`row_of`.
 """
 
 import json

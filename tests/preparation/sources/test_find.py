@@ -1,0 +1,68 @@
+"""Which source reads a root."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedsweep.errors import UserError
+from fedsweep.preparation.sources import find
+from tests.preparation.sources import trees
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("Office-Home", "office_home"),
+        ("OfficeHome", "office_home"),
+        ("NICO++", "nico"),
+        ("nicopp", "nico"),
+        ("ImageCLEF-DA", "imageclef"),
+        ("Food-101", "food101"),
+        ("DomainNet", "domainnet"),
+        ("UCF-101", "ucf101"),
+    ],
+)
+def test_other_spellings_of_a_name(name: str, layout: str, tmp_path: Path) -> None:
+    assert find(name, tmp_path).name == layout
+
+
+def test_parquet_files_win_over_the_name(tmp_path: Path) -> None:
+    trees.parquet(tmp_path)
+    assert find("pacs", tmp_path).name == "parquet"
+
+
+def test_parquet_files_without_images_do_not(tmp_path: Path) -> None:
+    trees.domains(tmp_path)
+    trees.write_parquet(tmp_path / "statistics.parquet", {"mean": [0.5]})
+    assert find("my set", tmp_path).name == "domains"
+
+
+@pytest.mark.parametrize("layout", ["domains", "classes"])
+def test_depth_decides_for_an_unknown_name(layout: str, tmp_path: Path) -> None:
+    trees.MAKERS[layout](tmp_path)
+    assert find("my set", tmp_path).name == layout
+
+
+def test_folders_called_after_splits_are_no_domains(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["train/cod/1.jpg", "val/cod/2.jpg"])
+    assert find("my set", tmp_path).name == "classes"
+
+
+def test_unknown_layout(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape("there is no layout `domain`; did you mean `domains`")):
+        find("x", tmp_path, layout="domain")
+    with pytest.raises(UserError, match=re.escape("there is no layout `zzz`; there are domainnet, nico,")):
+        find("x", tmp_path, layout="zzz")
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["a/b/c/d.jpg"])
+    expected = (
+        f"the root {tmp_path} has not the layout `domains` or `classes`: looked for `<domain>/<class>/<image>`, "
+        "`<class>/<image>` or `*.parquet` (`pcas` is none of the layouts known by name), but found folders `a`."
+    )
+    with pytest.raises(UserError, match=re.escape(expected)):
+        find("pcas", tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        find("pacs", tmp_path / "none")

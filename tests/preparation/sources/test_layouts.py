@@ -1,0 +1,330 @@
+"""What only one layout promises, and its sentences for bad input."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from fedsweep.errors import UserError
+from fedsweep.preparation.sources import ALL
+from fedsweep.preparation.sources.base import Listing
+from fedsweep.preparation.sources.files import look
+from tests.preparation.sources import trees
+
+SOURCES = {source.name: source() for source in ALL}
+
+
+def listing(layout: str, root: Path, num_classes: int | None = None) -> Listing:
+    return SOURCES[layout].list(root, num_classes)
+
+
+def refused(layout: str, root: Path, sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)) as caught:
+        listing(layout, root)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value)[-1] in ".?"
+
+
+# Lists: DomainNet and NICO++
+
+
+def test_domainnet_lists_may_lie_beside_the_domains(tmp_path: Path) -> None:
+    trees.domainnet(tmp_path)
+    expected = listing("domainnet", tmp_path)
+    for path in (tmp_path / "splits").iterdir():
+        path.rename(tmp_path / path.name)
+    (tmp_path / "splits").rmdir()
+    assert listing("domainnet", tmp_path) == expected
+
+
+def test_domainnet_takes_the_first_100_classes(tmp_path: Path) -> None:
+    files = [f"real/c{label:03}/a.jpg" for label in range(120)]
+    lines = "".join(f"{path} {label}\n" for label, path in enumerate(files))
+    test = "real/c000/b.jpg 0\n"
+    # Images of later classes need not be there.
+    trees.grow(tmp_path, [*files[:110], "real/c000/b.jpg"], {"real_train.txt": lines, "real_test.txt": test})
+    assert len(listing("domainnet", tmp_path).class_names) == 100
+    assert len(listing("domainnet", tmp_path, 110).items) == 111
+    with pytest.raises(UserError, match=r"line 111: names `real/c110/a.jpg`, which is not under .*no folder"):
+        listing("domainnet", tmp_path, 120)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("real/bus/none.jpg 1", "names `real/bus/none.jpg`, which is not under"),
+        ("real/bus/real_4.jpg 1", "; did you mean `real_3.jpg` or `real_1.jpg` or `real_not_listed.jpg`?"),
+        ("real/buss/real_1.jpg 3", "there is no folder `real/buss`."),
+        ("real/bus/real_1.jpg", "must be `<path of an image> <label>`, but it is `real/bus/real_1.jpg`."),
+        ("real/bus/real_1.jpg one", "must be `<path of an image> <label>`, but it is `real/bus/real_1.jpg one`."),
+        ("1", "must be `<path of an image> <label>`, but it is `1`."),
+        ("real/bus/real_9.jpg -1", "a label must be within 0..344, but it is -1."),
+        ("real/bus/real_9.jpg 345", "a label must be within 0..344, but it is 345."),
+        ("real/bus/real_9.jpg 2", "class `bus` has label 2 here, but 1 in "),
+        ("real/zebra/real_9.jpg 1", "label 1 is class `zebra` here, but `bus` in "),
+        ("real_9.jpg 1", "an image must lie in a class folder, but the path is `real_9.jpg`."),
+        ("/etc/real_9.jpg 1", "a path must lie within the root, but it is `/etc/real_9.jpg`."),
+        ("real/../../real_9.jpg 1", "a path must lie within the root, but it is `real/../../real_9.jpg`."),
+        ("real/bus/real_3.jpg 1", "names `real/bus/real_3.jpg` again, after "),
+        ("./real/bus/real_1.jpg 1", "an image must be listed once, in train or in test."),
+    ],
+)
+def test_lines_that_are_refused(line: str, sentence: str, tmp_path: Path) -> None:
+    trees.domainnet(tmp_path)
+    bad = tmp_path / "splits" / "real_test.txt"
+    bad.write_text(f"real/bus/real_3.jpg 1\n\n{line}\n")
+    refused("domainnet", tmp_path, f"{bad}, line 3: ")
+    refused("domainnet", tmp_path, sentence)
+
+
+def test_lists_that_are_refused(tmp_path: Path) -> None:
+    trees.domainnet(tmp_path)
+    test = tmp_path / "splits" / "real_test.txt"
+    test.write_bytes(b"real/bus/\xff.jpg 1\n")
+    refused("domainnet", tmp_path, f"{test} cannot be read: it is not UTF-8 text (byte 9).")
+    test.write_text("\n \n")
+    refused("domainnet", tmp_path, f"the list {test} is empty.")
+    test.unlink()
+    refused("domainnet", tmp_path, f"{tmp_path / 'splits'} has the list `real_train.txt`, but not `real_test.txt`.")
+
+
+def test_a_label_without_images_is_refused_among_the_first_classes(tmp_path: Path) -> None:
+    lists = {"real_train.txt": "real/a/1.jpg 0\nreal/c/1.jpg 2\n", "real_test.txt": "real/a/2.jpg 0\n"}
+    trees.grow(tmp_path, ["real/a/1.jpg", "real/c/1.jpg", "real/a/2.jpg"], lists)
+    refused("domainnet", tmp_path, "a class must have images, but `label 1` has none in any domain.")
+    assert listing("domainnet", tmp_path, 1).class_names == ("a",)
+
+
+def test_a_domain_without_the_first_classes_is_refused(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["a/x/1.jpg", "b/y/1.jpg"])
+    assert len(listing("domains", tmp_path).items) == 2  # a class may be missing from a domain
+    with pytest.raises(UserError, match=r"a domain must have images, but `b` has none of 1 classes\."):
+        listing("domains", tmp_path, 1)
+
+
+def test_byte_order_mark_and_backslashes(tmp_path: Path) -> None:
+    lists = {"real_train.txt": "\ufeffreal\\a\\1.jpg 0\r\n", "real_test.txt": "real/a/2.jpg\t0\n".replace("\t", " ")}
+    trees.grow(tmp_path, ["real/a/1.jpg", "real/a/2.jpg"], lists)
+    assert [item.path for item in listing("domainnet", tmp_path).items] == ["real/a/1.jpg", "real/a/2.jpg"]
+
+
+def test_nico_lists_relative_to_the_domains_folder(tmp_path: Path) -> None:
+    files = ["NICO_DG/rock/bear/1.jpg", "NICO_DG/rock/bear/2.jpg"]
+    lists = {"NICO_DG/splits/rock_train.txt": "rock/bear/1.jpg 0", "NICO_DG/splits/rock_test.txt": "rock/bear/2.jpg 0"}
+    trees.grow(tmp_path, files, lists)
+    assert [(item.path, item.split) for item in listing("nico", tmp_path).items] == [
+        (files[0], "train"),
+        (files[1], "test"),
+    ]
+
+
+@pytest.mark.parametrize("base", ["NICO_DG", "public_dg_0416/train", "nico/train", ""])
+def test_nico_without_lists_reads_folders(base: str, tmp_path: Path) -> None:
+    files = [f"rock/{name}/1.jpg" for name in ("hot air balloon", "bear")] + ["dim/bear/2.jpg"]
+    trees.grow(tmp_path, [os.path.join(base, path) for path in files], {"dg_label_id_mapping.json": "{}"})
+    got = listing("nico", tmp_path)
+    assert (got.domains, got.class_names) == (("dim", "rock"), ("bear", "hot air balloon"))
+    assert {item.split for item in got.items} == {None}
+
+
+# Office-Home, ImageCLEF-DA, PACS
+
+
+@pytest.mark.parametrize("spelling", ["Real World", "Real_World", "RealWorld", "real_world"])
+def test_office_home_spellings(spelling: str, tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["art/Bed/1.jpg", f"{spelling}/Bed/1.jpg"])
+    got = listing("office_home", tmp_path)
+    assert got.domains == ("Art", "Real World")
+    assert got.items[1].path == f"{spelling}/Bed/1.jpg"
+
+
+def test_office_home_with_both_spellings(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["Real World/Bed/1.jpg", "Real_World/Bed/1.jpg"])
+    refused("office_home", tmp_path, "`Real World` and `Real_World` are both the domain `Real World`.")
+
+
+def test_imageclef_lists_beside_the_domains_and_a_domain_left_out(tmp_path: Path) -> None:
+    trees.imageclef(tmp_path)
+    for path in (tmp_path / "list").iterdir():
+        path.rename(tmp_path / path.name)
+    (tmp_path / "list").rmdir()
+    (tmp_path / "bList.txt").unlink()
+    got = listing("imageclef", tmp_path)
+    assert (got.domains, len(got.class_names), len(got.items)) == (("c", "i", "p"), 12, 36)
+
+
+def test_imageclef_label_out_of_range(tmp_path: Path) -> None:
+    trees.imageclef(tmp_path)
+    (tmp_path / "list" / "pList.txt").write_text("p/n000.JPEG 12\n")
+    refused("imageclef", tmp_path, "pList.txt, line 1: a label must be within 0..11, but it is 12.")
+
+
+def test_pacs_without_lists_has_no_split(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["photo/dog/1.jpg", "sketch/dog/1.png", "sketch/cat/2.png"])
+    assert {item.split for item in listing("pacs", tmp_path).items} == {None}
+
+
+def test_pacs_trusts_the_folder_where_a_list_slips(tmp_path: Path) -> None:
+    counts = trees.pacs(tmp_path)
+    # As in copies of the authors' lists: label 0, and one image twice in place of another.
+    (tmp_path / "photo_crossval_kfold.txt").write_text("photo/dog/pic_003.jpg 0\nphoto/dog/pic_003.jpg 1\n")
+    got = listing("pacs", tmp_path)
+    assert len(got.items) == counts.total() == 48
+    assert sum(item.split == "test" for item in got.items) == 12
+
+
+def test_pacs_lists_that_are_refused(tmp_path: Path) -> None:
+    trees.pacs(tmp_path)
+    crossval = tmp_path / "photo_crossval_kfold.txt"
+    crossval.write_text("photo/dog/pic_000.jpg 1\n")
+    refused("pacs", tmp_path, "the lists of `photo` name `kfold/photo/dog/pic_000.jpg` in train and in crossval.")
+    crossval.write_text("photo/dog/pic_009.jpg 1\n")
+    refused("pacs", tmp_path, f"{crossval}, line 1: names `kfold/photo/dog/pic_009.jpg`, which is not under")
+    crossval.unlink()
+    (tmp_path / "photo_train_kfold.txt").unlink()
+    refused("pacs", tmp_path, "has lists `<domain>_train_kfold.txt`, but not `photo_train_kfold.txt`.")
+
+
+# Food-101, EuroSAT, UCF101
+
+
+def test_food101_one_folder_down(tmp_path: Path) -> None:
+    counts = trees.food101(tmp_path / "food-101")
+    assert len(listing("food101", tmp_path).items) == counts.total()
+
+
+def test_food101_bad_lists(tmp_path: Path) -> None:
+    trees.food101(tmp_path)
+    test = tmp_path / "meta" / "test.txt"
+    test.write_text("aple_pie/8\n")
+    refused("food101", tmp_path, f"{test}, line 1: there is no class `aple_pie`; did you mean `apple_pie`?")
+    test.write_text("apple_pie/7\n")
+    refused("food101", tmp_path, f"{test}, line 1: names `images/apple_pie/7.jpg`, which is not under {tmp_path}")
+    test.write_text("apple_pie/10\n")
+    refused("food101", tmp_path, f"names `apple_pie/10` again, after {tmp_path / 'meta' / 'train.txt'}, line 1;")
+    (tmp_path / "meta" / "classes.txt").write_text("apple_pie\napple_pie\n")
+    refused("food101", tmp_path, "classes.txt must name each class once.")
+    (tmp_path / "meta" / "classes.txt").unlink()
+    refused("food101", tmp_path, "classes.txt cannot be read: No such file or directory.")
+
+
+@pytest.mark.parametrize("base", ["2750", "EuroSAT", "EuroSAT/2750", ""])
+@pytest.mark.parametrize("suffix", ["jpg", "tif"])
+def test_eurosat_bases(base: str, suffix: str, tmp_path: Path) -> None:
+    trees.grow(tmp_path, [os.path.join(base, f"River/River_1.{suffix}")])
+    assert listing("eurosat", tmp_path).items[0].path == os.path.join(base, f"River/River_1.{suffix}")
+
+
+@pytest.mark.parametrize("with_class_folders", [True, False])
+def test_ucf101_takes_the_middle_frame(with_class_folders: bool, tmp_path: Path) -> None:
+    videos = [
+        "ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01",
+        "ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01",
+        "HandstandPushups/v_HandStandPushups_g08_c01",
+        "YoYo/v_YoYo_g09_c02",
+        "YoYo/v_YoYo_g01_c01",
+    ]
+    folders = [video if with_class_folders else video.split("/")[1] for video in videos]
+    files = [f"jpegs_256/{folder}/frame{number}.jpg" for folder in folders for number in range(1, 13)]
+    trees.grow(tmp_path, files, trees.UCF_LISTS)
+    got = listing("ucf101", tmp_path)
+    # Number 6, counted from 0, of 1, 2, ..., 12: by number, not by letter.
+    assert sorted(item.path for item in got.items) == sorted(f"jpegs_256/{folder}/frame7.jpg" for folder in folders)
+    assert got.class_names == ("Apply_Eye_Makeup", "Handstand_Pushups", "Yo_Yo")
+    for item in got.items:
+        assert ("ApplyEyeMakeup", "HandStandPushups", "YoYo")[item.label] in item.path
+        assert item.split == ("test" if "_g01_" in item.path else "train")
+
+
+def test_ucf101_bad_lists(tmp_path: Path) -> None:
+    trees.ucf101(tmp_path)
+    train = tmp_path / "ucfTrainTestlist" / "trainlist01.txt"
+    train.write_text("YoYo/v_YoYo_g09_c03.avi 3\n")
+    folder = tmp_path / "UCF-101-midframes" / "Yo_Yo"
+    refused("ucf101", tmp_path, f"{train}, line 1: no frame of `v_YoYo_g09_c03` is under {folder}; did you mean")
+    train.write_text("YoYos/v_YoYo_g09_c02.avi 3\n")
+    refused("ucf101", tmp_path, f"{train}, line 1: there is no class `YoYos`; did you mean `YoYo`?")
+    train.write_text("YoYo/v_YoYo_g09_c02.avi 2\n")
+    refused("ucf101", tmp_path, f"{train}, line 1: class `YoYo` has label 3, but here 2.")
+    train.write_text("YoYo/v_YoYo_g09_c02.avi 4\n")
+    refused("ucf101", tmp_path, f"{train}, line 1: a label must be within 1..3, but it is 4.")
+    train.write_text("YoYo/v_YoYo_g01_c01.avi 3\n")
+    refused("ucf101", tmp_path, "names `YoYo/v_YoYo_g01_c01.avi` again, after ")
+    (tmp_path / "ucfTrainTestlist" / "classInd.txt").write_text("1 YoYo\n3 Archery\n")
+    refused("ucf101", tmp_path, "classInd.txt, line 2: must be `2 <ClassName>`, but it is `3 Archery`.")
+
+
+# A user's own folders
+
+
+def test_classes_with_folders_of_splits(tmp_path: Path) -> None:
+    files = ["train/cod/1.jpg", "train/eel/1.jpg", "val/cod/2.jpg", "test/eel/3.jpg"]
+    trees.grow(tmp_path / "fish", files)
+    got = listing("classes", tmp_path / "fish")
+    assert got.domains == ("fish",)
+    assert {item.path: item.split for item in got.items} == {
+        **dict.fromkeys(files[:2], "train"),
+        **dict.fromkeys(files[2:], "test"),
+    }
+
+
+def test_classes_are_named_after_the_root_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees.classes(tmp_path / "fish")
+    monkeypatch.chdir(tmp_path / "fish")
+    assert listing("classes", Path(".")).domains == ("fish",)
+    assert listing("classes", Path("../fish/cod/..")).domains == ("fish",)
+
+
+def test_empty_class_and_domain(tmp_path: Path) -> None:
+    trees.domains(tmp_path)
+    (tmp_path / "baltic" / "cod").mkdir()
+    assert len(listing("domains", tmp_path).items) == 5  # the class is in the other domain
+    (tmp_path / "baltic" / "eel").mkdir()
+    (tmp_path / "baltic" / "pike").mkdir()
+    refused("domains", tmp_path, f"{tmp_path}: a class must have images, but `eel`, `pike` have none in any domain.")
+    (tmp_path / "arctic").mkdir()
+    refused("domains", tmp_path, f"the domain `arctic` is empty: no images under {tmp_path / 'arctic'}/<class>/.")
+
+
+def test_images_in_the_wrong_place(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["a/x/1.jpg", "a/1.jpg"])
+    refused("domains", tmp_path, f"{tmp_path / 'a'}: images must lie in a class folder, but `1.jpg` lies beside them.")
+    (tmp_path / "a" / "1.jpg").unlink()
+    trees.grow(tmp_path, ["a/x/deep/1.jpg"])
+    refused("domains", tmp_path, "images must lie in the class folder itself, but it holds the folders `deep`.")
+
+
+def test_links_to_nothing(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["a/x/1.jpg"])
+    (tmp_path / "a" / "x" / "2.jpg").symlink_to(tmp_path / "gone.jpg")
+    refused("domains", tmp_path, f"`{tmp_path / 'a' / 'x' / '2.jpg'}` is a link to nothing, or no regular file.")
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("a\\b", r"'a\\b'"), ("a\nb", r"'a\nb'")])
+def test_names_that_cannot_name_a_file(name: str, sentence: str, tmp_path: Path) -> None:
+    trees.grow(tmp_path, [f"{name}/x/1.jpg"])
+    refused("domains", tmp_path, "it must be printable, without `/` and `\\` and a leading dot, but it is " + sentence)
+
+
+def test_long_names_and_names_that_differ_in_case(tmp_path: Path) -> None:
+    trees.grow(tmp_path, [f"{'é' * 101}/x/1.jpg"])
+    refused("domains", tmp_path, "a domain names a file: it must have at most 200 bytes, but it is 'éé")
+    trees.grow(tmp_path / "other", ["Photo/x/1.jpg", "photo/x/1.jpg"])
+    refused("domains", tmp_path / "other", "the domains `Photo` and `photo` must differ in more than case.")
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["a/x/1.jpg"])
+    try:
+        Path(os.fsdecode(bytes(tmp_path / "a" / "x") + b"/\xff.jpg")).write_bytes(trees.picture())
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    refused("domains", tmp_path, r"names must be UTF-8, but one is 'a/x/\udcff.jpg'.")
+
+
+def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read: No such file or directory"):
+        look(tmp_path / "none")
