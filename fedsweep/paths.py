@@ -7,9 +7,10 @@ from typing import Literal
 
 from fedsweep.errors import UserError, near
 
-Kind = Literal["experiments", "search_spaces"]
-VERBS: dict[Kind, str] = {"experiments": "run", "search_spaces": "tune"}
-_SINGULAR = {"experiments": "experiment", "search_spaces": "search space"}
+Kind = Literal["experiments", "search_spaces", "pretrain"]
+VERBS: dict[Kind, str] = {"experiments": "run", "search_spaces": "tune", "pretrain": "pretrain"}
+_SINGULAR = {"experiments": "experiment", "search_spaces": "search space", "pretrain": "pre-training"}
+_FOLDERS = {"experiments": "experiments", "search_spaces": "search_spaces", "pretrain": "experiments/pretrain"}
 
 
 def home() -> Path:
@@ -36,21 +37,23 @@ def resolve(name: str) -> Path:
 def folders(kind: Kind) -> list[Path]:
     """Existing folders, the one that wins first."""
     package = Path(__file__).parent
-    candidates = [Path.cwd() / kind, package / "shipped" / kind, package.parent / kind]
+    candidates = [root / _FOLDERS[kind] for root in (Path.cwd(), package / "shipped", package.parent)]
     return [folder for folder in dict.fromkeys(path.resolve() for path in candidates) if folder.is_dir()]
 
 
 def available(kind: Kind) -> dict[str, Path]:
-    """All names with their file, e.g. `ablations/lora_rank`."""
+    """All names with their file, e.g. `ablations/lora_rank`. Pre-trainings lie among the experiments, but are none."""
     found: dict[str, Path] = {}
     for folder in reversed(folders(kind)):
         for path in sorted(path for path in folder.rglob("*.yaml") if path.is_file()):
-            found[path.relative_to(folder).with_suffix("").as_posix()] = path
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            if kind != "experiments" or not name.startswith("pretrain/"):
+                found[name] = path
     return dict(sorted(found.items()))
 
 
 def find(kind: Kind, name: str, where: str = "") -> Path:
-    """The file of an experiment or search space. `where` is the file that asks for it, if not the user.
+    """The file of an experiment, search space or pre-training. `where` is the file that asks for it, if not the user.
 
     Raises:
         UserError: there is none of that name.
@@ -58,7 +61,7 @@ def find(kind: Kind, name: str, where: str = "") -> Path:
     known = available(kind)
     if name not in known:
         asked = f"{where}: " if where else ""
-        raise UserError(f"{asked}there is no {_SINGULAR[kind]} `{name}`{_hint(kind, name, known)}")
+        raise UserError(f"{asked}there is no {_SINGULAR[kind]} `{name}`{_hint((kind,), name, known)}")
     return known[name]
 
 
@@ -73,16 +76,19 @@ def find_either(name: str) -> tuple[Kind, Path]:
     for kind in kinds:
         if name in known[kind]:
             return kind, known[kind][name]
-    hint = _near(name, [*known["experiments"], *known["search_spaces"]])
+    hint = _hint(kinds, name, [*known["experiments"], *known["search_spaces"]])
     raise UserError(f"there is no experiment or search space `{name}`{hint}")
 
 
-def _hint(kind: Kind, name: str, known: Iterable[str]) -> str:
-    """What the user may have meant: the other kind's verb, or a near name."""
-    other: Kind = "experiments" if kind == "search_spaces" else "search_spaces"
-    if name in available(other):
-        return f", but `fedsweep {VERBS[other]} {name}` takes the {_SINGULAR[other]} of that name."
-    return _near(name.removeprefix(f"{kind}/"), known)
+def _hint(asked: Iterable[Kind], name: str, known: Iterable[str]) -> str:
+    """What the user may have meant: the verb of another kind, or a near name."""
+    for other, verb in VERBS.items():
+        bare = name.removeprefix("pretrain/") if other == "pretrain" else name
+        if other not in asked and bare in available(other):
+            return f", but `fedsweep {verb} {bare}` takes the {_SINGULAR[other]} of that name."
+    for kind in asked:
+        name = name.removeprefix(f"{kind}/")
+    return _near(name, known)
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from typing import cast
 import typer
 
 from fedsweep.cli import data, verbs
+from fedsweep.cli.pretrain import pretrain
 
 app = typer.Typer(
     add_completion=False,
@@ -22,6 +23,7 @@ for verb in (verbs.run, verbs.tune, verbs.report, verbs.ui):
     app.command()(verb)
 app.command("list")(verbs.list_files)
 app.command()(verbs.show)
+app.command()(pretrain)
 app.add_typer(data.app)
 
 # A wrong option, a missing argument; typer does not export the class.

@@ -1,0 +1,58 @@
+"""`fedsweep pretrain`. Nothing heavy is imported at the top: help answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsweep.cli.options import Overrides
+
+
+def pretrain(
+    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="a pre-training, e.g. `tinyimagenet_vit`")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="weights file instead of `backbones/EXPERIMENT.safetensors`")] = None,
+    device: Annotated[str, typer.Option(help="`cpu` or `cuda`")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; the bits depend on it  [default: 1]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the last epoch that is on disk")] = False,
+) -> None:
+    """Train a backbone from scratch on a prepared data set.
+
+    Example: `fedsweep pretrain tinyimagenet_vit epochs=1`
+    """
+    from fedsweep.config import parse_overrides, read_yaml
+    from fedsweep.errors import UserError
+    from fedsweep.paths import find
+
+    changes = parse_overrides(overrides or [])
+    path = find("pretrain", experiment)
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
+
+    import torch
+
+    from fedsweep.pretraining import EpochTable, PretrainConfig, default_out, start, train, write_result
+    from fedsweep.terminal import progress_console, relative
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("`--device` is cuda, but torch sees no GPU.")
+    torch.set_num_threads(threads or 1)
+    where = f"pre-training {experiment}"
+    config = PretrainConfig.of(read_yaml(path), where).override(changes, where)
+    target = (out or default_out(experiment)).absolute()
+    session, saved = start(config, target, device, threads, resume)
+    torch.set_num_threads(session.threads)
+    console, finished = progress_console(), len(saved.history) if saved else 0
+    try:
+        with EpochTable(session, finished, console) as table:
+            for record in train(session, saved, table.on_step):
+                finished = record.epoch
+                table.add(record)
+        card = write_result(session, experiment, target)
+    except KeyboardInterrupt:
+        kept = f"{finished} of {config.epochs} epochs; the same command with --resume goes on."
+        console.print(f"Stopped after {kept}" if finished else "Stopped before the end of the first epoch.")
+        raise SystemExit(130) from None
+    console.print(f"{card['validation_accuracy']:.2%} of the validation images; weights in {relative(target)}.")

@@ -1,0 +1,87 @@
+"""Augmentation of photographs and drawings."""
+
+import math
+from typing import Literal, Self
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from fedsweep.config import Config
+from fedsweep.pretraining.augmentation.draws import Draws
+
+GREY = (0.299, 0.587, 0.114)
+"""Shares of red, green and blue in brightness (ITU-R BT.601), as torchvision and Pillow have them."""
+ERASED_AREA = (0.02, 1 / 3)
+ERASED_RATIO = (0.3, 1 / 0.3)
+"""The rectangle of random erasing, as in its paper (Zhong et al., arXiv:1708.04896)."""
+
+
+class ImageAugmentation(Config):
+    """Random resized crop, flip, colour jitter and random erasing, with numbers of its own for every image."""
+
+    name: Literal["images"] = "images"
+    crop_area: tuple[float, float] = Field((0.35, 1.0), description="range of the share of the image that a crop keeps")
+    crop_ratio: tuple[float, float] = Field((0.75, 1.333), description="range of a crop's width by height")
+    flip: float = Field(0.5, ge=0, le=1, description="share of images mirrored, left to right")
+    brightness: float = Field(0.4, ge=0, le=1, description="largest relative change; 0 for none")
+    contrast: float = Field(0.4, ge=0, le=1, description="largest relative change; 0 for none")
+    saturation: float = Field(0.4, ge=0, le=1, description="largest relative change; 0 for none")
+    erase: float = Field(0.0, ge=0, le=1, description="share of images with a rectangle of one colour over them")
+
+    @model_validator(mode="after")
+    def _ranges(self) -> Self:
+        if not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
+            raise ValueError(f"`augmentation.crop_area` must be a range within 0 and 1, but is {list(self.crop_area)}")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise ValueError(f"`augmentation.crop_ratio` must be a range above 0, but is {list(self.crop_ratio)}")
+        return self
+
+    def check(self, size: int) -> None:
+        """Any image size will do."""
+
+    def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """Varied images of pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
+        draw = Draws(len(pixels), generator, pixels.device)
+        return self._erase(self._jitter(self._crop(pixels, draw), draw), draw)
+
+    def _crop(self, pixels: Tensor, draw: Draws) -> Tensor:
+        """Crop, flip and resize in one bilinear resampling."""
+        area = draw.uniform(*self.crop_area)
+        ratio = draw.uniform(math.log(self.crop_ratio[0]), math.log(self.crop_ratio[1])).exp()
+        width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
+        x, y = (1 - width) * draw.uniform(-1, 1), (1 - height) * draw.uniform(-1, 1)
+        mirror = torch.where(draw.sometimes(self.flip).flatten(), -1.0, 1.0)
+        zero = torch.zeros_like(x)
+        theta = torch.stack([torch.stack([width * mirror, zero, x], 1), torch.stack([zero, height, y], 1)], 1)
+        grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
+        return F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
+
+    def _jitter(self, pixels: Tensor, draw: Draws) -> Tensor:
+        """Brightness, then contrast about the image's mean grey, then saturation."""
+
+        def factor(change: float) -> Tensor:
+            return draw.uniform(1 - change, 1 + change, 1, 1, 1)
+
+        brightness, contrast, saturation = factor(self.brightness), factor(self.contrast), factor(self.saturation)
+        weights = torch.tensor(GREY, device=pixels.device).view(1, 3, 1, 1)
+        pixels = pixels * brightness
+        mean = (pixels * weights).sum(1, keepdim=True).mean((2, 3), keepdim=True)
+        pixels = mean + (pixels - mean) * contrast
+        grey = (pixels * weights).sum(1, keepdim=True)
+        return (grey + (pixels - grey) * saturation).clamp(0, 1)
+
+    def _erase(self, pixels: Tensor, draw: Draws) -> Tensor:
+        """A rectangle of one random colour over some of the images."""
+        area = draw.uniform(*ERASED_AREA, 1, 1, 1)
+        ratio = draw.uniform(math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1]), 1, 1, 1).exp()
+        width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
+        left, top = (1 - width) * draw.uniform(0, 1, 1, 1, 1), (1 - height) * draw.uniform(0, 1, 1, 1, 1)
+        y, x = (
+            (torch.arange(side, device=pixels.device) + 0.5) / side  # centres of the pixels
+            for side in pixels.shape[2:]
+        )
+        y = y.view(-1, 1)
+        inside = (left <= x) & (x < left + width) & (top <= y) & (y < top + height)
+        return torch.where(inside & draw.sometimes(self.erase), draw.uniform(0, 1, 3, 1, 1), pixels)

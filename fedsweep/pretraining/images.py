@@ -1,0 +1,58 @@
+"""The images of a pre-training: one training and one validation set, mapped from the store, moved batch by batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedsweep.errors import UserError
+from fedsweep.pretraining.config import PretrainConfig
+from fedsweep.types import ImageSet, PixelStack
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Training images, validation images (the test split), the class names, and the digest of it all."""
+
+    train: ImageSet
+    validation: ImageSet
+    class_names: tuple[str, ...]
+    digest: str
+
+
+def load_images(config: PretrainConfig) -> TrainingData:
+    """Map the data set into memory; several domains become one set.
+
+    Raises:
+        UserError: it is not prepared, or smaller than a batch or an epoch.
+    """
+    data = config.data.load()
+    train = pooled([domain.train for domain in data.domains])
+    validation = pooled([domain.test for domain in data.domains])
+    for name, asked in (("batch_size", config.batch_size), ("images_per_epoch", config.images_per_epoch)):
+        if asked is not None and asked > len(train):
+            raise UserError(
+                f"`{name}` must be at most {len(train)}, the training images of {config.data.set}, but it is {asked}."
+            )
+    if not len(validation):
+        raise UserError(f"`data.set`: {config.data.set} has no test images to validate on.")
+    return TrainingData(train, validation, data.class_names, data.digest)
+
+
+def pooled(parts: Sequence[ImageSet]) -> ImageSet:
+    """Several sets as one, one after the other, without copying their pixels."""
+    if len(parts) == 1:
+        return parts[0]
+    images = PixelStack(tuple(cast(Tensor, part.images) for part in parts))  # a store's are tensors
+    labels = torch.cat([part.labels for part in parts])
+    return ImageSet(images, labels, torch.arange(len(labels)))
+
+
+def moved(images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """uint8 images and labels on the device, pixels as float32 in [0, 1]. A GPU copies while the CPU goes on."""
+    if device.type == "cuda":
+        images, labels = images.pin_memory(), labels.pin_memory()
+    images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    return images.float().div_(255), labels
