@@ -127,7 +127,7 @@ def listing(
     for item in kept:
         if not item.path.isascii():
             _check_text(root, item.path)
-    kept.sort(key=lambda item: (item.domain, item.path))
+    kept.sort(key=lambda item: (item.domain, item.path, item.label))
     return Listing(tuple(name or "" for name in class_names[:count]), tuple(domains), tuple(kept))
 
 

@@ -180,17 +180,18 @@ class Present:
         raise UserError(f"{where}: names `{path}`, which is not under {self._root}{why}")
 
 
-def refuse_twice(lines: Iterable[Line]) -> None:
-    """Refuses an image that is listed twice, be it in one list or in two.
+def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
+    """Refuses an image that is listed twice, be it in one list or in two; with `by_label`, twice with one label.
 
     Raises:
         UserError: with both places.
     """
-    seen: dict[str, str] = {}
+    seen: dict[tuple[str, int | None], str] = {}
     for line in lines:
-        if line.path in seen:
+        key = line.path, line.label if by_label else None
+        if key in seen:
             raise UserError(
-                f"{line.where}: names `{line.path}` again, after {seen[line.path]}; "
+                f"{line.where}: names `{line.path}` again, after {seen[key]}; "
                 "an image must be listed once, in train or in test."
             )
-        seen[line.path] = line.where
+        seen[key] = line.where

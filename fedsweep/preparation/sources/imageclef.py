@@ -4,6 +4,9 @@ Layout: images under `b/ c/ i/ p/` (those of b and c in folders of Caltech-256's
 some copies beside the domain folders, lines such as `c/113.hummingbird/113_0114.jpg 2`. Labels are the lists'. Lists
 that are not there leave their domain out, as most papers do with b.
 
+An image may be listed with two labels, and counts twice then: the authors' list of p does so with nine images that show
+two things, and its 600 include them.
+
 The lists do not name the classes. Their names and order are those of public readers of the set; ImageNet's and
 Caltech-256's identifiers in the lists of i (n02691156 is label 0, n02834778 is 1, ...) and c confirm them.
 
@@ -55,5 +58,5 @@ class ImageClef(Source):
                 present.require(line.path, line.where)
                 lines.append(line)
                 items.append(Item(line.path, label, _LISTS[name], None))
-        refuse_twice(lines)
+        refuse_twice(lines, by_label=True)
         return listing(root, _CLASSES, items, num_classes)

@@ -76,9 +76,8 @@ def row_of(path: str) -> tuple[str, int]:
 
 
 def holds_images(root: Path, there: Folder) -> bool:
-    """Whether the root holds Parquet files with images."""
-    names = _parquet_files(there)
-    return bool(names) and "image" in open_parquet(root / names[0]).schema_arrow.names
+    """Whether the root holds a Parquet file with images."""
+    return any("image" in open_parquet(root / name).schema_arrow.names for name in _parquet_files(there))
 
 
 def _parquet_files(there: Folder) -> list[str]:

@@ -1,5 +1,6 @@
 """Images out of Parquet files, in bounded memory."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class _Cursor:
     def image(self, row: int) -> bytes:
         if not 0 <= row < self._starts[-1]:
             raise UserError(f"{self._path} has {self._starts[-1]} rows, but row {row} is asked for.")
-        group = next(g for g, start in enumerate(self._starts[1:]) if row < start)
+        group = bisect_right(self._starts, row) - 1
         if group != self._group or row < self._start:
             self._group, self._start, self._images = group, self._starts[group], self._images[:0]
             self._batches = self._file.iter_batches(_BATCH, row_groups=[group], columns=["image"])

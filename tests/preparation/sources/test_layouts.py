@@ -154,6 +154,17 @@ def test_imageclef_lists_beside_the_domains_and_a_domain_left_out(tmp_path: Path
     assert (got.domains, len(got.class_names), len(got.items)) == (("c", "i", "p"), 12, 36)
 
 
+def test_imageclef_image_with_two_labels_counts_twice(tmp_path: Path) -> None:
+    trees.imageclef(tmp_path)
+    with (tmp_path / "list" / "pList.txt").open("a") as file:
+        file.write("p/n000.JPEG 11\n")
+    items = [item for item in listing("imageclef", tmp_path).items if item.path == "p/n000.JPEG"]
+    assert [item.label for item in items] == [0, 11]
+    with (tmp_path / "list" / "pList.txt").open("a") as file:
+        file.write("p/n000.JPEG 11\n")
+    refused("imageclef", tmp_path, "pList.txt, line 14: names `p/n000.JPEG` again, after ")
+
+
 def test_imageclef_label_out_of_range(tmp_path: Path) -> None:
     trees.imageclef(tmp_path)
     (tmp_path / "list" / "pList.txt").write_text("p/n000.JPEG 12\n")
