@@ -115,16 +115,15 @@ def load(backbone: nn.Module, path: Path, head: str) -> None:
     """
     from timm.models import adapt_input_conv
 
-    own = backbone.state_dict()
+    own, found = backbone.state_dict(), read(path)
     adapt = importlib.import_module(type(backbone).__module__).checkpoint_filter_fn
     try:
-        state: dict[str, Tensor] = adapt(read(path), backbone)
+        state: dict[str, Tensor] = adapt(dict(found), backbone)
         stem = next(name for name in own if name.endswith("proj.weight") and own[name].ndim == 4)
         if stem in state and (state[stem].shape[1], own[stem].shape[1]) == (3, 1):
             state[stem] = adapt_input_conv(1, state[stem])
-    except UserError:
-        raise
-    except Exception as error:  # whatever reshaping a tensor of an unforeseen shape may raise
+    except Exception as error:  # whatever resampling a tensor of an unforeseen shape may raise
+        _check(found, own, path)
         raise UserError(f"{path} does not fit the model: {_first_line(error)}.") from error
     fresh = {name: tensor for name, tensor in own.items() if name.startswith(head)}
     heads = [name for name in fresh if name in state]

@@ -1,0 +1,60 @@
+"""The papers' counts (tests/golden), recounted without memory for the tensors."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsweep.costs import count, held_parameters
+from fedsweep.models import LayeredModel, LoraConfig, add_lora
+from fedsweep.models.architecture import Architecture, outline
+from fedsweep.models.layered import names_within
+
+COUNTS = json.loads((Path(__file__).parents[1] / "golden" / "counts.json").read_text())
+MODELS = {"vit_b16": "vit_base_patch16_224", "mixer_b16": "mixer_b16_224"}
+
+
+def on_meta(model: str, num_classes: int = 100) -> LayeredModel:
+    """A model whose tensors have shapes alone, before adapters."""
+    architecture = Architecture(model)
+    with torch.device("meta"):
+        backbone = architecture.build()
+        backbone.reset_classifier(num_classes)
+        return outline(architecture).family(backbone, [0.5] * 3, [0.5] * 3)
+
+
+def block_parameters(model: LayeredModel, layer: int) -> int:
+    """Parameters of one block, its adapters included."""
+    return held_parameters(model, [layer]) - held_parameters(model, [])
+
+
+def test_every_count_is_recounted():
+    assert sum(len(values) if isinstance(values, dict) else 1 for values in COUNTS.values()) == 9
+    assert set(COUNTS) == {*MODELS, "vit_b16_patch_embed_lora_r8"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_papers_counts_come_out_exactly(model):
+    expected, layered = COUNTS[model], on_meta(MODELS[model])
+    assert len(expected) == 4
+    assert {tensor.device.type for tensor in layered.parameters()} == {"meta"}
+    assert {block_parameters(layered, layer) for layer in range(12)} == {expected["block"]}
+
+    add_lora(layered, LoraConfig(rank=8, alpha=8.0), seed=0)
+    trainable = layered.trainable()
+    head = {name: trainable[name] for name in names_within(trainable, [])}
+    first = {name: trainable[name] for name in names_within(trainable, [0]) if name not in head}
+    assert count(head) == expected["head_100_classes"]
+    assert count(first) == expected["lora_r8_both_per_block"]
+    assert block_parameters(layered, 0) == expected["block"] + expected["lora_r8_both_per_block"]
+    whole = expected["all_with_lora_r8_both_and_100_classes"]
+    assert held_parameters(layered, range(12)) == whole
+    assert held_parameters(layered, range(4)) == whole - 8 * block_parameters(layered, 0)
+
+
+def test_the_released_codes_patch_adapter_has_its_count():
+    model = on_meta("vit_base_patch16_224")
+    add_lora(model, LoraConfig(rank=8, alpha=8.0, patch_embed=True), seed=0)
+    adapter = {name: tensor for name, tensor in model.trainable().items() if "patch_embed" in name}
+    assert count(adapter) == COUNTS["vit_b16_patch_embed_lora_r8"]

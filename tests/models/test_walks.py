@@ -1,0 +1,210 @@
+"""The walk of every family of timm models against timm's own forward, bit for bit, and its adapters."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedsweep.errors import UserError
+from fedsweep.models import LoraConfig, TimmBackbone, add_lora
+from fedsweep.models.architecture import outline
+from fedsweep.models.beit import LayeredBeit
+from fedsweep.models.eva import LayeredEva
+from fedsweep.models.families import FAMILIES, check_walk
+from fedsweep.models.layered import LayeredModel
+from fedsweep.models.mixer import LayeredMixer
+from fedsweep.models.vit import LayeredViT
+from tests.models.conftest import stirred, timm_network
+
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_blocks": 3, "num_heads": 3}
+NO_HEADS = {**SMALL, "num_heads": None}
+CASES: dict[str, tuple[type[LayeredModel], dict[str, Any]]] = {
+    "vit_tiny_patch16_224": (LayeredViT, SMALL),
+    "deit_tiny_patch16_224": (LayeredViT, SMALL),
+    "deit_tiny_distilled_patch16_224": (LayeredViT, SMALL),  # a second head
+    "deit3_small_patch16_224": (LayeredViT, SMALL),  # layer scale, no position of the class token
+    "vit_small_patch14_dinov2": (LayeredViT, SMALL),
+    "vit_small_patch14_reg4_dinov2": (LayeredViT, SMALL),  # registers
+    "vit_giant_patch14_dinov2": (LayeredViT, SMALL),  # SwiGLU
+    "vit_base_patch16_clip_224": (LayeredViT, SMALL),  # norm before the blocks
+    "vit_base_patch16_siglip_224": (LayeredViT, SMALL),  # attention pooling, no class token
+    "vit_medium_patch16_gap_240": (LayeredViT, SMALL),  # average pooling with a norm of its own
+    "vit_base_patch16_rpn_224": (LayeredViT, SMALL),  # norms after the sublayers
+    "beit_base_patch16_224": (LayeredBeit, SMALL),
+    "beitv2_base_patch16_224": (LayeredBeit, SMALL),
+    "eva_giant_patch14_224": (LayeredEva, SMALL),  # absolute positions only
+    "eva02_tiny_patch14_224": (LayeredEva, SMALL),  # rotary positions, SwiGLU
+    "vit_small_patch16_dinov3": (LayeredEva, SMALL),  # rotary positions that training would shift
+    "vit_small_patch16_rope_mixed_ape_224": (LayeredEva, SMALL),  # rotary positions of each layer's own
+    "vit_pe_core_tiny_patch16_384": (LayeredEva, SMALL),
+    "mixer_b16_224": (LayeredMixer, NO_HEADS),
+    "gmixer_12_224": (LayeredMixer, {"img_size": 32}),  # gated MLPs
+}
+HELD = (0, 2)
+
+
+def config_of(name: str) -> TimmBackbone:
+    return TimmBackbone.of({"name": "timm", "model": name, "pretrained": "none", **CASES[name][1]}, "test")
+
+
+def layered(name: str, num_classes: int = 5) -> LayeredModel:
+    """The small model, with noise on every weight, in evaluation mode."""
+    config = config_of(name)
+    backbone = timm_network(config, num_classes)
+    family = outline(config._architecture).family
+    return family(backbone, [0.5] * 3, [0.5] * 3).eval()
+
+
+@pytest.fixture(params=CASES)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def test_every_family_is_seen():
+    assert {family for family, _ in CASES.values()} == set(FAMILIES)
+
+
+@torch.no_grad()
+def test_the_walk_is_timms_forward_to_the_last_bit(name, images):
+    model, config = layered(name), config_of(name)
+    assert type(model) is CASES[name][0]
+    assert model.num_layers == config.depth == len(model.backbone.blocks)
+    pixels = model.normalize(images)
+    expected = model.backbone(pixels)
+    assert expected.shape == (2, 5)
+    assert not torch.allclose(expected[0], expected[1], atol=1e-4)
+    assert model.embed(pixels).shape[-1] == config.width
+    assert torch.equal(model(images), expected)
+    assert torch.equal(model(images, range(config.depth)), expected)
+
+
+@torch.no_grad()
+def test_held_blocks_are_timms_blocks_in_their_order(name, images):
+    model = layered(name)
+    pixels, whole = model.normalize(images), model(images)
+    walked = model(images, HELD)
+    assert not torch.allclose(walked, whole, atol=1e-3)
+    if getattr(model.backbone, "rope_mixed", False):  # timm would count the rotary positions anew
+        tokens, rope = model.backbone._pos_embed(model.backbone.patch_embed(pixels))
+        for layer in HELD:
+            tokens = model.backbone.blocks[layer](tokens, rope=rope[layer])
+        expected = model.backbone.forward_head(model.backbone.norm(tokens))
+    else:
+        kept = [model.backbone.blocks[layer] for layer in HELD]
+        model.backbone.blocks = nn.Sequential(*kept)  # BEiT and EVA loop over theirs, the others call it
+        expected = model.backbone(pixels)
+    assert torch.equal(walked, expected)
+
+
+@torch.no_grad()
+def test_training_mode_changes_no_frozen_feature(name, images):
+    model = layered(name)
+    expected = model(images)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        assert torch.equal(model.train()(images), expected)
+
+
+@torch.no_grad()
+def test_a_table_of_relative_positions_that_all_blocks_share_is_walked(images):
+    from timm.models.beit import Beit
+
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 5}
+    with torch.random.fork_rng(devices=[]):
+        backbone = stirred(Beit(**shape, use_shared_rel_pos_bias=True))
+    model = LayeredBeit(backbone, [0.5] * 3, [0.5] * 3)
+    expected = backbone(model.normalize(images))
+    assert torch.equal(model(images), expected)
+    backbone.rel_pos_bias.relative_position_bias_table.zero_()
+    assert not torch.allclose(model(images), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("position", ["l0", "l1", "both"])
+def test_adapters_sit_in_the_last_linear_of_each_sublayer(name, position):
+    model = layered(name)
+    add_lora(model, LoraConfig(rank=2, alpha=2.0, position=position), seed=0)
+    mixer = isinstance(model, LayeredMixer)
+    places = {"l0": "mlp_tokens.fc2" if mixer else "attn.proj", "l1": "mlp_channels.fc2" if mixer else "mlp.fc2"}
+    chosen = places.values() if position == "both" else [places[position]]
+    heads = ["head", "head_dist"] if "distilled" in name else ["head"]
+    expected = {f"backbone.{head}.{part}" for head in heads for part in ("weight", "bias")} | {
+        f"backbone.blocks.{layer}.{place}.lora_{letter}.default.weight"
+        for layer in range(model.num_layers)
+        for place in chosen
+        for letter in "AB"
+    }
+    assert set(model.trainable()) == expected
+
+
+def test_fresh_adapters_change_nothing_and_learn_in_the_held_blocks_alone(name, images):
+    model = layered(name)
+    with torch.no_grad():
+        plain = model(images, HELD)
+    add_lora(model, LoraConfig(rank=2, alpha=2.0, dropout=0.0, patch_embed=True), seed=0)
+    logits = model.eval()(images, HELD)
+    torch.testing.assert_close(logits.detach(), plain, rtol=1e-4, atol=1e-4)
+    parameters = model.trainable()
+    assert sum(model.patch_projection in name for name in parameters) == 2
+    gradients = torch.autograd.grad(logits.square().sum(), list(parameters.values()), allow_unused=True)
+    moved = {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
+    assert {name for name in parameters if name not in moved} == {
+        name for name in parameters if name.startswith("backbone.blocks.") and int(name.split(".")[2]) not in HELD
+    }
+    by_name = dict(zip(parameters, gradients, strict=True))
+    assert all(by_name[name].abs().sum() > 0 for name in moved if "lora_B" in name)
+
+
+@pytest.mark.parametrize("model", ["vit_base_patch16_224", "mixer_b16_224"])
+@torch.no_grad()
+def test_full_size_models_walk_as_timm_forwards(model):
+    config = TimmBackbone.of({"name": "timm", "model": model, "pretrained": "none"}, "test")
+    assert (config.depth, config.width, config.image_size) == (12, 768, 224)
+    built = config.build(100, seed=0)
+    image = torch.randint(0, 256, (1, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = built.backbone(built.normalize(image))
+    assert expected.shape == (1, 100)
+    assert torch.equal(built(image), expected)
+
+
+def without_rope(model, layer, tokens):
+    return model.backbone.blocks[layer](tokens)
+
+
+def first_rope_for_all(model, layer, tokens):
+    return model.backbone.blocks[layer](tokens, rope=model.rope[0])
+
+
+def in_reverse(model, pixels):
+    return model.backbone.stem(pixels).flip(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "part", "wrong"),
+    [
+        ("vit_small_patch16_dinov3", LayeredEva, "block", without_rope),
+        ("vit_small_patch16_rope_mixed_ape_224", LayeredEva, "block", first_rope_for_all),
+        ("mixer_b16_224", LayeredMixer, "embed", in_reverse),
+    ],
+)
+def test_a_walk_that_is_not_timms_forward_is_refused_by_name(name, family, part, wrong, monkeypatch):
+    model = layered(name)
+    check_walk(model, 32, name)
+    monkeypatch.setattr(family, part, wrong)
+    with pytest.raises(UserError) as refusal:
+        check_walk(model, 32, name)
+    assert str(refusal.value) == (
+        f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than timm's forward."
+    )
+
+
+def test_weights_that_give_no_numbers_are_refused():
+    model = layered("vit_tiny_patch16_224")
+    model.backbone.norm.weight.data[0] = float("nan")
+    with pytest.raises(UserError, match=r"the weights of `backbone\.model` x give logits that are not finite numbers"):
+        check_walk(model, 32, "x")

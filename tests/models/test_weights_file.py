@@ -1,0 +1,309 @@
+"""Weights from a file in timm's naming: loaded as they are, pinned by digest, refused in one sentence."""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fedsweep.errors import UserError
+from fedsweep.models.weights_file import digest
+from tests.compare import identical
+from tests.models.conftest import timm_network, tiny_vit
+
+CARD = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+HEAD = ("head.weight", "head.bias")
+
+
+def loaded(path: Path, classes: int = 5, **changes) -> dict[str, torch.Tensor]:
+    """The backbone's tensors after a build from the file."""
+    return dict(tiny_vit(path, **changes).build(classes, seed=0).backbone.state_dict())
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pth", "w.pt", "w.bin"])
+def test_a_file_is_loaded_tensor_by_tensor(weights, name):
+    path = weights(name)
+    expected = dict(timm_network(tiny_vit(), 5).state_dict())
+    assert len(expected) == 3 * 12 + 8
+    assert identical(loaded(path), expected)
+
+
+def test_a_folder_stands_for_its_model_safetensors(weights):
+    path = weights("folder/model.safetensors", card=CARD)
+    model = tiny_vit(path.parent).build(5, seed=0)
+    assert identical(dict(model.backbone.state_dict()), dict(load_file(path)))
+    assert model.mean.flatten().tolist() == pytest.approx(CARD["mean"])
+
+
+@pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}])
+def test_a_training_checkpoint_gives_its_model(weights, wrap):
+    assert identical(loaded(weights("w.pth", change=wrap)), dict(timm_network(tiny_vit(), 5).state_dict()))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_half_precision_is_loaded_as_float32(weights, kind):
+    halved = weights(change=lambda state: {name: tensor.to(kind) for name, tensor in state.items()})
+    expected = timm_network(tiny_vit(), 5).state_dict()
+    assert identical(loaded(halved), {name: tensor.to(kind).float() for name, tensor in expected.items()})
+
+
+def test_a_head_of_as_many_classes_is_kept_and_another_is_fresh(weights):
+    path, fresh = weights(classes=5), tiny_vit().build(7, seed=0).backbone.state_dict()
+    kept, replaced = loaded(path, classes=5), loaded(path, classes=7)
+    assert not torch.equal(kept["head.weight"], tiny_vit().build(5, seed=0).backbone.head.weight)
+    assert identical({name: replaced[name] for name in HEAD}, {name: fresh[name] for name in HEAD})
+    for name in HEAD:
+        del kept[name], replaced[name]
+    assert identical(kept, replaced)
+
+
+def test_a_file_without_a_head_gets_a_fresh_one(weights):
+    path = weights(change=lambda state: {name: tensor for name, tensor in state.items() if name not in HEAD})
+    fresh = tiny_vit().build(5, seed=0).backbone.state_dict()
+    assert identical({name: loaded(path)[name] for name in HEAD}, {name: fresh[name] for name in HEAD})
+
+
+def test_positions_and_patches_are_resampled_as_timm_does(weights):
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    path = weights()
+    for changes in ({"img_size": 64}, {"img_size": 64, "patch_size": 16}):
+        target = timm_network(tiny_vit(**changes), 5)
+        expected = checkpoint_filter_fn(load_file(path), target)
+        assert expected["pos_embed"].shape == target.pos_embed.shape
+        assert identical(loaded(path, **changes), dict(expected))
+
+
+def test_three_colours_are_summed_for_one_channel(weights):
+    path = weights()
+    stem = load_file(path)["patch_embed.proj.weight"]
+    torch.testing.assert_close(loaded(path, in_chans=1)["patch_embed.proj.weight"], stem.sum(1, keepdim=True))
+
+
+def test_mean_and_deviation_are_the_given_ones_the_cards_or_the_models(weights):
+    def of(path: Path, **changes) -> tuple[list[float], list[float]]:
+        model = tiny_vit(path, **changes).build(5, seed=0)
+        return model.mean.flatten().tolist(), model.std.flatten().tolist()
+
+    with_card, without = weights("a.safetensors", card=CARD), weights("b.safetensors")
+    assert of(with_card) == (pytest.approx(CARD["mean"]), pytest.approx(CARD["std"]))
+    assert of(without) == ([0.5] * 3, [0.5] * 3)
+    assert of(with_card, mean=[0.7, 0.8, 0.9]) == (pytest.approx([0.7, 0.8, 0.9]), pytest.approx(CARD["std"]))
+    assert of(with_card, in_chans=1) == ([pytest.approx(0.2)], [pytest.approx(0.5)])
+    assert of(weights("c.safetensors", card={"mean": [0.3], "std": [1]}), in_chans=1) == ([pytest.approx(0.3)], [1.0])
+
+
+def test_the_fingerprint_follows_the_content(weights):
+    path = weights("w.safetensors")
+    first = tiny_vit(path).fingerprint()
+    assert first == f"sha256:{sha256(path)}"
+    status = path.stat()
+    weights("w.safetensors", seed=2)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))  # a clock too coarse must not hide the change
+    assert tiny_vit(path).fingerprint() == f"sha256:{sha256(path)}" != first
+
+    copy = path.with_name("copy.safetensors")
+    copy.write_bytes(path.read_bytes())
+    assert tiny_vit(copy).fingerprint() == tiny_vit(path).fingerprint()
+
+
+def test_the_fingerprint_holds_what_a_card_says_of_pixels(weights):
+    path = weights(card={"what": "x"})
+    bare = tiny_vit(path).fingerprint()
+    assert bare == f"sha256:{sha256(path)}"
+    prints = {bare}
+    for card in (CARD, {**CARD, "std": [0.4, 0.5, 0.7]}, {**CARD, "mean": [0.1, 0.2, 0.4]}):
+        path.with_suffix(".json").write_text(json.dumps(card))
+        prints.add(tiny_vit(path).fingerprint())
+    assert len(prints) == 4
+    assert all(one.startswith(bare) for one in prints)
+    assert tiny_vit(path, mean=[0.1] * 3, std=[0.1] * 3).fingerprint() == bare  # the card has no say then
+
+
+def test_fingerprints_without_a_file():
+    assert tiny_vit().fingerprint() == "none"
+    assert (
+        tiny_vit(
+            "timm",
+            model="test_vit.r160_in1k",
+            **dict.fromkeys(("img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")),
+        ).fingerprint()
+        == "timm:test_vit.r160_in1k"
+    )
+
+
+def test_a_digest_is_computed_once_for_each_content(weights, monkeypatch):
+    path, counted = weights(), []
+    real = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *arguments: counted.append(1) or real(*arguments))
+    assert digest(path) == digest(path) == sha256(path)
+    assert len(counted) == 1
+
+
+def test_the_pinned_digest_and_the_cards_are_checked(weights):
+    path = weights(card=CARD)
+    tiny_vit(path, sha256=sha256(path)).check_weights(5)
+    refused(
+        tiny_vit(path, sha256="0" * 64),
+        f"`backbone.sha256` is {'0' * 64}, but that of {path} is {sha256(path)}.",
+    )
+    path.with_suffix(".json").write_text(json.dumps({**CARD, "sha256": "1" * 64}))
+    refused(tiny_vit(path), f"{path} is not the file that its card w.json describes: its sha256 is {sha256(path)}.")
+    path.with_suffix(".json").write_text(json.dumps({**CARD, "sha256": sha256(path)}))
+    tiny_vit(path).check_weights(5)
+
+
+def refused(config, sentence: str, classes: int = 5) -> None:
+    with pytest.raises(UserError) as refusal:
+        config.check_weights(classes)
+    assert str(refusal.value) == sentence
+    assert "\n" not in sentence
+
+
+def test_names_are_looked_up_in_the_working_directory_and_the_data_folder(weights, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSWEEP_HOME", str(tmp_path))
+    weights("backbones/w.safetensors")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "backbones").rename(tmp_path / "data" / "backbones")
+    tiny_vit("backbones/w.safetensors").check_weights(5)
+    refused(
+        tiny_vit("backbones/v.safetensors"),
+        f"`backbone.pretrained` backbones/v.safetensors is not there (looked for {tmp_path}/backbones/v.safetensors "
+        f"and {tmp_path}/data/backbones/v.safetensors); `fedsweep pretrain v` makes it.",
+    )
+    refused(
+        tiny_vit("w.pth"),
+        f"`backbone.pretrained` w.pth is not there (looked for {tmp_path}/w.pth and {tmp_path}/data/w.pth).",
+    )
+    refused(
+        tiny_vit(tmp_path / "data"),
+        f"`backbone.pretrained` {tmp_path}/data is a folder without a model.safetensors "
+        f"({tmp_path}/data/model.safetensors).",
+    )
+    (tmp_path / "notes.txt").write_text("x")
+    refused(
+        tiny_vit("./notes.txt"), "`backbone.pretrained` ./notes.txt must end in one of .safetensors, .pth, .pt, .bin."
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [
+        ({"embed_dim": 96}, "`cls_token` has shape (1, 1, 96) in the file, but (1, 1, 48) in the model"),
+        ({"num_blocks": 4}, "the file holds, unknown to it, `blocks.3.attn.proj.bias` and 11 more"),
+        ({"num_blocks": 2}, "the file lacks `blocks.2.attn.proj.bias` and 11 more"),
+        (
+            {"model": "deit3_small_patch16_224"},
+            "`pos_embed` has shape (1, 16, 48) in the file, but (1, 17, 48) in the model",
+        ),
+        ({"model": "beit_base_patch16_224"}, "the file lacks `blocks.0.attn.qkv.bias` and 5 more"),
+    ],
+)
+def test_weights_of_another_shape_are_refused(weights, shape, problem):
+    path = weights(**shape)
+    refused(tiny_vit(path), f"{path} does not fit the model: {problem}.")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda s: s | {"blocks.0.mlp.fc2.weight": s["blocks.0.mlp.fc2.weight"][:, :7].contiguous()},
+            "`blocks.0.mlp.fc2.weight` has shape (48, 7) in the file, but (48, 192) in the model",
+        ),
+        (lambda s: {n: t for n, t in s.items() if n != "norm.bias"}, "the file lacks `norm.bias`"),
+        (lambda s: s | {"extra": torch.zeros(1)}, "the file holds, unknown to it, `extra`"),
+        (lambda s: {f"backbone.{n}": t for n, t in s.items()}, "the file lacks `blocks.0.attn.proj.bias` and 41 more"),
+        (lambda s: {n: t for n, t in s.items() if n != "head.bias"}, "the file lacks `head.bias`"),
+        (
+            lambda s: s | {"head.weight": s["head.weight"][:, :7].contiguous()},
+            "`head.weight` has shape (5, 7) in the file, but (5, 48) in the model",
+        ),
+    ],
+)
+def test_weights_with_a_wrong_tensor_are_refused(weights, change, problem):
+    path = weights(change=change)
+    refused(tiny_vit(path), f"{path} does not fit the model: {problem}.")
+
+
+def test_a_mixers_weights_are_of_one_image_size(tmp_path):
+    shape = {"model": "mixer_b16_224", "num_heads": None}
+    save_file(timm_network(tiny_vit(**shape), 5).state_dict(), path := tmp_path / "mixer.safetensors")
+    tiny_vit(path, **shape).check_weights(5)
+    refused(
+        tiny_vit(path, **shape, img_size=64),
+        f"{path} does not fit the model: `blocks.0.mlp_tokens.fc1.weight` has shape (24, 16) in the file, "
+        "but (24, 64) in the model.",
+    )
+
+
+class Trap:
+    """What a pickle could do."""
+
+    def __reduce__(self):
+        return os.mkdir, ("sprung",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("w.safetensors", b"not weights"),
+        ("w.safetensors", b""),
+        ("w.pth", b"not weights"),
+        ("w.pth", b""),
+        ("w.pth", pickle.dumps({"a": Trap()})),
+    ],
+)
+def test_a_broken_file_is_refused_and_nothing_in_it_runs(tmp_path, monkeypatch, name, content):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{re.escape(str(path))} cannot be read as weights: [^\n]+\.$"):
+        tiny_vit(path).check_weights(5)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_what_is_no_tensor_is_refused(weights):
+    path = weights("w.pth", change=lambda state: {**state, "lr": 0.1})
+    refused(tiny_vit(path), f"{path} cannot be read as weights: its `lr` is not a tensor.")
+
+
+@pytest.mark.parametrize(
+    ("card", "sentence"),
+    [
+        (
+            "{",
+            "{card} is not a card that can be read: Expecting property name enclosed in double quotes: "
+            "line 1 column 2 (char 1).",
+        ),
+        ("[]", "{card} must hold names and values, but it holds list."),
+        ('{"mean": 0.5}', "`mean` of the card {card} must be one or three numbers, but it is 0.5."),
+        ('{"mean": [1, 2]}', "`mean` of the card {card} must be one or three numbers, but it is [1, 2]."),
+        ('{"std": [1, 2, 0]}', "`std` of the card {card} must be one or three positive numbers, but it is [1, 2, 0]."),
+        ('{"std": []}', "`std` of the card {card} must be one or three positive numbers, but it is []."),
+    ],
+)
+def test_a_wrong_card_is_refused(weights, card, sentence):
+    path = weights()
+    beside = path.with_suffix(".json")
+    beside.write_text(card)
+    refused(tiny_vit(path), sentence.replace("{card}", str(beside)))
+
+
+def test_weights_are_checked_once_for_each_content(weights, monkeypatch):
+    path, built = weights(), []
+    config = tiny_vit(path)
+    real = type(config).build
+    monkeypatch.setattr(type(config), "build", lambda *arguments, **named: built.append(1) or real(*arguments, **named))
+    for classes in (5, 5, 6, 5):
+        config.check_weights(classes)
+    assert len(built) == 2
