@@ -12,7 +12,7 @@ from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model
 from fedsweep.models.architecture import Architecture, outline
 from fedsweep.models.layered import LayeredModel
 from tests.compare import identical, memory
-from tests.models.conftest import TINY, tiny_vit
+from tests.models.small import TINY, tiny_vit
 
 HEAD = ["backbone.head.weight", "backbone.head.bias"]
 

@@ -15,7 +15,7 @@ from fedsweep.errors import UserError
 from fedsweep.models import TimmBackbone
 from fedsweep.models.timm_weights import locate
 from tests.compare import identical
-from tests.models.conftest import timm_network
+from tests.models.small import timm_network
 
 MODEL = "test_vit.r160_in1k"  # timm's own miniature: 6 blocks of width 64 at 160 px
 HEAD = ("head.weight", "head.bias")

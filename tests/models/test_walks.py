@@ -15,29 +15,28 @@ from fedsweep.models.families import FAMILIES, check_walk
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.mixer import LayeredMixer
 from fedsweep.models.vit import LayeredViT
-from tests.models.conftest import stirred, timm_network
+from tests.models.small import TINY, stirred, timm_network
 
-SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_blocks": 3, "num_heads": 3}
-NO_HEADS = {**SMALL, "num_heads": None}
+NO_HEADS = {**TINY, "num_heads": None}
 CASES: dict[str, tuple[type[LayeredModel], dict[str, Any]]] = {
-    "vit_tiny_patch16_224": (LayeredViT, SMALL),
-    "deit_tiny_patch16_224": (LayeredViT, SMALL),
-    "deit_tiny_distilled_patch16_224": (LayeredViT, SMALL),  # a second head
-    "deit3_small_patch16_224": (LayeredViT, SMALL),  # layer scale, no position of the class token
-    "vit_small_patch14_dinov2": (LayeredViT, SMALL),
-    "vit_small_patch14_reg4_dinov2": (LayeredViT, SMALL),  # registers
-    "vit_giant_patch14_dinov2": (LayeredViT, SMALL),  # SwiGLU
-    "vit_base_patch16_clip_224": (LayeredViT, SMALL),  # norm before the blocks
-    "vit_base_patch16_siglip_224": (LayeredViT, SMALL),  # attention pooling, no class token
-    "vit_medium_patch16_gap_240": (LayeredViT, SMALL),  # average pooling with a norm of its own
-    "vit_base_patch16_rpn_224": (LayeredViT, SMALL),  # norms after the sublayers
-    "beit_base_patch16_224": (LayeredBeit, SMALL),
-    "beitv2_base_patch16_224": (LayeredBeit, SMALL),
-    "eva_giant_patch14_224": (LayeredEva, SMALL),  # absolute positions only
-    "eva02_tiny_patch14_224": (LayeredEva, SMALL),  # rotary positions, SwiGLU
-    "vit_small_patch16_dinov3": (LayeredEva, SMALL),  # rotary positions that training would shift
-    "vit_small_patch16_rope_mixed_ape_224": (LayeredEva, SMALL),  # rotary positions of each layer's own
-    "vit_pe_core_tiny_patch16_384": (LayeredEva, SMALL),
+    "vit_tiny_patch16_224": (LayeredViT, TINY),
+    "deit_tiny_patch16_224": (LayeredViT, TINY),
+    "deit_tiny_distilled_patch16_224": (LayeredViT, TINY),  # a second head
+    "deit3_small_patch16_224": (LayeredViT, TINY),  # layer scale, no position of the class token
+    "vit_small_patch14_dinov2": (LayeredViT, TINY),
+    "vit_small_patch14_reg4_dinov2": (LayeredViT, TINY),  # registers
+    "vit_giant_patch14_dinov2": (LayeredViT, TINY),  # SwiGLU
+    "vit_base_patch16_clip_224": (LayeredViT, TINY),  # norm before the blocks
+    "vit_base_patch16_siglip_224": (LayeredViT, TINY),  # attention pooling, no class token
+    "vit_medium_patch16_gap_240": (LayeredViT, TINY),  # average pooling with a norm of its own
+    "vit_base_patch16_rpn_224": (LayeredViT, TINY),  # norms after the sublayers
+    "beit_base_patch16_224": (LayeredBeit, TINY),
+    "beitv2_base_patch16_224": (LayeredBeit, TINY),
+    "eva_giant_patch14_224": (LayeredEva, TINY),  # absolute positions only
+    "eva02_tiny_patch14_224": (LayeredEva, TINY),  # rotary positions, SwiGLU
+    "vit_small_patch16_dinov3": (LayeredEva, TINY),  # rotary positions that training would shift
+    "vit_small_patch16_rope_mixed_ape_224": (LayeredEva, TINY),  # rotary positions of each layer's own
+    "vit_pe_core_tiny_patch16_384": (LayeredEva, TINY),
     "mixer_b16_224": (LayeredMixer, NO_HEADS),
     "gmixer_12_224": (LayeredMixer, {"img_size": 32}),  # gated MLPs
 }

@@ -1,0 +1,171 @@
+"""Weights files that are missing, broken, of another shape, or not the ones described: one sentence each."""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedsweep.errors import UserError
+from tests.models.small import timm_network, tiny_vit
+
+CARD = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def refused(config, sentence: str, classes: int = 5) -> None:
+    with pytest.raises(UserError) as refusal:
+        config.check_weights(classes)
+    assert str(refusal.value) == sentence
+    assert "\n" not in sentence
+
+
+def test_the_pinned_digest_and_the_cards_are_checked(weights):
+    path = weights(card=CARD)
+    tiny_vit(path, sha256=sha256(path)).check_weights(5)
+    refused(
+        tiny_vit(path, sha256="0" * 64),
+        f"`backbone.sha256` is {'0' * 64}, but that of {path} is {sha256(path)}.",
+    )
+    path.with_suffix(".json").write_text(json.dumps({**CARD, "sha256": "1" * 64}))
+    refused(tiny_vit(path), f"{path} is not the file that its card w.json describes: its sha256 is {sha256(path)}.")
+    path.with_suffix(".json").write_text(json.dumps({**CARD, "sha256": sha256(path)}))
+    tiny_vit(path).check_weights(5)
+
+
+def test_names_are_looked_up_in_the_working_directory_and_the_data_folder(weights, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSWEEP_HOME", str(tmp_path))
+    weights("backbones/w.safetensors")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "backbones").rename(tmp_path / "data" / "backbones")
+    tiny_vit("backbones/w.safetensors").check_weights(5)
+    refused(
+        tiny_vit("backbones/v.safetensors"),
+        f"`backbone.pretrained` backbones/v.safetensors is not there (looked for {tmp_path}/backbones/v.safetensors "
+        f"and {tmp_path}/data/backbones/v.safetensors); `fedsweep pretrain v` makes it.",
+    )
+    refused(
+        tiny_vit("w.pth"),
+        f"`backbone.pretrained` w.pth is not there (looked for {tmp_path}/w.pth and {tmp_path}/data/w.pth).",
+    )
+    refused(
+        tiny_vit(tmp_path / "data"),
+        f"`backbone.pretrained` {tmp_path}/data is a folder without a model.safetensors "
+        f"({tmp_path}/data/model.safetensors).",
+    )
+    (tmp_path / "notes.txt").write_text("x")
+    refused(
+        tiny_vit("./notes.txt"), "`backbone.pretrained` ./notes.txt must end in one of .safetensors, .pth, .pt, .bin."
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "problem"),
+    [
+        ({"embed_dim": 96}, "`cls_token` has shape (1, 1, 96) in the file, but (1, 1, 48) in the model"),
+        ({"num_blocks": 4}, "the file holds, unknown to it, `blocks.3.attn.proj.bias` and 11 more"),
+        ({"num_blocks": 2}, "the file lacks `blocks.2.attn.proj.bias` and 11 more"),
+        (
+            {"model": "deit3_small_patch16_224"},
+            "`pos_embed` has shape (1, 16, 48) in the file, but (1, 17, 48) in the model",
+        ),
+        ({"model": "beit_base_patch16_224"}, "the file lacks `blocks.0.attn.qkv.bias` and 5 more"),
+    ],
+)
+def test_weights_of_another_shape_are_refused(weights, shape, problem):
+    path = weights(**shape)
+    refused(tiny_vit(path), f"{path} does not fit the model: {problem}.")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda s: s | {"blocks.0.mlp.fc2.weight": s["blocks.0.mlp.fc2.weight"][:, :7].contiguous()},
+            "`blocks.0.mlp.fc2.weight` has shape (48, 7) in the file, but (48, 192) in the model",
+        ),
+        (lambda s: {n: t for n, t in s.items() if n != "norm.bias"}, "the file lacks `norm.bias`"),
+        (lambda s: s | {"extra": torch.zeros(1)}, "the file holds, unknown to it, `extra`"),
+        (lambda s: {f"backbone.{n}": t for n, t in s.items()}, "the file lacks `blocks.0.attn.proj.bias` and 41 more"),
+        (lambda s: {n: t for n, t in s.items() if n != "head.bias"}, "the file lacks `head.bias`"),
+        (
+            lambda s: s | {"head.weight": s["head.weight"][:, :7].contiguous()},
+            "`head.weight` has shape (5, 7) in the file, but (5, 48) in the model",
+        ),
+    ],
+)
+def test_weights_with_a_wrong_tensor_are_refused(weights, change, problem):
+    path = weights(change=change)
+    refused(tiny_vit(path), f"{path} does not fit the model: {problem}.")
+
+
+def test_a_mixers_weights_are_of_one_image_size(tmp_path):
+    shape = {"model": "mixer_b16_224", "num_heads": None}
+    save_file(timm_network(tiny_vit(**shape), 5).state_dict(), path := tmp_path / "mixer.safetensors")
+    tiny_vit(path, **shape).check_weights(5)
+    refused(
+        tiny_vit(path, **shape, img_size=64),
+        f"{path} does not fit the model: `blocks.0.mlp_tokens.fc1.weight` has shape (24, 16) in the file, "
+        "but (24, 64) in the model.",
+    )
+
+
+class Trap:
+    """What a pickle could do."""
+
+    def __reduce__(self):
+        return os.mkdir, ("sprung",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("w.safetensors", b"not weights"),
+        ("w.safetensors", b""),
+        ("w.pth", b"not weights"),
+        ("w.pth", b""),
+        ("w.pth", pickle.dumps({"a": Trap()})),
+    ],
+)
+def test_a_broken_file_is_refused_and_nothing_in_it_runs(tmp_path, monkeypatch, name, content):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{re.escape(str(path))} cannot be read as weights: [^\n]+\.$"):
+        tiny_vit(path).check_weights(5)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_what_is_no_tensor_is_refused(weights):
+    path = weights("w.pth", change=lambda state: {**state, "lr": 0.1})
+    refused(tiny_vit(path), f"{path} cannot be read as weights: its `lr` is not a tensor.")
+
+
+@pytest.mark.parametrize(
+    ("card", "sentence"),
+    [
+        (
+            "{",
+            "{card} is not a card that can be read: Expecting property name enclosed in double quotes: "
+            "line 1 column 2 (char 1).",
+        ),
+        ("[]", "{card} must hold names and values, but it holds list."),
+        ('{"mean": 0.5}', "`mean` of the card {card} must be one or three numbers, but it is 0.5."),
+        ('{"mean": [1, 2]}', "`mean` of the card {card} must be one or three numbers, but it is [1, 2]."),
+        ('{"std": [1, 2, 0]}', "`std` of the card {card} must be one or three positive numbers, but it is [1, 2, 0]."),
+        ('{"std": []}', "`std` of the card {card} must be one or three positive numbers, but it is []."),
+    ],
+)
+def test_a_wrong_card_is_refused(weights, card, sentence):
+    path = weights()
+    beside = path.with_suffix(".json")
+    beside.write_text(card)
+    refused(tiny_vit(path), sentence.replace("{card}", str(beside)))
