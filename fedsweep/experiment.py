@@ -50,6 +50,11 @@ class RunConfig(Config):
                     f"`federation.depths` must lie between 1 and the {layers} blocks of {self.backbone.name}, "
                     f"but one is {depth}"
                 )
+        if self.data.size != self.backbone.image_size:
+            raise ValueError(
+                f"`backbone` {self.backbone.name} takes images of {self.backbone.image_size} pixels, "
+                f"but those of `data` {self.data.name} have {self.data.size}"
+            )
         if isinstance(size, int) and size > len(capacities):
             raise ValueError(
                 f"`federation.clients_per_round` must be at most the {len(capacities)} clients, but it is {size}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -18,6 +19,7 @@ from pydantic.fields import FieldInfo
 from fedsweep.cli import app
 from fedsweep.config import Config
 from fedsweep.experiment import RunConfig
+from fedsweep.pretraining import PretrainConfig
 from fedsweep.sweep.space import Axis, SearchSpace
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -36,7 +38,7 @@ def command_line() -> str:
     group = typer.main.get_command(app)
     lines = ["# Command line", "", GENERATED, "", f"{group.help}", ""]
     lines += ["A mistake in what you ask for is one sentence on stderr and exit code 2. Ctrl-C is 130.", ""]
-    for verb, command in group.commands.items():  # type: ignore[attr-defined]
+    for verb, command in _verbs(group):
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         options = [one for one in command.params if one.param_type_name == "option"]
         usage = " ".join(["fedsweep", verb, *map(_placeholder, arguments), *(["[OPTIONS]"] if options else [])])
@@ -47,6 +49,15 @@ def command_line() -> str:
         if rows:
             lines += [*_table(["", "what it is", "default"], rows), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _verbs(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All verbs in order, those of a group under both words, e.g. `data show`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _verbs(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _placeholder(argument: Any) -> str:
@@ -79,6 +90,13 @@ def hyperparameters() -> str:
     for part, field in SearchSpace.model_fields.items():
         for record in _records(field):
             if record is not Axis:
+                lines += [*_section(part, record), ""]
+    lines += ["# Pre-trainings", "", "The entries of a file under `experiments/pretrain/`.", ""]
+    rows = [_row(name, field) for name, field in PretrainConfig.model_fields.items()]
+    lines += [*_fields_table(rows), ""]
+    for part, field in PretrainConfig.model_fields.items():
+        if part not in RunConfig.model_fields or part == "optimizer":
+            for record in _records(field):
                 lines += [*_section(part, record), ""]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from PIL import Image
 from safetensors.torch import save_file
 
 from fedsweep.config import Json, read_yaml
 from fedsweep.experiment import RunConfig, build
 from fedsweep.federation import Federation
 from fedsweep.models import vit
+from fedsweep.preparation.plan import Options, make_plan
+from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Domain, ImageSet
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedra_digits.yaml"
@@ -51,6 +55,38 @@ def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     card = {"mean": [0.5] * 3, "std": [0.5] * 3, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     path.with_suffix(".json").write_text(json.dumps(card))
     return path
+
+
+@pytest.fixture(scope="session")
+def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with what experiments/fedra_pacs.yaml names: a set of noise in PACS's shape, and random weights."""
+    folder = tmp_path_factory.mktemp("data")
+    root = tmp_path_factory.mktemp("pacs")
+    rng = np.random.default_rng(0)
+    for domain in ("art_painting", "cartoon", "photo", "sketch"):
+        for label in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
+            (root / domain / label).mkdir(parents=True)
+            for number in range(50):
+                pixels = rng.integers(256, size=(64, 64, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / domain / label / f"{number}.bmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSWEEP_DATA", str(folder))
+        prepare(make_plan(Options("pacs", 64, "domains"), root), workers=1)
+        backbone = RunConfig.of(read_yaml(EXPERIMENT.with_stem("fedra_pacs")), "fedra_pacs").backbone
+        untrained = backbone.model_copy(update={"pretrained": "none"}).build(num_classes=200, seed=0)
+    weights = folder / backbone.pretrained
+    weights.parent.mkdir()
+    save_file(untrained.backbone.state_dict(), weights)
+    card = {"mean": [0.5] * 3, "std": [0.25] * 3, "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    weights.with_suffix(".json").write_text(json.dumps(card))
+    return folder
+
+
+@pytest.fixture
+def pacs(pacs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data folder of this test is `pacs_folder`."""
+    monkeypatch.setenv("FEDSWEEP_DATA", str(pacs_folder))
+    return pacs_folder
 
 
 @pytest.fixture

@@ -10,10 +10,13 @@ import pytest
 import typer
 
 from fedsweep import cli
+from fedsweep.cli import verbs
 from fedsweep.config import flat, parse_overrides, read_yaml
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.paths import find, find_either
+from fedsweep.preparation.plan import Options
+from fedsweep.pretraining import PretrainConfig
 from fedsweep.sweep.plan import Plan
 
 ROOT = Path(__file__).parents[1]
@@ -55,22 +58,35 @@ def test_commands_are_seen():
     assert {path.relative_to(ROOT).as_posix() for path in YAMLS} < where
 
 
-def check(command: str) -> None:
-    """Parse a command as the command line would, and resolve all that it names, without running it."""
+def parse(command: str) -> tuple[str, dict[str, Any]]:
+    """A command's verb, e.g. `run` or `data show`, and what it is given, as the command line would parse it."""
     _, verb, *words = shlex.split(command, comments=True)
-    given = VERBS[verb].make_context(verb, words).params
+    parser = VERBS[verb]
+    if below := getattr(parser, "commands", None):
+        verb, parser, words = f"{verb} {words[0]}", below[words[0]], words[1:]
+    return verb, parser.make_context(verb, words).params
+
+
+def check(command: str) -> None:
+    """Parse a command, and resolve all that it names, without running it."""
+    verb, given = parse(command)
     changes = parse_overrides(given.get("overrides") or [])
     match verb:
         case "run":
             resolve(given["experiment"], changes)
         case "tune":
             options = [given[name] for name in ("seeds", "samples", "scheduler", "cpus_per_trial", "gpus_per_trial")]
-            Plan.read(given["space"], changes, cli._space_changes(*options))
-        case "show":
+            Plan.read(given["space"], changes, verbs._space_changes(*options))
+        case "show" | "data partition":
             kind, _ = find_either(given["name"])
             resolve(given["name"], changes) if kind == "experiments" else Plan.read(given["name"], changes, {})
         case "report":
             find("search_spaces", given["space"])
+        case "pretrain":
+            path = find("pretrain", given["experiment"])
+            PretrainConfig.of(read_yaml(path), path.name).override(changes, path.name)
+        case "data prepare":
+            Options(given["name"], given["size"], given["layout"], given["backbone"]).check()
 
 
 def resolve(experiment: str, changes: dict) -> None:
@@ -83,7 +99,7 @@ def working_directory(tmp_path, monkeypatch) -> Path:
     for page in PAGES:
         for body in blocks(page.read_text(), "yaml"):
             first, rest = body.split("\n", 1)
-            assert first.startswith("# search_spaces/"), f"{page.name}: a YAML block begins with its path"
+            assert first.startswith(("# search_spaces/", "# experiments/")), f"{page.name}: begins without its path"
             path = tmp_path / first.removeprefix("# ")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(rest)
@@ -107,10 +123,13 @@ def test_a_command_that_would_not_work_is_noticed(working_directory, command):
 
 def test_the_files_that_a_guide_shows_are_valid(working_directory):
     files = sorted(working_directory.rglob("*.yaml"))
-    assert len(files) == 2
+    assert len(files) == 3
     for path in files:
-        name = path.relative_to(working_directory / "search_spaces").with_suffix("").as_posix()
-        assert Plan.read(name, {}, {}).num_trials > 1
+        kind, *parts = path.relative_to(working_directory).with_suffix("").parts
+        if kind == "experiments":
+            resolve("/".join(parts), {})
+        else:
+            assert Plan.read("/".join(parts), {}, {}).num_trials > 1
 
 
 def test_references_are_current():
@@ -136,7 +155,9 @@ def test_every_hyperparameter_is_in_the_reference():
 def test_every_verb_is_documented():
     reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
     prose = "".join(path.read_text() for path in PAGES if "reference" not in path.parts)
-    for verb in VERBS:
+    names = [f"{name} {below}".strip() for name, one in VERBS.items() for below in getattr(one, "commands", [""])]
+    assert len(names) == 11
+    for verb in names:
         assert f"\n## {verb}\n" in reference
         assert f"fedsweep {verb}" in prose
 
@@ -173,4 +194,4 @@ def test_a_page_has_no_machine_path_and_its_links_lead_somewhere(page):
 
 
 def test_all_pages_are_seen():
-    assert len(PAGES) == 11
+    assert len(PAGES) == 15

@@ -43,9 +43,9 @@ class DigitsData(Config):
         return domains
 
     @property
-    def num_classes(self) -> int:
-        """Ten digits."""
-        return 10
+    def size(self) -> int:
+        """Height and width of the images, pixels."""
+        return SIZE
 
     def load(self) -> FederatedData:
         """Render all domains: uint8 images (n, 3, 16, 16) and a digest of images, labels and split."""

@@ -5,13 +5,14 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedsweep.errors import UserError
 from fedsweep.images.card import store_folder
 from fedsweep.preparation.decode import MADE_WITH, Geometry
 from fedsweep.preparation.sources.base import Item, Listing, Source
+from fedsweep.preparation.sources.classes import domain_of
 from fedsweep.preparation.split import DomainPlan, plan_domains
 
 SMALLEST, LARGEST = 8, 1024
@@ -117,11 +118,18 @@ def make_plan(options: Options, root: Path, source: Source | None = None) -> Pla
         from fedsweep.preparation.geometry import geometry_of
 
         geometry = geometry_of(options.backbone, options.size)
-    listing = source.list(root, options.classes or source.num_classes)
+    listing = _called(source.list(root, options.classes or source.num_classes), root, options.name)
     if options.classes is not None and len(listing.class_names) != options.classes:
         raise UserError(f"`--classes` is {options.classes}, but {root} has {len(listing.class_names)} classes.")
     domains = plan_domains(listing, options.test_fraction)
     return Plan(options, root, source, listing, geometry, domains, _stamps(root, source, listing.items))
+
+
+def _called(listing: Listing, root: Path, name: str) -> Listing:
+    """A data set without domains is one domain; a source can only call it after the folder, the store knows better."""
+    if listing.domains != (domain_of(root),):
+        return listing
+    return Listing(listing.class_names, (name,), tuple(replace(item, domain=name) for item in listing.items))
 
 
 def _stamps(root: Path, source: Source, items: Sequence[Item]) -> dict[str, Stamp]:

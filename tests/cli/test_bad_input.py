@@ -24,7 +24,8 @@ NINES = "9" * 5000
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["tune", "ablations/lora_rnk"], f"there is no search space `ablations/lora_rnk`; did you mean `{SPACE}`?"),
+        (["tune", "ablations/lora_rnk"],
+         f"there is no search space `ablations/lora_rnk`; did you mean `{SPACE}` or `ablations/lora_position`?"),
         (["tune", "lora_rank"], f"there is no search space `lora_rank`; did you mean `{SPACE}`?"),
         (["tune", "zzz"], f"there is no search space `zzz`{LISTED}"),
         (["tune", ""], f"there is no search space ``{LISTED}"),
@@ -67,8 +68,8 @@ def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sen
         ("lora=4", "`lora` must be an object, but it is 4."),
         ("optimizer.lr=.nan", "`optimizer.lr` must be a finite number, but it is NaN."),
         ("optimizer.lr=1e999", "`optimizer.lr` must be a finite number, but it is Infinity."),
-        ("federation.depths=[12, 6]", "`federation.depths` must name one depth for each of the 6 clients, but it has "
-         "2: [12, 6]."),
+        ("federation.depths=[12, 6]", "`federation.depths` must name one depth for each of the 6 clients, or one for "
+         "all, but it has 2: [12, 6]."),
         ("federation.depths=[13, 10, 8, 6, 4, 3]", "`federation.depths` must lie between 1 and the 12 blocks of "
          "digits_vit, but one is 13."),
         ("federation.depths=[12, 10, 8, 6, 4, 0]", "`federation.depths` must lie between 1 and the 12 blocks of "
@@ -173,8 +174,8 @@ def test_a_sampled_search_takes_one_seed_and_some_samples(refused: Refused):
         (("  rank: 8", "  rank: 0"), "`lora.rank` must be greater than 0, but it is 0."),
         (("  rank: 8", "  rank: 65"),
          "`lora.rank` must be at most 64, the width of digits_vit's layers, but it is 65."),
-        (("[12, 10, 8, 6, 4, 3]", "[12, 10]"), "`federation.depths` must name one depth for each of the 6 clients, but "
-         "it has 2: [12, 10]."),
+        (("[12, 10, 8, 6, 4, 3]", "[12, 10]"), "`federation.depths` must name one depth for each of the 6 clients, or "
+         "one for all, but it has 2: [12, 10]."),
         (("[12, 10, 8, 6, 4, 3]", "[13, 10, 8, 6, 4, 3]"), "`federation.depths` must lie between 1 and the 12 blocks "
          "of digits_vit, but one is 13."),
     ],
