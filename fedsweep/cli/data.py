@@ -83,7 +83,7 @@ def list_stores() -> None:
     Example: `fedsweep data list`
     """
     from fedsweep.errors import UserError
-    from fedsweep.images.card import read_card, stores
+    from fedsweep.images.card import read_card, stores, unfinished
     from fedsweep.paths import data_folder
     from fedsweep.preparation.tables import layouts_table, stores_table
     from fedsweep.terminal import relative, result_console
@@ -100,6 +100,8 @@ def list_stores() -> None:
         console.print(f"Nothing is prepared in {relative(data_folder())} yet.", "", sep="\n", markup=False)
     for sentence in damaged:
         console.print(f"Damaged: {sentence}", "", sep="\n", style="yellow", markup=False)
+    for folder in unfinished():
+        console.print(f"Unfinished: {relative(folder)}; the same `fedsweep data prepare` goes on.", "", sep="\n")
     console.print(layouts_table())
 
 

@@ -63,7 +63,7 @@ def partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
     """Images, classes and skew of each client."""
     counts = class_counts(panel.clients, len(class_names))
     away = distances(panel.clients, len(class_names))
-    title = f"{panel.title}: skew {skew(panel.clients, len(class_names)):.2f}"
+    title = f"{panel.title} (skew {skew(panel.clients, len(class_names)):.2f})"
     table = Table("client", title=Text(title), title_justify="left", box=None)
     for heading in ("images", "classes"):
         table.add_column(heading, justify="right")

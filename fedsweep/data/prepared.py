@@ -1,6 +1,7 @@
 """A data set that `fedsweep data prepare` has put on disk, mapped into memory."""
 
 import hashlib
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -8,8 +9,8 @@ from pydantic import Field, field_validator
 from fedsweep.config import Config
 from fedsweep.data.imagestore import read_domain
 from fedsweep.errors import UserError, near
-from fedsweep.images.card import is_store, prepared_sizes, read_card, store_folder, why_missing
-from fedsweep.types import FederatedData
+from fedsweep.images.card import StoreCard, is_store, prepared_sizes, read_card, store_folder, why_missing
+from fedsweep.types import Domain, FederatedData
 
 
 class PreparedData(Config):
@@ -48,6 +49,18 @@ class PreparedData(Config):
             if name not in card.domains:
                 has = f"; it has {', '.join(card.domains)}."
                 raise UserError(f"`data.domains`: {self.set} has no domain `{name}`{near(name, card.domains) or has}")
-        domains = tuple(read_domain(folder / f"{name}.arrow", name) for name in self.domains)
+        domains = tuple(_read(folder, card, name) for name in self.domains)
         digest = hashlib.sha256("\0".join([card.digest, *self.domains]).encode()).hexdigest()
         return FederatedData(self.set, card.class_names, domains, digest)
+
+
+def _read(folder: Path, card: StoreCard, name: str) -> Domain:
+    path, said = folder / f"{name}.arrow", card.domains[name]
+    domain = read_domain(path, name)
+    train, test = len(domain.train), len(domain.test)
+    if (train, test) != (said.train, said.test):
+        raise UserError(
+            f"{path} holds {train} training and {test} test images, but its card says {said.train} and {said.test}; "
+            "prepare it again."
+        )
+    return domain

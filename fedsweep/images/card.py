@@ -68,6 +68,11 @@ def stores() -> list[Path]:
     return [folder for folder in found if folder.name.rpartition("-")[2].isdigit()]
 
 
+def unfinished() -> list[Path]:
+    """Folders of preparations that were stopped."""
+    return sorted(path.parent for path in data_folder().glob("*.part/done.jsonl"))
+
+
 def read_card(folder: Path) -> StoreCard:
     """The card of a store whose files are all there in full.
 

@@ -99,7 +99,11 @@ def map_domain(path: Path) -> tuple[Part, Part]:
     Raises:
         UserError: it is not such a file.
     """
-    return parts(map_file(path), path)
+    try:
+        pages = map_file(path)
+    except (OSError, ValueError):  # mmap's, of an empty file
+        raise _damaged(path) from None
+    return parts(pages, path)
 
 
 def parts(pages: mmap.mmap, path: Path) -> tuple[Part, Part]:
@@ -115,8 +119,12 @@ def parts(pages: mmap.mmap, path: Path) -> tuple[Part, Part]:
             raise ValueError("other columns or batches")
         train, test = (_part(reader.get_batch(number), size) for number in range(2))
     except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):
-        raise UserError(f"{path} is not a file of prepared images, or it is damaged; prepare it again.") from None
+        raise _damaged(path) from None
     return train, test
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path} is not a file of prepared images, or it is damaged; prepare it again.")
 
 
 def _part(batch: pa.RecordBatch, size: int) -> Part:

@@ -1,4 +1,4 @@
-"""Decoding in chunks: what a worker process does. It starts without torch, pyarrow and timm."""
+"""Decoding in chunks: what a worker process does. It starts without torch and timm."""
 
 import os
 import signal

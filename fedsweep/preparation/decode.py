@@ -15,7 +15,7 @@ import numpy as np
 import PIL
 from PIL import Image, UnidentifiedImageError
 
-FORMATS = ("JPEG", "MPO", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What is opened; PIL knows more, among them some that start other programs."""
 LARGEST = 178_956_970
 """Pixels of the largest image, before or after its enlargement; PIL's own limit against decompression bombs."""

@@ -77,7 +77,7 @@ def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: P
         draw(axes, counts[place], class_names, top)
         _label_clients(axes, panels[place].clients)
         value = skew(panels[place].clients, len(class_names))
-        axes.set_title(f"{panels[place].title}: skew {value:.2f}", fontsize=10, loc="left", color=INK)
+        axes.set_title(f"{panels[place].title}  (skew {value:.2f})", fontsize=10, loc="left", color=INK)
         if place % across == 0:
             axes.set_ylabel("Training images" if bars else "Class", fontsize=9)
     figure.tight_layout(h_pad=1.6, w_pad=1.4)
@@ -110,16 +110,15 @@ def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
     """Numbers below the clients, and below them the domain that they share; or the domain alone for a single one."""
     domains = [client.domain for client in clients]
     groups = [(name, domains.index(name), domains.count(name)) for name in dict.fromkeys(domains)]
-    for _, first, _ in groups[1:]:
-        axes.axvline(first - 0.5, color=INK, linewidth=0.7)
     axes.set_xlim(-0.5, len(clients) - 0.5)
     axes.tick_params(length=0, labelsize=8, colors=INK)
-    single = all(count == 1 for _, _, count in groups)
-    if single:
+    if all(count == 1 for _, _, count in groups):
         turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(groups) > 4 else {}
         axes.set_xticks(range(len(clients)), [shorten(name, 18) for name in domains], **turned)
         return
     axes.set_xticks(range(len(clients)), [client.id.replace("-", "/").rsplit("/", 1)[-1] for client in clients])
+    for _, first, _ in groups[1:]:
+        axes.axvline(first - 0.5, color=INK, linewidth=0.7)
     if len(groups) == 1:
         axes.set_xlabel(f"Clients of {groups[0][0]}", fontsize=9)
         return

@@ -97,7 +97,7 @@ def _recover(folder: Path) -> None:
 
 
 def _old(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.old")
+    return folder.with_name(f".{folder.name}.replaced")
 
 
 def _existing(plan: Plan, force: bool) -> StoreCard | None:

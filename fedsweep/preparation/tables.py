@@ -39,7 +39,8 @@ class ImageBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        if self.progress.live.is_started:
+            self.progress.stop()
 
     def __call__(self, done: int, total: int) -> None:
         """So many images of all are decoded."""

@@ -1,0 +1,252 @@
+"""`fedsweep data`: what the verbs print and write, and one sentence for each mistake."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedsweep.cli import data as verbs
+from fedsweep.config import parse_yaml
+from fedsweep.data.digits import STYLES
+from fedsweep.data.prepared import PreparedData
+from fedsweep.images.card import read_card, store_folder
+from tests.cli.conftest import Call, Refused
+from tests.cli.test_help import loaded
+from tests.preparation.helpers import CLASSES, write_tree
+
+PREPARE = ("data", "prepare", "animals", "--root", "tree", "--size", "16", "--workers", "1")
+VERBS = ["prepare", "list", "show", "partition"]
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch) -> Path:
+    """2 domains x 3 classes x 10 images in the working directory."""
+    monkeypatch.delenv("FEDSWEEP_DATA", raising=False)
+    return write_tree(tmp_path / "tree")
+
+
+@pytest.fixture
+def prepared(tree, call: Call) -> Path:
+    """The folder of the tree's store."""
+    assert call(*PREPARE).code == 0
+    return store_folder("animals", 16)
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_prepare_says_what_it_made_and_how_to_use_it(tree, call: Call):
+    answer = call(*PREPARE)
+    assert (answer.code, answer.err) == (0, "")
+    card = read_card(store_folder("animals", 16))
+    assert card.layout == "domains"
+    assert [row[:3] for row in rows(answer.out) if row and row[0] in ("photo", "sketch", "all")] == [
+        ["photo", "24", "6"],
+        ["sketch", "24", "6"],
+        ["all", "48", "12"],
+    ]
+    assert f"Prepared: data/animals-16, 0.1 MB, digest {card.digest[:12]}\n" in answer.out
+    line = answer.out.splitlines()[-1]
+    given = parse_yaml(line, "line")["data"]
+    assert PreparedData.of(given, "line").load().digest
+    assert given["domains"] == ["photo", "sketch"]
+
+
+def test_a_prepared_set_is_said_to_be_there(prepared, call: Call):
+    answer = call(*PREPARE)
+    assert answer.code == 0
+    assert "Already prepared: data/animals-16" in answer.out
+
+
+def test_another_source_needs_force(prepared, tree, call: Call, refused: Refused):
+    (tree / "photo" / "bus" / "0.png").unlink()
+    assert "`--force` would replace it" in refused(*PREPARE)
+    assert "Prepared: data/animals-16" in call(*PREPARE, "--force").out
+
+
+def test_corrupt_images_are_listed_and_skipped_on_demand(tree, call: Call, refused: Refused):
+    (tree / "photo" / "bus" / "4.png").write_bytes(b"no")
+    sentence = refused(*PREPARE)
+    assert sentence.startswith("1 image of animals cannot be decoded: photo/bus/4.png (no image")
+    answer = call(*PREPARE, "--skip-corrupt")
+    assert answer.code == 0
+    assert "Skipped 1 that cannot be decoded: photo/bus/4.png\n" in answer.out
+    assert "1 skipped" in call("data", "show", "animals").out
+
+
+def test_ctrl_c_says_that_nothing_is_lost(tree, call: Call, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedsweep.preparation.prepare.prepare", stop)
+    answer = call(*PREPARE)
+    assert answer.code == 130
+    assert "what is decoded is kept" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--size", "0"], "`--size` must lie between 8 and 1024 pixels, but it is 0."),
+        (["--workers", "0"], "`--workers` must be at least 1, but it is 0."),
+        (["--layout", "domain"], "there is no layout `domain`; did you mean `domains`"),
+        (["--test-fraction", "1.5"], "`--test-fraction` must lie between 0 and 1, but it is 1.5."),
+        (["--backbone", "vit_tiny_patch16_22"], "`--backbone`: timm has no model `vit_tiny_patch16_22`; did you mean"),
+        (["--root", "nowhere"], "`--root` must be a folder with images, but "),
+        (["--classes", "9"], "9"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(tree, refused: Refused, words, sentence):
+    assert sentence in refused("data", "prepare", "animals", "--root", "tree", *words)
+    assert not Path("data").exists()
+
+
+def test_a_name_that_is_no_folder_name_is_one_sentence(tree, refused: Refused):
+    assert refused("data", "prepare", "../x", "--root", "tree").startswith("NAME must be a plain folder name")
+
+
+def test_a_backbone_decides_the_crop(tree, call: Call):
+    assert call(*PREPARE, "--backbone", "vit_tiny_patch16_224").code == 0
+    assert read_card(store_folder("animals", 16)).crop_pct == 0.9
+    assert "bicubic, center crop of 0.9" in call("data", "show", "animals").out
+
+
+def test_list_names_stores_and_layouts(prepared, call: Call):
+    text = call("data", "list").out
+    card = read_card(prepared)
+    assert ["animals", "16", "60", "2", "3", "0.1", card.digest[:12]] in rows(text)
+    assert "<domain>/<class>/*" in text
+    names = [row[0] for row in rows(text) if row]
+    assert {"domainnet", "office_home", "pacs", "domains", "classes", "parquet"} <= set(names)
+
+
+def test_list_names_a_damaged_store_and_goes_on(prepared, call: Call):
+    (prepared / "photo.arrow").write_bytes(b"")
+    answer = call("data", "list")
+    assert answer.code == 0
+    assert "Damaged: " in answer.out
+    assert "layout" in answer.out
+
+
+def test_list_names_what_was_stopped(tree, call: Call, refused: Refused):
+    (tree / "photo" / "bus" / "4.png").write_bytes(b"no")
+    refused(*PREPARE)
+    assert "Unfinished: data/animals-16.part; the same `fedsweep data prepare` goes on." in call("data", "list").out
+
+
+def test_list_without_stores_says_so(tree, call: Call):
+    assert call("data", "list").out.startswith("Nothing is prepared in data yet.\n")
+
+
+def test_show_counts_and_draws(prepared, call: Call):
+    answer = call("data", "show", "animals", "--verify")
+    assert (answer.code, answer.err) == (0, "")
+    lines = [" ".join(row) for row in rows(answer.out)]
+    for name in CLASSES:
+        assert f"{name} 8 / 2 8 / 2" in lines
+    assert "all 24 / 6 24 / 6" in lines
+    assert f"Digest {read_card(prepared).digest} (verified)" in answer.out
+    assert "Contact sheet of 3 classes: data/animals-16.png" in answer.out
+    with Image.open("data/animals-16.png") as image:
+        assert (np.asarray(image.convert("RGB")) < 250).mean() > 0.2
+
+
+def test_show_writes_where_it_is_told(prepared, call: Call):
+    assert "mine/sheet.png" in call("data", "show", "animals", "--size", "16", "--out", "mine/sheet.png").out
+    assert Path("mine/sheet.png").exists()
+    assert not Path("data/animals-16.png").exists()
+
+
+def test_a_changed_pixel_is_found_by_verify(prepared, call: Call, refused: Refused):
+    path = prepared / "sketch.arrow"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    assert call("data", "show", "animals").code == 0
+    assert "has changed since it was prepared: its digest is " in refused("data", "show", "animals", "--verify")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["animal"], "there is no prepared data set `animal` in .*; did you mean `animals`?"),
+        (["birds"], r"`fedsweep data prepare birds --root DIR` would make it\.$"),
+        (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; `fedsweep data prepare animals"),
+    ],
+)
+def test_show_of_what_is_not_there_is_one_sentence(prepared, refused: Refused, words, sentence):
+    assert re.search(sentence, refused("data", "show", *words))
+
+
+def test_a_damaged_card_is_one_sentence(prepared, refused: Refused):
+    (prepared / "card.json").write_text("not JSON")
+    assert "card.json is not valid JSON" in refused("data", "show", "animals")
+    (prepared / "card.json").write_text(json.dumps({"name": "animals"}))
+    assert "card.json: `" in refused("data", "show", "animals")
+
+
+def test_a_partition_is_a_table_and_a_picture(tree, call: Call):
+    answer = call("data", "partition", "fedra_digits")
+    assert (answer.code, answer.err) == (0, "")
+    assert [row[0] for row in rows(answer.out)[2:8]] == list(STYLES)
+    assert "feature skew (skew 0.00)" in answer.out
+    assert "Picture: partition-fedra_digits.png" in answer.out
+    with Image.open("partition-fedra_digits.png") as image:
+        assert (np.asarray(image.convert("RGB")) < 250).mean() > 0.2
+
+
+SPACE = """# How skewed are the clients?
+experiment: fedra_digits
+fixed: {partition: {name: feature_label_skew, clients_per_domain: 2}, federation.depths: [12]}
+space:
+  partition.alpha: {grid: [0.1, 100]}
+  lora.rank: {grid: [2, 4]}
+seeds: [0, 1]
+objective: {metric: accuracy/mean, mode: max}
+search: {name: grid}
+scheduler: {name: none}
+"""
+
+
+def test_a_search_space_has_a_panel_per_partition_with_its_first_seed(tree, call: Call):
+    Path("search_spaces").mkdir()
+    Path("search_spaces/skewed.yaml").write_text(SPACE)
+    answer = call("data", "partition", "skewed", "--out", "picture.png")
+    assert (answer.code, answer.err) == (0, "")
+    titles = re.findall(r"^alpha (\S+) \(skew ([\d.]+)\)", answer.out, re.MULTILINE)
+    assert [alpha for alpha, _ in titles] == ["0.1", "100.0"]
+    assert float(titles[0][1]) > 0.2 > 0.1 > float(titles[1][1])
+    assert sum(row[0].startswith("plain/") for row in rows(answer.out) if row) == 4
+    assert Path("picture.png").exists()
+
+
+def test_a_partition_of_nothing_is_one_sentence(refused: Refused):
+    assert "there is no experiment or search space `fedra_digit`" in refused("data", "partition", "fedra_digit")
+
+
+def test_there_are_four_verbs():
+    assert [one.name or one.callback.__name__ for one in verbs.app.registered_commands] == VERBS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(call: Call, verb):
+    answer = call("data", verb, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert f"Example: fedsweep data {verb}" in answer.out
+
+
+@pytest.mark.parametrize("words", [("data", "--help"), ("data", "list", "--help")])
+def test_help_loads_nothing_heavy(words):
+    text, heavy = loaded(*words)
+    assert heavy == set()
+    assert "Usage: fedsweep data" in text
+
+
+def test_list_does_not_load_torch(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
+    _, heavy = loaded("data", "list")
+    assert heavy & {"torch", "pandas", "matplotlib", "ray", "mlflow", "scipy", "sklearn"} == set()

@@ -1,0 +1,112 @@
+"""Prepared data in an experiment: mapped, in the order asked for, and refused when it is another."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from fedsweep.data.imagestore import StoreCard, content_digest, read_domain, record_batch, store_folder, write_domain
+from fedsweep.data.prepared import PreparedData
+from fedsweep.errors import UserError
+from fedsweep.images.card import DomainCard
+
+CLASSES = ("bus", "cat")
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """Two domains of 6 training and 3 test images at 8 pixels, written without `fedsweep.preparation`."""
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
+    folder = store_folder("set", 8)
+    folder.mkdir()
+    cards = {}
+    for number, name in enumerate(("photo", "sketch")):
+        rng = np.random.default_rng(number)
+        batches = [
+            record_batch(
+                rng.integers(0, 256, (count, 3, 8, 8), dtype=np.uint8),
+                [i % 2 for i in range(count)],
+                [f"{name}/{i}" for i in range(count)],
+            )
+            for count in (6, 3)
+        ]
+        write_domain(folder / f"{name}.arrow", *batches)
+        cards[name] = DomainCard(train=6, test=3, bytes=(folder / f"{name}.arrow").stat().st_size)
+    digest = content_digest(CLASSES, [read_domain(folder / f"{name}.arrow", name) for name in cards])
+    card = StoreCard(
+        name="set", size=8, layout="domains", class_names=CLASSES, domains=cards, digest=digest, crop_pct=1.0
+    )
+    (folder / "card.json").write_text(card.model_dump_json())
+    return card
+
+
+def config(**changes) -> PreparedData:
+    given = {"set": "set", "size": 8, "domains": ["photo", "sketch"]} | changes
+    return PreparedData.of({"name": "prepared"} | given, "test")
+
+
+def test_domains_come_in_the_order_asked_for(store):
+    data = config(domains=["sketch", "photo"]).load()
+    assert [domain.name for domain in data.domains] == ["sketch", "photo"]
+    assert data.class_names == CLASSES
+    assert [len(domain.train) for domain in data.domains] == [6, 6]
+    assert data.domains[0].train.images.shape == (6, 3, 8, 8)
+    assert data.domains[0].train.images.dtype == torch.uint8
+
+
+def test_the_digest_is_of_the_store_and_the_domains_in_their_order(store):
+    digests = {
+        tuple(names): config(domains=names).load().digest
+        for names in (["photo", "sketch"], ["sketch", "photo"], ["photo"])
+    }
+    assert len(set(digests.values())) == 3
+    expected = hashlib.sha256("\0".join([store.digest, "photo", "sketch"]).encode()).hexdigest()
+    assert digests["photo", "sketch"] == expected
+
+
+def test_the_digest_can_be_insisted_on(store):
+    assert config(digest=store.digest[:12]).load().digest == config(digest=store.digest).load().digest
+    with pytest.raises(UserError, match=r"^`data\.digest` must be that of .*, [0-9a-f]{12}, but it is 0123456789ab;"):
+        config(digest="0123456789ab").load()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"size": 64},
+            "`data.size`: set is prepared at 8 pixels, not at 64; `fedsweep data prepare set --root DIR --size",
+        ),
+        ({"set": "sat"}, "`data.set`: there is no prepared data set `sat` in "),
+        ({"set": "sat"}, "; did you mean `set`?"),
+        ({"set": "birds"}, "`fedsweep data prepare birds --root DIR --size 8` would make it."),
+        ({"domains": ["photo", "skech"]}, "`data.domains`: set has no domain `skech`; did you mean `sketch`?"),
+        ({"domains": ["zzz"]}, "`data.domains`: set has no domain `zzz`; it has photo, sketch."),
+    ],
+)
+def test_what_is_not_there_is_refused(store, changes, words):
+    with pytest.raises(UserError) as refusal:
+        config(**changes).load()
+    assert words in str(refusal.value)
+
+
+def test_a_domain_twice_is_refused():
+    with pytest.raises(UserError, match="must not repeat a domain"):
+        config(domains=["photo", "photo"])
+
+
+def test_a_truncated_file_is_refused(store):
+    path = store_folder("set", 8) / "sketch.arrow"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(
+        UserError, match=r"sketch\.arrow must have \d+ bytes, but it has \d+; `fedsweep data prepare set"
+    ):
+        config().load()
+
+
+def test_a_card_that_counts_otherwise_is_refused(store):
+    cards = {name: DomainCard(train=5, test=4, bytes=one.bytes) for name, one in store.domains.items()}
+    (store_folder("set", 8) / "card.json").write_text(store.model_copy(update={"domains": cards}).model_dump_json())
+    with pytest.raises(UserError, match=r"photo\.arrow holds 6 training and 3 test images, but its card says 5 and 4"):
+        config().load()

@@ -1,0 +1,20 @@
+"""A data folder and a tree of images for each test."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.preparation.helpers import write_tree
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that stores go to."""
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """2 domains x 3 classes x 10 images of 20 x 16 pixels."""
+    return write_tree(tmp_path / "tree")

@@ -1,0 +1,65 @@
+"""Trees of images and sources that a test can watch, slow down and break."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedsweep.preparation.plan import Options, Plan, make_plan
+from fedsweep.preparation.sources.base import Item, Listing, Source
+
+DOMAINS, CLASSES = ("photo", "sketch"), ("bus", "cat", "dog")
+
+
+class Tree(Source):
+    """`<domain>/<class>/*`, without splits."""
+
+    name = "tree"
+    looks_like = "<domain>/<class>/*"
+
+    def list(self, root: Path, num_classes: int | None = None) -> Listing:
+        files = sorted(path.relative_to(root) for path in root.glob("*/*/*"))
+        names = sorted({path.parts[1] for path in files})[:num_classes]
+        kept = [path for path in files if path.parts[1] in names]
+        items = [Item(path.as_posix(), names.index(path.parts[1]), path.parts[0], None) for path in kept]
+        return Listing(tuple(names), tuple(sorted({item.domain for item in items})), tuple(items))
+
+
+class Watched(Tree):
+    """The same, with a note of every image that is read."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
+        for item, data in zip(items, super().read(root, items), strict=True):
+            self.seen.append(item.path)
+            yield data
+
+
+class Slow(Watched):
+    """The same, at 50 images a second and process."""
+
+    def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
+        for data in super().read(root, items):
+            time.sleep(0.02)
+            yield data
+
+
+def write_tree(root: Path, images: int = 10, size: tuple[int, int] = (20, 16), seed: int = 0) -> Path:
+    """PNG files of noise, `images` of each class in each domain, of width and height `size`."""
+    rng = np.random.default_rng(seed)
+    for domain in DOMAINS:
+        for name in CLASSES:
+            (root / domain / name).mkdir(parents=True, exist_ok=True)
+            for number in range(images):
+                pixels = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / domain / name / f"{number}.png")
+    return root
+
+
+def plan_of(root: Path, source: Source | None = None, name: str = "set", size: int = 16, **options: object) -> Plan:
+    """A plan of a tree."""
+    return make_plan(Options(name, size, **options), root, source or Tree())  # type: ignore[arg-type]

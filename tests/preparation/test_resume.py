@@ -1,0 +1,139 @@
+"""A preparation that was killed goes on where it stopped, and nothing half-written is taken for whole."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedsweep.images.card import store_folder
+from fedsweep.preparation import prepare as module
+from fedsweep.preparation.prepare import prepare
+from fedsweep.preparation.sources.parquet import Parquet
+from tests.preparation.helpers import DOMAINS, Watched, plan_of
+
+ROOT = Path(__file__).parents[2]
+CHUNK = 4
+START = f"""
+import sys
+from pathlib import Path
+from tests.preparation.helpers import Slow, plan_of
+from fedsweep.preparation.prepare import prepare
+prepare(plan_of(Path(sys.argv[1]), Slow()), workers=2, chunk={CHUNK})
+"""
+
+
+def chunks_in(log: Path) -> list[dict]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [json.loads(line) for line in lines if line.startswith('{"chunk"') and line.endswith("}")]
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
+
+
+def test_a_killed_preparation_goes_on_where_it_stopped(tree, data):
+    undisturbed = prepare(plan_of(tree, Watched(), name="whole"), chunk=CHUNK)
+    process = subprocess.Popen([sys.executable, "-c", START, str(tree)], cwd=ROOT, env={**os.environ})
+    log = data / "set-16.part" / "done.jsonl"
+    wait_for(lambda: len(chunks_in(log)) >= 4 or process.poll() is not None)
+    workers = children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(workers) >= 2
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # they do not outlive it
+    done = len(chunks_in(log))
+    assert 4 <= done < 16
+    assert not store_folder("set", 16).exists()
+
+    source = Watched()
+    made = prepare(plan_of(tree, source), chunk=CHUNK)
+    assert len(chunks_in(log.parents[1] / "set-16.part" / "done.jsonl")) == 0  # the folder has become the store
+    assert len(source.seen) == len(set(source.seen)) <= 60 - CHUNK * (done - 2)  # the last chunk of a domain is short
+    assert len(source.seen) > 0
+    assert made.card.digest == undisturbed.card.digest
+    for name in DOMAINS:
+        assert (made.folder / f"{name}.arrow").read_bytes() == (undisturbed.folder / f"{name}.arrow").read_bytes()
+
+
+@pytest.fixture
+def stopped(tree, data, monkeypatch) -> Path:
+    """The folder of a preparation that was stopped when all of the second domain but its file was there."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    assemble = module._assemble
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_assemble", lambda plan, domain, *rest: (
+            assemble(plan, domain, *rest) if domain.name == "photo" else stop()
+        ))  # fmt: skip
+        with pytest.raises(KeyboardInterrupt):
+            prepare(plan_of(tree, Watched()), chunk=5)
+    return data / "set-16.part"
+
+
+def decoded_again(tree, **options) -> int:
+    source = Watched()
+    made = prepare(plan_of(tree, source, **options), chunk=5)
+    reference = prepare(plan_of(tree, Watched(), name="reference", **options), chunk=5)
+    assert made.card.digest == reference.card.digest
+    return len(source.seen)
+
+
+def test_nothing_is_decoded_again(tree, stopped):
+    assert decoded_again(tree) == 0
+
+
+def test_pixels_that_the_log_does_not_agree_with_are_decoded_again(tree, stopped):
+    with (stopped / "sketch.pixels").open("r+b") as file:
+        file.write(bytes(3 * 16 * 16))
+    assert decoded_again(tree) == 5
+
+
+def test_a_finished_file_of_another_length_is_made_again(tree, stopped):
+    os.truncate(stopped / "photo.arrow", 1000)
+    assert decoded_again(tree) == 30
+
+
+def test_a_torn_line_of_the_log_costs_its_chunk(tree, stopped):
+    log = stopped / "done.jsonl"
+    log.write_bytes(log.read_bytes()[:-20])
+    assert decoded_again(tree) == 5
+
+
+@pytest.mark.parametrize("options", [{"test_fraction": 0.5}, {"classes": 2}])
+def test_other_options_make_what_is_there_worthless(tree, stopped, options):
+    images = 40 if "classes" in options else 60
+    assert decoded_again(tree, **options) == images
+
+
+def test_a_changed_image_costs_its_own_chunk(tree, stopped):
+    path = tree / "sketch" / "cat" / "2.png"
+    path.write_bytes((tree / "sketch" / "cat" / "3.png").read_bytes())
+    assert decoded_again(tree) == 5
+
+
+def test_a_changed_file_of_many_images_costs_all_of_them(tmp_path):
+    table = pa.table({"image": [b"x", b"y"] * 2, "label": [0, 0, 1, 1]})
+    (tmp_path / "many").mkdir()
+    pq.write_table(table, path := tmp_path / "many" / "photo.parquet")
+    plans = [plan_of(tmp_path / "many", Parquet())]
+    os.utime(path, ns=(0, 0))
+    plans.append(plan_of(tmp_path / "many", Parquet()))
+    keys = [[plan.chunk_key(plan.domains[0], range(first, first + 2)) for first in (0, 2)] for plan in plans]
+    assert len({*keys[0], *keys[1]}) == 4
+    assert plans[0].key() == plans[1].key()  # but the content is taken for the same
