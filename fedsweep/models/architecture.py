@@ -42,7 +42,9 @@ class Architecture:
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
     def build(self) -> nn.Module:
-        """The network without a head, on torch's default device; its weights are drawn from torch's generator.
+        """The network on torch's default device, its weights drawn from torch's generator, its head of one class.
+
+        The head is to be exchanged; a constant number of classes leaves the other draws alone.
 
         Raises:
             ValueError: timm cannot build it with these changes.
@@ -59,7 +61,7 @@ class Architecture:
                 backbone: nn.Module = reshaped(self.name, **size, **shape, num_blocks=self.num_blocks)
             else:  # timm leaves out what is None
                 shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
-                backbone = timm.create_model(self.model, num_classes=0, **size, **shape)
+                backbone = timm.create_model(self.model, num_classes=1, **size, **shape)
         except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
@@ -90,7 +92,7 @@ def outline(architecture: Architecture) -> Outline:
     name = architecture.name
     with torch.device("meta"):
         try:
-            plain = timm.create_model(name, num_classes=0)
+            plain = timm.create_model(name, num_classes=1)
         except Exception:  # what cannot even be built so is none of the families
             raise ValueError(f"`backbone.model` {name} cannot be used: {WHAT_WORKS}") from None
         family = family_of(plain, name)  # before what may not suit its kind is changed

@@ -52,7 +52,7 @@ def reshaped(
     embed_dim: int | None,
     num_blocks: int | None,
 ) -> MlpMixer:
-    """A Mixer like timm's `model`, without a head, of another shape; None keeps what the model has.
+    """A Mixer like timm's `model`, with a head of one class, of another shape; None keeps what the model has.
 
     timm's entry points fix these arguments and refuse them as changes, so the class is called here. The widths of
     the two MLPs keep their ratio to the width of a token.
@@ -65,13 +65,13 @@ def reshaped(
     from timm.models.mlp_mixer import MlpMixer
 
     with torch.device("meta"):
-        plain: Any = timm.create_model(model, num_classes=0)
+        plain: Any = timm.create_model(model, num_classes=1)
     block = plain.blocks[0]
     if not LayeredMixer.fits(plain) or type(block.mlp_tokens) is not Mlp:
         raise ValueError("only the Mixers with plain MLPs (`mixer_*`) can be given another shape")
     tokens, channels = block.mlp_tokens.fc1.out_features, block.mlp_channels.fc1.out_features
     return MlpMixer(
-        num_classes=0,
+        num_classes=1,
         img_size=img_size,
         in_chans=in_chans,
         patch_size=patch_size or plain.stem.patch_size[0],

@@ -158,7 +158,7 @@ def test_a_federation_plays_on_it(federation, model, fields):
 
 
 def test_a_run_checks_depths_and_rank_against_the_model(experiment):
-    backbone = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", **TINY}
+    backbone = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", **TINY, "img_size": 16}
     for changes, sentence in [
         (
             {"federation.depths": [3, 3, 3, 3, 2, 4]},
@@ -175,7 +175,7 @@ def test_a_run_checks_depths_and_rank_against_the_model(experiment):
 
 
 def test_a_run_names_its_backbone_in_full(experiment):
-    backbone = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "num_blocks": 12}
+    backbone = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "img_size": 16}
     config = experiment.override({"backbone": backbone}, "run")
     assert isinstance(config.backbone, TimmBackbone)
     assert RunConfig.of(config.model_dump(mode="json"), "again") == config
