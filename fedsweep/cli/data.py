@@ -55,7 +55,7 @@ def prepare(
     from joblib import cpu_count
 
     from fedsweep.preparation.prepare import prepare as make_store
-    from fedsweep.preparation.tables import ImageBar, experiment_lines, megabytes, summary
+    from fedsweep.preparation.tables import ImageBar, experiment_lines, headline, megabytes, summary
     from fedsweep.terminal import progress_console, relative, result_console
 
     try:
@@ -65,6 +65,7 @@ def prepare(
         print("fedsweep: stopped; what is decoded is kept, and the same command goes on from there.", file=sys.stderr)
         raise
     console, card = result_console(), made.card
+    console.print(headline(card), markup=False)
     console.print(summary(card), "")
     if card.skipped:
         some = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
@@ -127,7 +128,7 @@ def show(
 
     from fedsweep.images.files import stored_digest
     from fedsweep.preparation.contact import contact_sheet
-    from fedsweep.preparation.tables import counts_table, label_counts
+    from fedsweep.preparation.tables import counts_table, headline, label_counts
 
     if verify and (found := stored_digest(folder, card)) != card.digest:
         raise UserError(
@@ -136,6 +137,7 @@ def show(
             "it again."
         )
     console = result_console()
+    console.print(f"{headline(card)}: train / test", markup=False)
     console.print(counts_table(card, label_counts(folder, card)), "")
     how = f"{card.interpolation}, {card.crop_mode} crop of {card.crop_pct:g}"
     split = "listed" if card.test_fraction is None else f"{card.test_fraction:g} of each class drawn for testing"

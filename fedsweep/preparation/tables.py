@@ -67,10 +67,14 @@ def _plain(name: str) -> str:
     return name if plain and name.lower() not in ("true", "false", "null") else json.dumps(name)
 
 
+def headline(card: StoreCard) -> str:
+    """What a store is, in a line."""
+    return f"{card.name} at {card.size} pixels, {card.images} images of {len(card.class_names)} classes"
+
+
 def summary(card: StoreCard) -> Table:
     """Images per domain and split."""
-    table = Table("domain", title=f"{card.name} at {card.size} pixels, {len(card.class_names)} classes", box=None)
-    table.title_justify = "left"
+    table = Table("domain", box=None)
     for heading in ("train", "test", "MB"):
         table.add_column(heading, justify="right")
     for name, domain in card.domains.items():
@@ -105,7 +109,7 @@ def layouts_table() -> Table:
 
 def counts_table(card: StoreCard, counts: dict[str, np.ndarray]) -> Table:
     """Training and test images per class and domain; `counts` has (2, classes) by domain."""
-    table = Table("class", title=f"{card.name} at {card.size} pixels: train / test", title_justify="left", box=None)
+    table = Table("class", box=None)
     for name in card.domains:
         table.add_column(Text(name), justify="right")
     for label, class_name in enumerate(card.class_names):
