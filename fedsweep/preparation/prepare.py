@@ -7,12 +7,10 @@ a set of any size needs the same.
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from fedsweep.errors import UserError
 from fedsweep.images.card import CARD, DomainCard, StoreCard, is_store, read_card
@@ -20,6 +18,7 @@ from fedsweep.images.files import map_domain, map_file, record_batch, stored_dig
 from fedsweep.preparation.chunks import Chunk, Decoders, unwritable
 from fedsweep.preparation.corrupt import CORRUPT, check_complete, refuse, write_list
 from fedsweep.preparation.decode import MADE_WITH
+from fedsweep.preparation.naming import alone, recover, take_name
 from fedsweep.preparation.plan import Plan
 from fedsweep.preparation.scratch import Scratch
 from fedsweep.preparation.split import DomainPlan
@@ -56,8 +55,8 @@ def prepare(
     folder, part = plan.folder, plan.folder.with_name(f"{plan.folder.name}.part")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
-            _recover(folder)
+        with alone(folder):
+            recover(folder)
             if (found := _existing(plan, force)) is not None:
                 return Prepared(found, folder, already=True)
             scratch = Scratch(part)
@@ -69,35 +68,10 @@ def prepare(
                 raise refuse(plan.options.name, corrupt, part / CORRUPT)
             check_complete(plan.domains, plan.listing.class_names, corrupt)
             card = _write_card(plan, scratch, [path for _, path, _ in corrupt])
-            _take_name(part, folder, card)
+            take_name(part, folder, card)
             return Prepared(card, folder, already=False)
     except OSError as error:
         raise unwritable(Path(error.filename or part), error) from None
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"another `fedsweep data prepare` is making {folder} now.") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _recover(folder: Path) -> None:
-    """Undo an exchange of stores that was killed between its two steps."""
-    old = _old(folder)
-    if old.exists() and not folder.exists():
-        old.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _old(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.replaced")
 
 
 def _existing(plan: Plan, force: bool) -> StoreCard | None:
@@ -240,16 +214,3 @@ def _write_card(plan: Plan, scratch: Scratch, skipped: Sequence[str]) -> StoreCa
         file.flush()
         sync(file)
     return card
-
-
-def _take_name(part: Path, folder: Path, card: StoreCard) -> None:
-    """From here on it is a store. An older one keeps its pages in the processes that have mapped it."""
-    keep = {CARD, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
-    for path in part.iterdir():
-        if path.name not in keep and path.name != Scratch.LOG:
-            path.unlink()
-    if folder.exists():
-        folder.rename(_old(folder))
-    part.rename(folder)
-    (folder / Scratch.LOG).unlink()
-    shutil.rmtree(_old(folder), ignore_errors=True)
