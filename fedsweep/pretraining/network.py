@@ -41,7 +41,7 @@ def build_network(config: PretrainConfig, num_classes: int) -> Network:
         if isinstance(config.backbone, DigitsViT):
             if num_classes != 10:
                 raise UserError(
-                    f"`backbone.name` digits_vit knows ten digits, but {config.data.set} has {num_classes}."
+                    f"`backbone.name` digits_vit knows ten digits, but {config.data.set} has {num_classes} classes."
                 )
             model: LayeredModel = LayeredViT(config.backbone.architecture(), [0.5] * 3, [0.5] * 3)
         else:

@@ -58,7 +58,10 @@ def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
 
 def _what(session: Session) -> str:
     backbone, classes = session.config.backbone, len(session.data.class_names)
-    return f"{backbone.depth}-block {backbone.name} backbone at {backbone.image_size} px with {classes} classes"
+    name = getattr(backbone, "model", backbone.name)
+    return (
+        f"{name} of {backbone.depth} blocks and width {backbone.width} at {backbone.image_size} px, {classes} classes"
+    )
 
 
 def _seconds(history: Sequence[EpochRecord]) -> float:

@@ -120,7 +120,7 @@ def read_saved(path: Path) -> Saved:
         return Saved(history, config, header["data_digest"], int(header["threads"]), tensors)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{path} is not a checkpoint of a pre-training ({error}); without it, a run starts anew."
+            f"{path} is not a whole checkpoint of a pre-training ({error}); delete it to start anew."
         ) from None
 
 
