@@ -160,19 +160,19 @@ def ui(
 
 
 def list_files() -> None:
-    """Name the experiments and search spaces that are there.
+    """Name the experiments, search spaces and pre-trainings that are there.
 
     Example: `fedsweep list`
     """
     from rich.table import Table
 
-    from fedsweep.paths import available, summary
+    from fedsweep.paths import VERBS, available, summary
     from fedsweep.terminal import result_console
 
     console = result_console()
-    for kind, verb in (("experiments", "run"), ("search_spaces", "tune")):
+    for kind, verb in VERBS.items():
         table = Table("name", "what it is", title=f"fedsweep {verb} NAME", title_justify="left", box=None)
-        for name, path in available(kind).items():  # type: ignore[arg-type]
+        for name, path in available(kind).items():
             table.add_row(name, summary(path))
         console.print(table, "")
 

@@ -17,7 +17,7 @@ from fedsweep.store import TrialPlan, arm_label
 from fedsweep.sweep.space import Arm, SearchSpace
 
 # What decides a run's numbers; the rest of the package may change between the sessions of a sweep.
-ENGINE = ("data", "models", "methods")
+ENGINE = ("images", "data", "models", "methods")
 ENGINE_PACKAGES = ("torch", "timm", "peft", "numpy", "scikit-learn")
 ENGINE_MODULES = (
     "types",

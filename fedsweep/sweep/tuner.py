@@ -96,7 +96,7 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None) -> 
                 changed = {
                     "definition": "its YAML files or overrides have",
                     "engine": "fedsweep's engine has",
-                    "data": "its data has",
+                    "data": "its data or weights have",
                     "packages": "the installed packages have",
                 }
                 raise UserError(

@@ -1,0 +1,112 @@
+"""Sweeps over a prepared data set and a weights file, named by relative paths."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from fedsweep.config import Json
+from fedsweep.errors import UserError
+from fedsweep.experiment import split
+from fedsweep.store import Store
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.tuner import open_sweep
+from tests.sweep.helpers import assert_mlflow_equals_store, fedsweep, newest, runs, table
+
+QUICK = ["federation.rounds=1", "local.steps=1", "local.batch_size=8"]
+SPACE = "ablations/dirichlet_alpha"
+
+
+@pytest.fixture
+def project(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a data folder of its own, in the default place."""
+    shutil.copytree(pacs_folder, tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(changes: dict[str, Json] | None = None, **space: Any) -> Plan:
+    return Plan.read(SPACE, changes or {}, space)
+
+
+def rewrite(weights: Path) -> None:
+    """Other numbers in the same shapes, with a card that says so."""
+    tensors = load_file(weights)
+    save_file({name: values + np.float32(0.01) for name, values in tensors.items()}, weights)
+    card = json.loads(weights.with_suffix(".json").read_text())
+    card.pop("sha256")
+    weights.with_suffix(".json").write_text(json.dumps(card))
+
+
+def test_arms_differ_in_their_clients_alone(project: Path) -> None:
+    plan = read()
+    parts = [split(plan.resolve(arm, 0))[1] for arm in plan.space.arms()]
+    ids = [[client.id for client in one.clients] for one in parts]
+    assert ids == [ids[0]] * 5
+    assert len(ids[0]) == 20
+    sizes = [tuple(len(client.train) for client in one.clients) for one in parts]
+    assert len(set(sizes)) == 5
+    assert {sum(one) for one in sizes} == {4 * 7 * 40}
+
+
+def test_the_key_of_a_trial_is_that_of_its_weights_and_images(project: Path) -> None:
+    before, digests = [trial.key for trial in read().grid()], read().digests()
+    rewrite(project / "data" / "backbones" / "tinyimagenet_vit.safetensors")
+    after = [trial.key for trial in read().grid()]
+    assert not set(before) & set(after)
+    assert read().digests() == {**digests, "data": read().digests()["data"]} != digests
+
+
+def test_a_sweep_whose_weights_changed_is_not_gone_on_with(project: Path) -> None:
+    store = Store(project / "mlruns")
+    open_sweep(read(), store, resume=False, sweep_id=None)
+    open_sweep(read(), store, resume=True, sweep_id=None)
+    rewrite(project / "data" / "backbones" / "tinyimagenet_vit.safetensors")
+    with pytest.raises(UserError, match="cannot be resumed because its data or weights have changed since"):
+        open_sweep(read(), store, resume=True, sweep_id=None)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (lambda data: shutil.rmtree(data / "pacs-64"), "there is no prepared data set `pacs` in "),
+        (lambda data: (data / "pacs-64" / "photo.arrow").write_bytes(b"short"), "photo.arrow must have "),
+        (
+            lambda data: (data / "backbones" / "tinyimagenet_vit.safetensors").unlink(),
+            "`fedsweep pretrain tinyimagenet_vit`",
+        ),
+    ],
+)
+def test_what_is_missing_or_damaged_is_told_before_anything_starts(project: Path, break_it, sentence) -> None:
+    plan = read()
+    break_it(project / "data")
+    with pytest.raises(UserError) as refused:
+        plan.preflight()
+    assert sentence in str(refused.value)
+
+
+def test_a_draw_that_cannot_be_is_told_before_anything_starts(project: Path) -> None:
+    plan = read({"partition.min_size": 56})
+    with pytest.raises(UserError, match=r"`partition.alpha` 0.1 leaves one of the 5 clients of domain art_painting"):
+        plan.preflight()
+
+
+@pytest.mark.slow
+def test_a_sweep_over_prepared_data_ends_with_its_table(project: Path) -> None:
+    fedsweep(project, "tune", SPACE, *QUICK, "--seeds", "0")
+    rows = list(csv.DictReader(io.StringIO(table(project, SPACE))))
+    assert [float(row["partition.alpha"]) for row in rows] == [0.1, 0.5, 1, 10, 100]
+    trials = newest(project, SPACE).trials()
+    assert [trial.outcome and trial.outcome.outcome for trial in trials] == ["finished"] * 5
+    assert_mlflow_equals_store(project, SPACE)
+    plan = read()
+    for run in runs(project, SPACE)[1]:
+        tags = run.data.tags
+        assert tags["fedsweep.data_digest"] == split(plan.base)[0].digest
+        assert tags["fedsweep.weights_digest"] == plan.base.backbone.fingerprint()
