@@ -55,4 +55,6 @@ def pretrain(
         kept = f"{finished} of {config.epochs} epochs; the same command with --resume goes on."
         console.print(f"Stopped after {kept}" if finished else "Stopped before the end of the first epoch.")
         raise SystemExit(130) from None
+    except OSError as error:  # a full disk; what was whole before is still whole
+        raise UserError(f"{target.parent} cannot be written: {error.strerror or error}.") from None
     console.print(f"{card['validation_accuracy']:.2%} of the validation images; weights in {relative(target)}.")
