@@ -91,25 +91,27 @@ def time_in_turn(sides: dict[str, Callable[[], int]], repeats: int) -> dict[str,
 
 
 TRIAL = """
-import sys, time, torch
+import sys
+from itertools import islice
+import torch
+from fedsweep.config import read_yaml
+from fedsweep.experiment import RunConfig, run
+from fedsweep.paths import find
 torch.set_num_threads(1)
-from fedsweep.data.prepared import PreparedData
-from fedsweep.data import load
-data = load(PreparedData.model_validate_json(sys.argv[1]))
-import timm, peft
-before = {line.split(":")[0]: line.split()[1] for line in open("/proc/self/smaps_rollup") if "kB" in line}
-for domain in data.domains:
-    for part in (domain.train, domain.test):
-        for index in torch.randperm(len(part)).split(128):
-            part.take(index)
-print("ready", before["Rss"], flush=True)
+experiment = RunConfig.of(read_yaml(find("experiments", "fedra_pacs")), "fedra_pacs")
+changes = {"data": {"name": "prepared", "set": "bench", "size": int(sys.argv[1]), "domains": sys.argv[2:]}}
+changes |= {"backbone.pretrained": "none", "backbone.img_size": int(sys.argv[1]), "federation.depths": [6]}
+changes |= {"backbone.mean": [0.5] * 3, "backbone.std": [0.5] * 3, "local.steps": "epoch", "federation.rounds": 1}
+for result in run(experiment.override(changes, "the benchmark")):
+    pass
+print("ready", flush=True)
 sys.stdin.readline()
 """
 
 
 def memory(config: PreparedData, processes: int) -> dict[str, float]:
-    """MiB of trials' processes side by side, after each has read every image: mean resident, mean proportional."""
-    command = [sys.executable, "-c", TRIAL, config.model_dump_json()]
+    """MiB of federated trials side by side, after one round over every image: means over their processes."""
+    command = [sys.executable, "-c", TRIAL, str(config.size), *config.domains]
     trials = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
     ]
@@ -121,7 +123,8 @@ def memory(config: PreparedData, processes: int) -> dict[str, float]:
         fields = [{line.split(":")[0]: int(line.split()[1]) for line in lines} for lines in rolled]
         mean = {name: sum(one[name] for one in fields) / processes / 1024 for name in fields[0]}
         private = mean["Private_Clean"] + mean["Private_Dirty"]
-        return {"resident": mean["Rss"], "proportional": mean["Pss"], "private": private}
+        shared = mean["Shared_Clean"] + mean["Shared_Dirty"]
+        return {"resident": mean["Rss"], "proportional": mean["Pss"], "private": private, "shared": shared}
     finally:
         for trial in trials:
             trial.communicate("\n")
