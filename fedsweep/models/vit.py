@@ -61,7 +61,7 @@ class LayeredViT(LayeredModel):
 
 
 class DigitsViT(Config):
-    """The embedded backbone: 12 blocks at 16 px, pre-trained on MNIST by `scripts/pretrain_digits_vit.py`."""
+    """The embedded backbone: 12 blocks at 16 px, pre-trained on MNIST by `fedsweep pretrain digits_vit`."""
 
     name: Literal["digits_vit"] = "digits_vit"
 
@@ -109,8 +109,8 @@ class DigitsViT(Config):
         model.backbone.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()})
         return model
 
-    def architecture(self, drop_path: float = 0.0) -> VisionTransformer:
-        """The untrained network; `drop_path` is the stochastic depth of pre-training."""
+    def architecture(self) -> VisionTransformer:
+        """The untrained network."""
         from timm.models.vision_transformer import VisionTransformer
 
         return VisionTransformer(
@@ -121,7 +121,6 @@ class DigitsViT(Config):
             depth=self.depth,
             num_heads=4,
             mlp_ratio=2,
-            drop_path_rate=drop_path,
         )
 
 

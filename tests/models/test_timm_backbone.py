@@ -11,6 +11,7 @@ from fedsweep.federation import federate
 from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model
 from fedsweep.models.architecture import Architecture, outline
 from fedsweep.models.layered import LayeredModel
+from fedsweep.models.vit import LayeredViT
 from tests.compare import identical, memory
 from tests.models.small import TINY, tiny_vit
 
@@ -155,6 +156,12 @@ def test_a_federation_plays_on_it(federation, model, fields):
         name for name, tensor in rounds[-1].state.adapter.items() if not torch.equal(tensor, start.state.adapter[name])
     ]
     assert len(moved) == len(start.state.adapter) == 3 * 4 + 2
+
+
+def test_a_build_proves_its_walk(monkeypatch):
+    monkeypatch.setattr(LayeredViT, "block", lambda model, layer, tokens: 2 * model.backbone.blocks[layer](tokens))
+    with pytest.raises(UserError, match=r"^`backbone\.model` vit_tiny_patch16_224 cannot be used: walked block by"):
+        tiny_vit().build(5, seed=0)
 
 
 def test_a_run_checks_depths_and_rank_against_the_model(experiment):

@@ -121,6 +121,9 @@ def test_a_refusal_reaches_the_run_with_the_experiments_name(experiment):
         experiment.override({"backbone": {**backbone, "mdel": "x"}}, "experiment x")
     assert str(refusal.value).startswith("experiment x: `backbone.mdel` is not a hyperparameter of this run")
     assert "did you mean `backbone.model`" in str(refusal.value)
+    with pytest.raises(UserError) as refusal:
+        experiment.override({"backbone": "timm"}, "experiment x")
+    assert str(refusal.value) == "experiment x: `backbone.model` is missing."
 
 
 def test_a_list_of_tags_is_cut_short():

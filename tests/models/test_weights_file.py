@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from timm.models.vision_transformer import checkpoint_filter_fn
 
 from fedsweep.models.weights_file import digest
 from tests.compare import identical
@@ -50,7 +51,11 @@ def test_a_training_checkpoint_gives_its_model(weights, wrap):
 def test_half_precision_is_loaded_as_float32(weights, kind):
     halved = weights(change=lambda state: {name: tensor.to(kind) for name, tensor in state.items()})
     expected = timm_network(tiny_vit(), 5).state_dict()
-    assert identical(loaded(halved), {name: tensor.to(kind).float() for name, tensor in expected.items()})
+    single = {name: tensor.to(kind).float() for name, tensor in expected.items()}
+    assert identical(loaded(halved), single)
+
+    resized = timm_network(tiny_vit(img_size=64), 5)
+    assert identical(loaded(halved, img_size=64), dict(checkpoint_filter_fn(single, resized)))  # resampled in float32
 
 
 def test_a_head_of_as_many_classes_is_kept_and_another_is_fresh(weights):
@@ -70,8 +75,6 @@ def test_a_file_without_a_head_gets_a_fresh_one(weights):
 
 
 def test_positions_and_patches_are_resampled_as_timm_does(weights):
-    from timm.models.vision_transformer import checkpoint_filter_fn
-
     path = weights()
     for changes in ({"img_size": 64}, {"img_size": 64, "patch_size": 16}):
         target = timm_network(tiny_vit(**changes), 5)
