@@ -1,5 +1,6 @@
 """Epochs as they end: rows on stdout, a bar with speed, loss and time left on stderr."""
 
+import sys
 import time
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,7 @@ class EpochTable:
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # rows stand above the bar; in a pipe they stay in the pipe
         )
         total, done = session.config.epochs * session.images, finished * session.images
         self.task = self.progress.add_task(
