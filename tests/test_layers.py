@@ -40,4 +40,7 @@ def test_the_contracts_know_every_method_and_every_room():
     rooms = {path.stem for path in package.glob("*.py")} - {"__init__"}
     rooms |= {path.parent.name for path in package.glob("*/__init__.py")}
     assert layered == {f"fedsweep.{room}" for room in rooms}
-    assert len(rooms) >= 20
+    assert len(rooms) >= 23
+    (peft,) = [one for one in contracts if one["name"].startswith("peft only")]
+    models = {f"fedsweep.models.{path.stem}" for path in (package / "models").glob("*.py")} - {"fedsweep.models.__init__"}
+    assert {one for one in peft["source_modules"] if ".models." in one} == models - {"fedsweep.models.lora"}
