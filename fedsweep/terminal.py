@@ -80,6 +80,7 @@ class RoundTable:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # rows stand above the bar; in a pipe they stay in the pipe
         )
         self.task = self.progress.add_task("rounds", total=rounds)
 

@@ -41,7 +41,7 @@ def clean_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A weights file and its card as `scripts/pretrain_digits_vit.py` writes them, but untrained.
+    """A weights file and its card as `fedsweep pretrain digits_vit` writes them, but untrained.
 
     All tensors are drawn wide enough for every block to change the logits visibly.
     """
