@@ -50,7 +50,9 @@ class PreparedData(Config):
                 has = f"; it has {', '.join(card.domains)}."
                 raise UserError(f"`data.domains`: {self.set} has no domain `{name}`{near(name, card.domains) or has}")
         domains = tuple(_read(folder, card, name) for name in self.domains)
-        digest = hashlib.sha256("\0".join([card.digest, *self.domains]).encode()).hexdigest()
+        digest = card.digest
+        if self.domains != tuple(card.domains):  # a part of the set, or another order
+            digest = hashlib.sha256("\0".join([digest, *self.domains]).encode()).hexdigest()
         return FederatedData(self.set, card.class_names, domains, digest)
 
 
