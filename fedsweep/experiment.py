@@ -13,7 +13,8 @@ from fedsweep.checkpoint import save as save_checkpoint
 from fedsweep.config import Config
 from fedsweep.costs import COST_METRICS
 from fedsweep.data import DataConfig, PartitionConfig, load
-from fedsweep.data.partition import POOL, Split
+from fedsweep.data.partition import Split
+from fedsweep.errors import UserError
 from fedsweep.evaluation import EvaluationConfig, metric_names
 from fedsweep.federation import Federation, FederationConfig, federate
 from fedsweep.history import RoundRecord
@@ -59,7 +60,7 @@ class RunConfig(Config):
             raise ValueError(
                 f"`federation.clients_per_round` must be at most the {len(capacities)} clients, but it is {size}"
             )
-        if size == "one_per_domain" and POOL in self._domains_of().values():
+        if size == "one_per_domain" and self._pooled:
             raise ValueError(
                 f"`federation.clients_per_round` one_per_domain needs clients of one domain each, "
                 f"but those of `partition.name` {self.partition.name} draw from all"
@@ -83,15 +84,20 @@ class RunConfig(Config):
             return dict(zip(domains, depths, strict=True))
         if len(depths) == 1:
             return dict.fromkeys(domains, depths[0])
-        if len(depths) == len(self.data.domains) and POOL not in domains.values():
+        if len(depths) == len(self.data.domains) and not self._pooled:
             of_domain = dict(zip(self.data.domains, depths, strict=True))
             return {client: of_domain[domain] for client, domain in domains.items()}
-        several = POOL not in domains.values() and len(self.data.domains) < len(domains)
+        several = not self._pooled and len(self.data.domains) < len(domains)
         by_domain = f", or for each of the {len(self.data.domains)} domains" if several else ""
         raise ValueError(
             f"`federation.depths` must name one depth for each of the {len(domains)} clients{by_domain}, or one for "
             f"all, but it has {len(depths)}: {list(depths)}"
         )
+
+    @property
+    def _pooled(self) -> bool:
+        """Whether a client's images come from several domains."""
+        return self.partition.pools and len(self.data.domains) > 1
 
     def _domains_of(self) -> dict[ClientId, str]:
         return self.partition.clients_of(self.data.domains)
@@ -124,6 +130,17 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 def content_digests(config: RunConfig) -> dict[str, str]:
     """What pins the content of the files that a configuration only names: images with labels, and weights."""
     return {"data": load(config.data).digest, "weights": config.backbone.fingerprint()}
+
+
+def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
+    """Refuse to go on with other images or weights than the plan was made for: they are part of a trial's identity.
+
+    Raises:
+        UserError: a file was replaced since.
+    """
+    for name, digest in content_digests(config).items():
+        if digest != planned[name]:
+            raise UserError(f"the {name} of this trial changed since its sweep began; start a new sweep.")
 
 
 def check_content(config: RunConfig) -> None:

@@ -20,7 +20,7 @@ def home() -> Path:
 
 def data_folder() -> Path:
     """Where prepared data sets and pre-trained backbones lie: `data/`, or what FEDSWEEP_DATA names."""
-    return home() / os.environ.get("FEDSWEEP_DATA", "data")
+    return home() / Path(os.environ.get("FEDSWEEP_DATA") or "data").expanduser()
 
 
 def environment() -> dict[str, str]:

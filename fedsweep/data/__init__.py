@@ -9,7 +9,7 @@ from pydantic import Field
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.partition import PartitionConfig
 from fedsweep.data.prepared import PreparedData
-from fedsweep.paths import data_folder
+from fedsweep.images.card import CARD, store_folder
 from fedsweep.types import FederatedData
 
 DataConfig = Annotated[DigitsData | PreparedData, Field(discriminator="name")]
@@ -21,11 +21,19 @@ def load(config: DigitsData | PreparedData) -> FederatedData:
     Raises:
         UserError: a prepared data set is missing, damaged, or not as the configuration says.
     """
-    return _load(config, data_folder())
+    return _load(config, *_where(config))
+
+
+def _where(config: DigitsData | PreparedData) -> tuple[Path | None, int]:
+    """The card that a prepared set has now, and its time: a set that was made anew is not the one in the cache."""
+    if not isinstance(config, PreparedData):
+        return None, 0
+    card = store_folder(config.set, config.size) / CARD
+    return card, card.stat().st_mtime_ns if card.exists() else 0
 
 
 @lru_cache(maxsize=4)
-def _load(config: DigitsData | PreparedData, _folder: Path) -> FederatedData:
+def _load(config: DigitsData | PreparedData, _card: Path | None, _time: int) -> FederatedData:
     return config.load()
 
 

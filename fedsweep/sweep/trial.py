@@ -17,13 +17,15 @@ def train(config: dict[str, Any], *, sweep: str, threads: int, device: str, envi
     os.environ.update(environment)  # a worker has another working directory
     import torch
 
-    from fedsweep.experiment import RunConfig, run_durably
+    from fedsweep.experiment import RunConfig, check_digests, run_durably
 
     torch.set_num_threads(threads)
     store = SweepStore(Path(sweep)).trial(config["trial"])
     plan = store.read().plan
+    run = RunConfig.of(plan.config, f"trial {plan.key}")
+    check_digests(run, plan.digests)
     try:
-        for record in run_durably(RunConfig.of(plan.config, f"trial {plan.key}"), store.checkpoint, device):  # type: ignore[arg-type]
+        for record in run_durably(run, store.checkpoint, device):  # type: ignore[arg-type]
             tune.report({**record.metrics, "round": record.round, "seconds": record.seconds})
     finally:
         if device == "cuda":

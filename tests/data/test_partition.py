@@ -200,6 +200,13 @@ def test_more_iid_clients_than_images_are_refused():
         divide(partition({"name": "iid", "clients": 151}), numbered_data())
 
 
+def test_a_share_of_one_image_is_refused():
+    with pytest.raises(
+        UserError, match=r"`partition.validation_share` is 0.5, but of 1 image of a none can be held out"
+    ):
+        divide(partition({"name": "feature_skew", "validation_share": 0.5}), numbered_data((1, 9)))
+
+
 @pytest.mark.parametrize("alpha", [0, -1.0, 1e7])
 def test_alpha_has_bounds(alpha):
     with pytest.raises(ValueError, match="alpha"):

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedsweep.config import Json
 from fedsweep.errors import UserError
-from fedsweep.experiment import split
+from fedsweep.experiment import check_digests, split
 from fedsweep.store import Store
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.tuner import open_sweep
@@ -61,6 +61,15 @@ def test_the_key_of_a_trial_is_that_of_its_weights_and_images(project: Path) -> 
     after = [trial.key for trial in read().grid()]
     assert not set(before) & set(after)
     assert read().digests() == {**digests, "data": read().digests()["data"]} != digests
+
+
+def test_a_set_that_was_made_anew_is_not_the_one_in_memory(project: Path) -> None:
+    before = split(read().base)[0]
+    card = project / "data" / "pacs-64" / "card.json"
+    card.write_text(card.read_text().replace(before.digest, "0" * 64))
+    assert split(read().base)[0].digest == "0" * 64
+    with pytest.raises(UserError, match="the data of this trial changed since its sweep began"):
+        check_digests(read().base, {"data": before.digest, "weights": read().base.backbone.fingerprint()})
 
 
 def test_a_sweep_whose_weights_changed_is_not_gone_on_with(project: Path) -> None:

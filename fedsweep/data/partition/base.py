@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from fedsweep.config import Config
+from fedsweep.errors import UserError
 from fedsweep.seeding import stream
 from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
 
@@ -25,6 +27,9 @@ class Split:
 
 class Partition(Config, ABC):
     """A rule that deals training images to clients, after the server's proxy share is taken out."""
+
+    pools: ClassVar[bool] = False
+    """Whether clients draw from all domains as from one."""
 
     name: str
     proxy_share: float = Field(
@@ -50,7 +55,7 @@ class Partition(Config, ABC):
         """Clients with `capacities[id]` blocks each, in the order of `clients_of`.
 
         Raises:
-            UserError: as `deal`.
+            UserError: as `deal`, or a share cannot be held out.
         """
         shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
         dealt = self.deal({name: rest for name, (_, rest) in shares.items()}, seed)
@@ -62,9 +67,17 @@ class Partition(Config, ABC):
 
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
-    """A random `share` of the examples, and the rest in its old order; at least one on either side."""
-    if share == 0 or len(whole) < 2:
+    """A random `share` of the examples, and the rest in its old order; at least one on either side.
+
+    Raises:
+        UserError: there are not two.
+    """
+    if share == 0:
         return None, whole
+    if len(whole) < 2:
+        raise UserError(
+            f"`partition.{purpose}_share` is {share:g}, but of {len(whole)} image of {name} none can be held out."
+        )
     count = min(max(round(share * len(whole)), 1), len(whole) - 1)
     order = torch.from_numpy(stream(seed, purpose, name).permutation(len(whole)))
     return whole.select(order[:count].sort().values), whole.select(order[count:].sort().values)

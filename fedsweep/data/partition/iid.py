@@ -1,7 +1,7 @@
 """Clients do not differ: the control."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -14,6 +14,8 @@ from fedsweep.types import ClientId, ImageSet
 
 class Iid(Partition):
     """One pool of all images, dealt out at random in equal shares: the control without any skew."""
+
+    pools: ClassVar = True
 
     name: Literal["iid"] = "iid"
     clients: int = Field(10, gt=0, description="N, all clients")

@@ -1,7 +1,7 @@
 """Clients differ in their classes alone."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,8 @@ from fedsweep.types import ClientId, ImageSet
 
 class LabelSkew(Partition):
     """One pool of all images, split over clients by Dirichlet(alpha) per class (FedMS, Section 6)."""
+
+    pools: ClassVar = True
 
     name: Literal["label_skew"] = "label_skew"
     clients: int = Field(10, gt=0, description="N, all clients")
