@@ -216,7 +216,8 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
     if kind == "missing":
         return f"{where}: `{name}` is missing."
     if kind == "value_error":
-        return f"{where}: {context['error']}."
+        rule = str(context["error"])
+        return f"{where}: {rule}" if rule.endswith("?") else f"{where}: {rule}."
     if kind == "union_tag_invalid":
         expected = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
         tag = str(context["tag"])
