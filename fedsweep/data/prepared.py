@@ -10,6 +10,7 @@ from fedsweep.config import Config
 from fedsweep.data.imagestore import read_domain
 from fedsweep.errors import UserError, near
 from fedsweep.images.card import StoreCard, is_store, prepared_sizes, read_card, store_folder, why_missing
+from fedsweep.images.files import check_labels
 from fedsweep.types import Domain, FederatedData
 
 
@@ -65,4 +66,6 @@ def _read(folder: Path, card: StoreCard, name: str) -> Domain:
             f"{path} holds {train} training and {test} test images, but its card says {said.train} and {said.test}; "
             "prepare it again."
         )
+    for part in (domain.train, domain.test):
+        check_labels(path, part.labels.numpy(), len(card.class_names))
     return domain

@@ -132,6 +132,19 @@ def _part(batch: pa.RecordBatch, size: int) -> Part:
     return Part(pixels.reshape(-1, 3, size, size), batch.column("label").to_numpy(), batch.column("path"))
 
 
+def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
+    """Refuse a domain's file whose labels are not of its card's classes.
+
+    Raises:
+        UserError: a label is not within 0..classes-1.
+    """
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise UserError(
+            f"{path} holds labels from {labels.min()} to {labels.max()}, but its card names {classes} classes; "
+            "prepare it again."
+        )
+
+
 def stored_digest(folder: Path, card: StoreCard) -> str:
     """`content_digest` of what is on the disk now, read piece by piece."""
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())

@@ -98,6 +98,15 @@ class Plan:
         content.append(own if len(own) == len(items) else sorted(self.stamps.items()))
         return hashlib.sha256(_json(content)).hexdigest()
 
+    def domain_key(self, domain: DomainPlan, chunk_keys: Sequence[str]) -> str:
+        """SHA-256 of all that decides about a domain's file: the pixels of its chunks, and what is written of them.
+
+        A class that is added or removed elsewhere moves the labels of images that have not changed.
+        """
+        labels = [item.label for item in domain.items]
+        content = [*chunk_keys, self.listing.class_names, domain.train, labels]
+        return hashlib.sha256(_json(content)).hexdigest()
+
 
 def make_plan(options: Options, root: Path, source: Source | None = None) -> Plan:
     """Find the layout, list all images and give each its place. `source` is for layouts that have no name.

@@ -4,7 +4,6 @@ All work is done in `NAME-SIZE.part`, which becomes `NAME-SIZE` when it is whole
 a set of any size needs the same.
 """
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from fedsweep.errors import UserError
-from fedsweep.images.card import CARD, DomainCard, StoreCard, is_store, read_card
-from fedsweep.images.files import map_domain, map_file, record_batch, stored_digest, sync, write_domain
+from fedsweep.images.card import StoreCard, is_store, read_card
+from fedsweep.images.files import map_file, record_batch, write_domain
+from fedsweep.preparation.cards import write_card
 from fedsweep.preparation.chunks import Chunk, Decoders, unwritable
 from fedsweep.preparation.corrupt import CORRUPT, check_complete, refuse, write_list
-from fedsweep.preparation.decode import MADE_WITH
 from fedsweep.preparation.naming import alone, recover, take_name
 from fedsweep.preparation.plan import Plan
 from fedsweep.preparation.scratch import Scratch
@@ -67,7 +66,7 @@ def prepare(
             if corrupt and not skip_corrupt:
                 raise refuse(plan.options.name, corrupt, part / CORRUPT)
             check_complete(plan.domains, plan.listing.class_names, corrupt)
-            card = _write_card(plan, scratch, [path for _, path, _ in corrupt])
+            card = write_card(plan, scratch, corrupt)
             take_name(part, folder, card)
             return Prepared(card, folder, already=False)
     except OSError as error:
@@ -93,7 +92,7 @@ def _existing(plan: Plan, force: bool) -> StoreCard | None:
 
 @dataclass(frozen=True)
 class _Work:
-    """A domain in chunks, and the key of them all."""
+    """A domain in chunks, and the key of its whole file."""
 
     domain: DomainPlan
     chunks: tuple[Chunk, ...]
@@ -108,8 +107,7 @@ def _work(plan: Plan, scratch: Scratch, length: int) -> Iterator[_Work]:
             items, slots = domain.items[start : places.stop], domain.slots[start : places.stop]
             key = plan.chunk_key(domain, places)
             chunks.append(Chunk(key, plan.source, plan.root, items, slots, plan.geometry, pixels))
-        key = hashlib.sha256("".join(one.key for one in chunks).encode()).hexdigest()
-        yield _Work(domain, tuple(chunks), key)
+        yield _Work(domain, tuple(chunks), plan.domain_key(domain, [one.key for one in chunks]))
 
 
 def _check_space(plan: Plan, works: Sequence[_Work], scratch: Scratch) -> None:
@@ -158,8 +156,7 @@ def _decode(
 
 def _assemble(plan: Plan, domain: DomainPlan, bad: set[int], pixels: Path) -> Path:
     """Write a domain's file under a name of its own."""
-    in_order = sorted(zip(domain.slots, domain.items, strict=True))
-    kept = [(slot, item) for slot, item in in_order if slot not in bad]
+    kept = [(slot, item) for slot, item in domain.in_order() if slot not in bad]
     if bad:
         pixels = _without_gaps(pixels, [slot for slot, _ in kept], plan.image_bytes)
     size = plan.geometry.size
@@ -184,33 +181,3 @@ def _without_gaps(pixels: Path, slots: Sequence[int], length: int) -> Path:
             source.seek(slot * length)
             sink.write(source.read(length))
     return path
-
-
-def _write_card(plan: Plan, scratch: Scratch, skipped: Sequence[str]) -> StoreCard:
-    """Write the card, with the digest of what can be read from the disk."""
-    domains = {}
-    for domain in plan.domains:
-        path = scratch.arrow(domain.name)
-        train, test = map_domain(path)
-        domains[domain.name] = DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
-    card = StoreCard(
-        name=plan.options.name,
-        size=plan.options.size,
-        layout=plan.source.name,
-        class_names=plan.listing.class_names,
-        domains=domains,
-        digest="",
-        crop_pct=plan.geometry.crop_pct,
-        crop_mode=plan.geometry.crop_mode,
-        interpolation=plan.geometry.interpolation,
-        test_fraction=plan.options.test_fraction if plan.drawn else None,
-        skipped=tuple(skipped),
-        plan=plan.key(),
-        made_with=MADE_WITH,
-    )
-    card = card.model_copy(update={"digest": stored_digest(scratch.folder, card)})
-    with (scratch.folder / CARD).open("wb") as file:
-        file.write(card.model_dump_json(indent=1).encode())
-        file.flush()
-        sync(file)
-    return card

@@ -23,6 +23,10 @@ class DomainPlan:
     slots: tuple[int, ...]
     train: int
 
+    def in_order(self) -> list[tuple[int, Item]]:
+        """The images with their places, in the order of the store."""
+        return sorted(zip(self.slots, self.items, strict=True), key=lambda one: one[0])
+
 
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
     """Give every image its split and its place.

@@ -121,11 +121,14 @@ def counts_table(card: StoreCard, counts: dict[str, np.ndarray]) -> Table:
 
 def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
     """Training and test images of each class, (2, classes), by domain."""
-    from fedsweep.images.files import map_domain
+    from fedsweep.images.files import check_labels, map_domain
 
     found = {}
     for name in card.domains:
-        parts = map_domain(folder / f"{name}.arrow")
+        path = folder / f"{name}.arrow"
+        parts = map_domain(path)
+        for part in parts:
+            check_labels(path, part.labels, len(card.class_names))
         found[name] = np.stack([np.bincount(part.labels, minlength=len(card.class_names)) for part in parts])
     return found
 

@@ -111,3 +111,10 @@ def test_a_card_that_counts_otherwise_is_refused(store):
     (store_folder("set", 8) / "card.json").write_text(store.model_copy(update={"domains": cards}).model_dump_json())
     with pytest.raises(UserError, match=r"photo\.arrow holds 6 training and 3 test images, but its card says 5 and 4"):
         config().load()
+
+
+def test_labels_outside_the_classes_are_refused(store):
+    card = store.model_copy(update={"class_names": store.class_names[:1]})
+    (store_folder("set", 8) / "card.json").write_text(card.model_dump_json())
+    with pytest.raises(UserError, match=r"photo\.arrow holds labels from 0 to \d, but its card names 1 classes;"):
+        config().load()

@@ -2,19 +2,23 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedsweep.errors import UserError
 from fedsweep.images.card import store_folder
 from fedsweep.preparation import prepare as module
 from fedsweep.preparation.prepare import prepare
+from fedsweep.preparation.sources.base import Listing
 from fedsweep.preparation.sources.parquet import Parquet
 from tests.preparation.helpers import DOMAINS, Watched, plan_of
 
@@ -137,3 +141,64 @@ def test_a_changed_file_of_many_images_costs_all_of_them(tmp_path):
     keys = [[plan.chunk_key(plan.domains[0], range(first, first + 2)) for first in (0, 2)] for plan in plans]
     assert len({*keys[0], *keys[1]}) == 4
     assert plans[0].key() == plans[1].key()  # but the content is taken for the same
+
+
+def labels_by_path(folder: Path) -> dict[str, tuple[str, int, int]]:
+    """Domain, split and label of each image."""
+    found = {}
+    for name in ("A", "B"):
+        reader = pa.ipc.open_file(str(folder / f"{name}.arrow"))
+        for part in (0, 1):
+            labels, paths = (reader.get_batch(part).column(column).to_pylist() for column in ("label", "path"))
+            found.update({path: (name, part, label) for path, label in zip(paths, labels, strict=True)})
+    return found
+
+
+def test_a_class_that_is_removed_before_going_on_moves_the_labels_of_what_is_finished(tree, tmp_path):
+    root = tmp_path / "letters"
+    for place in ("A/cat", "A/zebra", "B/cat", "B/zebra"):
+        shutil.copytree(tree / "photo" / "cat", root / place)
+    (root / "B" / "aardvark").mkdir()
+    (root / "B" / "aardvark" / "0.png").write_bytes(b"no")
+    with pytest.raises(UserError, match="1 image of set cannot be decoded"):
+        prepare(plan_of(root), chunk=5)
+    shutil.rmtree(root / "B" / "aardvark")
+    made = prepare(plan_of(root), chunk=5)
+    assert made.card.class_names == ("cat", "zebra")
+    found = labels_by_path(made.folder)
+    assert len(found) == 40
+    assert all(label == made.card.class_names.index(path.split("/")[1]) for path, (_, _, label) in found.items())
+    assert made.card.digest == prepare(plan_of(root, name="reference")).card.digest
+
+
+class Listed(Watched):
+    """The same, with the first `train` images of each class for training."""
+
+    def __init__(self, train: int) -> None:
+        super().__init__()
+        self.train = train
+
+    def list(self, root: Path, num_classes: int | None = None) -> Listing:
+        listing = super().list(root, num_classes)
+        items = [replace(i, split="train" if int(i.path[-5]) < self.train else "test") for i in listing.items]
+        return Listing(listing.class_names, listing.domains, tuple(items))
+
+
+def test_lists_that_change_before_going_on_move_the_boundary_of_what_is_finished(tree, tmp_path):
+    root = tmp_path / "letters"
+    for place in ("A/cat", "B/cat"):
+        shutil.copytree(tree / "photo" / "cat", root / place)
+    (root / "B" / "cat" / "3.png").write_bytes(b"no")
+    with pytest.raises(UserError, match="1 image of set cannot be decoded"):
+        prepare(plan_of(root, Listed(8)), chunk=5)  # slots do not change: the order is that of the names
+    made = prepare(plan_of(root, Listed(5)), chunk=5, skip_corrupt=True)
+    assert (made.card.domains["A"].train, made.card.domains["A"].test) == (5, 5)
+    assert (made.card.domains["B"].train, made.card.domains["B"].test) == (4, 5)
+
+
+def test_a_file_of_other_labels_gets_no_card(tree, monkeypatch):
+    record_batch = module.record_batch
+    monkeypatch.setattr(module, "record_batch", lambda images, labels, paths: record_batch(images, labels[::-1], paths))
+    with pytest.raises(UserError, match=r"photo\.arrow holds other labels or images than were planned; remove "):
+        prepare(plan_of(tree))
+    assert not store_folder("set", 16).exists()
