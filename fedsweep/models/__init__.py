@@ -1,5 +1,6 @@
 """Backbones as layered models, and their adapters."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -13,10 +14,15 @@ from fedsweep.models.vit import DigitsViT
 BackboneConfig = Annotated[DigitsViT | TimmBackbone, Field(discriminator="name")]
 
 
-def build_model(backbone: BackboneConfig, lora: LoraConfig, num_classes: int, seed: int) -> LayeredModel:
-    """The frozen backbone with fresh adapters, in evaluation mode; adapters and head are trainable."""
+def build_model(
+    backbone: BackboneConfig, lora: LoraConfig, num_classes: int, seed: int, class_names: Sequence[str] | None = None
+) -> LayeredModel:
+    """The frozen backbone with fresh adapters, in evaluation mode; adapters and head are trainable.
+
+    With `class_names`, a weights file's head is kept only where its card names the same classes, or none.
+    """
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
-        model = backbone.build(num_classes, seed)
+        model = backbone.build(num_classes, seed, class_names)
         add_lora(model, lora, seed)
     return model.eval()
 

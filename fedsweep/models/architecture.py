@@ -41,6 +41,21 @@ class Architecture:
         """Height and width in pixels: the given one, or that of the tag's weights."""
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
+    def facts(self) -> dict[str, str | int | None]:
+        """What decides the function beside the tensors: the values of an experiment's fields, none left to the model.
+
+        Raises:
+            ValueError: what `outline` raises.
+        """
+        known = outline(self)
+        return {
+            "model": self.name,
+            "num_heads": known.heads,
+            "patch_size": known.patch_size,
+            "img_size": self.image_size,
+            "in_chans": self.in_chans,
+        }
+
     def build(self) -> nn.Module:
         """The network on torch's default device, its weights drawn from torch's generator, its head of one class.
 
@@ -77,6 +92,10 @@ class Outline:
     width: int
     """Features of a token."""
     patch_size: int
+    heads: int | None
+    """Attention heads; None without attention."""
+    largest_rank: int
+    """The smallest side of the matrices that LoRA can sit beside: with more, an adapter is not of low rank."""
 
 
 @lru_cache(maxsize=64)
@@ -102,7 +121,16 @@ def outline(architecture: Architecture) -> Outline:
     size = architecture.image_size
     if (architecture.img_size or architecture.patch_size) and size % patch_size:
         raise ValueError(f"`backbone.img_size` must be a multiple of the patch size {patch_size}, but it is {size}")
-    return Outline(family, len(cast(nn.ModuleList, backbone.blocks)), cast(int, backbone.embed_dim), patch_size)
+    blocks = cast(nn.ModuleList, backbone.blocks)
+    places = [cast(nn.Linear, block.get_submodule(place)) for block in blocks for place in family.sublayers.values()]
+    return Outline(
+        family=family,
+        layers=len(blocks),
+        width=cast(int, backbone.embed_dim),
+        patch_size=patch_size,
+        heads=getattr(getattr(blocks[0], "attn", None), "num_heads", None),
+        largest_rank=min(min(place.in_features, place.out_features) for place in places),
+    )
 
 
 def timm_config(model: str) -> PretrainedCfg:
@@ -132,7 +160,8 @@ def check_name(model: str) -> None:
     if dot and model not in (tagged := tagged_names(name)):
         longer = [one for one in tagged if one.startswith(model)]
         nearest = list(dict.fromkeys([*longer, *get_close_matches(model, tagged, n=len(tagged), cutoff=0)]))
-        raise ValueError(f"timm has no weights `{tag}` of {name}; it has {_some(nearest)}")
+        wrong = f"timm has no weights `{tag}` of {name}" if tag else f"`backbone.model` {model} ends in a dot"
+        raise ValueError(f"{wrong}; it has {_some(nearest)}")
 
 
 def check_pinned(model: str) -> None:

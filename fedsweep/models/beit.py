@@ -43,8 +43,3 @@ class LayeredBeit(LayeredModel):
         shared = self.backbone.rel_pos_bias
         out: Tensor = self.backbone.blocks[layer](tokens, shared_rel_pos_bias=None if shared is None else shared())
         return out
-
-    def classify(self, tokens: Tensor) -> Tensor:
-        """timm's `forward_head` after the final norm."""
-        logits: Tensor = self.backbone.forward_head(self.backbone.norm(tokens))
-        return logits

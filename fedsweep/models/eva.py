@@ -60,8 +60,3 @@ class LayeredEva(LayeredModel):
         rope = self.rope[layer] if self.rope is not None and self.backbone.rope_mixed else self.rope
         out: Tensor = self.backbone.blocks[layer](tokens, rope=rope)
         return out
-
-    def classify(self, tokens: Tensor) -> Tensor:
-        """timm's `forward_head` after the final norm."""
-        logits: Tensor = self.backbone.forward_head(self.backbone.norm(tokens))
-        return logits

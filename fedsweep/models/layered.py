@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,13 +45,16 @@ class LayeredModel(nn.Module, ABC):
     def embed(self, pixels: Tensor) -> Tensor:
         """Normalised pixels (batch, channels, h, w) to tokens (batch, tokens, width)."""
 
-    @abstractmethod
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Run one block: (batch, tokens, width) to the same shape."""
+        """Run one block, with its residual connections: (batch, tokens, width) to the same shape."""
+        out: Tensor = cast(nn.ModuleList, self.backbone.blocks)[layer](tokens)
+        return out
 
-    @abstractmethod
     def classify(self, tokens: Tensor) -> Tensor:
-        """Final norm, pooling and head: (batch, tokens, width) to logits (batch, classes)."""
+        """Final norm, then timm's `forward_head` (pooling and head): (batch, tokens, width) to logits."""
+        backbone = cast(Any, self.backbone)
+        logits: Tensor = backbone.forward_head(backbone.norm(tokens))
+        return logits
 
     @property
     def num_layers(self) -> int:

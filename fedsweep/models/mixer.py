@@ -33,16 +33,6 @@ class LayeredMixer(LayeredModel):
         tokens: Tensor = self.backbone.stem(pixels)
         return tokens
 
-    def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Token mixing and channel mixing with their residual connections."""
-        out: Tensor = self.backbone.blocks[layer](tokens)
-        return out
-
-    def classify(self, tokens: Tensor) -> Tensor:
-        """timm's `forward_head` after the final norm: the mean over tokens."""
-        logits: Tensor = self.backbone.forward_head(self.backbone.norm(tokens))
-        return logits
-
 
 def reshaped(
     model: str,

@@ -6,7 +6,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -19,6 +20,7 @@ from fedsweep.models.architecture import Architecture, Outline, check_name, chec
 from fedsweep.models.families import check_walk
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.mixer import LayeredMixer
+from fedsweep.models.weights_card import check_recipe, read_card
 from fedsweep.seeding import derived_seed
 
 Colours = tuple[float, float, float]
@@ -84,8 +86,13 @@ class TimmBackbone(Config):
 
     @property
     def width(self) -> int:
-        """Features of a token; the largest LoRA rank."""
+        """Features of a token."""
         return self._outline.width
+
+    @property
+    def largest_rank(self) -> int:
+        """The largest LoRA rank at any position; a Mixer's token mixing is as narrow as its number of patches."""
+        return self._outline.largest_rank
 
     @property
     def image_size(self) -> int:
@@ -93,36 +100,47 @@ class TimmBackbone(Config):
         return self._architecture.image_size
 
     def fingerprint(self) -> str:
-        """What pins the weights' content: timm's tag, or the digest of the file and of what its card says of pixels.
+        """What pins the weights' content: timm's tag, or the digest of the file and of what its card says of use.
 
         Raises:
-            UserError: the weights file is missing, or not the one that `sha256` or its card describes.
+            UserError: the weights file is missing, or not the one that `sha256` or its card describes, or was trained
+                as another model than the one asked for.
         """
         if self.pretrained == "timm":
             return f"timm:{self.model}"
         if self.pretrained == "none":
             return "none"
-        path = weights_file.find(self.pretrained)
-        digest, card = weights_file.digest(path), weights_file.card(path)
+        path, card = self._file()
+        digest = weights_file.digest(path)
         if self.sha256 not in (None, digest):
             raise UserError(f"`backbone.sha256` is {self.sha256}, but that of {path} is {digest}.")
-        pixels = {name: card[name] for name in ("mean", "std") if name in card and getattr(self, name) is None}
-        if not pixels:
+        free = [name for name in ("mean", "std") if getattr(self, name) is None]
+        used = {name: card[name] for name in (*free, "class_names") if name in card}  # names: whether the head is kept
+        if not used:
             return f"sha256:{digest}"
-        return f"sha256:{digest}+{hashlib.sha256(json.dumps(pixels).encode()).hexdigest()[:16]}"
+        return f"sha256:{digest}+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}"
 
-    def check_weights(self, num_classes: int) -> None:
+    def _file(self) -> tuple[Path, dict[str, Any]]:
+        """The weights file and its card, which agrees with the fields."""
+        path = weights_file.find(self.pretrained)
+        card = read_card(path)
+        check_recipe(card, path, self._architecture)
+        return path, card
+
+    def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
         """Load the weights as a run will; once per process for each content.
 
         Raises:
             UserError: what `build` raises.
         """
-        _checked(self, num_classes, self.fingerprint())
+        names = None if class_names is None else tuple(class_names)
+        _checked(self, num_classes, names, self.fingerprint())
 
-    def build(self, num_classes: int, seed: int) -> LayeredModel:
+    def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> LayeredModel:
         """The model in evaluation mode, on the CPU. What is fresh in it depends on the seed and its name alone.
 
-        The weights' head is the start where it has as many classes; else the head is a fresh one.
+        The weights' head is the start where it has as many classes, and a file's card names no others than
+        `class_names`; else the head is a fresh one.
 
         Raises:
             UserError: the weights are missing, broken or of another shape, or the walk is not timm's forward.
@@ -137,7 +155,9 @@ class TimmBackbone(Config):
                 backbone.reset_classifier(num_classes)  # type: ignore[operator]
                 _draw_head(backbone, head, seed)
             if self.pretrained not in ("timm", "none"):
-                weights_file.load(backbone, weights_file.find(self.pretrained), head)
+                path, card = self._file()
+                others = class_names is not None and card.get("class_names", [*class_names]) != [*class_names]
+                weights_file.load(backbone, path, head, keep_head=not others)
             mean, std = self._normalisation()
             model = family(backbone, mean, std)
             check_walk(model, self.image_size, self.model)
@@ -153,20 +173,25 @@ class TimmBackbone(Config):
     def _normalisation(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation per channel: the given ones, those of the file's card, those of timm's tag."""
         config = timm_config(self.model)
-        file = self.pretrained not in ("timm", "none")
-        card = weights_file.card(weights_file.find(self.pretrained)) if file else {}
-        both = (
-            list(self.mean or card.get("mean", config.mean)),
-            list(self.std or card.get("std", config.std)),
-        )
-        if self.in_chans == 1:
-            return [sum(both[0]) / len(both[0])], [sum(both[1]) / len(both[1])]
-        return both
+        card = {} if self.pretrained in ("timm", "none") else self._file()[1]
+        mean, std = self.mean or card.get("mean", config.mean), self.std or card.get("std", config.std)
+        return self._per_channel("mean", mean), self._per_channel("std", std)
+
+    def _per_channel(self, name: str, values: Sequence[float]) -> list[float]:
+        """One number stands for every channel; one channel is the mean of the colours."""
+        if len(values) not in (1, self.in_chans) and self.in_chans != 1:
+            raise UserError(
+                f"`backbone.{name}` must be {self.in_chans} numbers, but the weights of {self.model} come with "
+                f"{len(values)}: {', '.join(map(str, values))}."
+            )
+        if len(values) == self.in_chans:
+            return list(values)
+        return [sum(values) / len(values)] * self.in_chans
 
 
 @lru_cache(maxsize=64)
-def _checked(backbone: TimmBackbone, num_classes: int, _fingerprint: str) -> None:
-    backbone.build(num_classes, seed=0)
+def _checked(backbone: TimmBackbone, num_classes: int, names: tuple[str, ...] | None, _fingerprint: str) -> None:
+    backbone.build(num_classes, seed=0, class_names=names)
 
 
 def _draw_head(backbone: nn.Module, prefix: str, seed: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -49,16 +50,6 @@ class LayeredViT(LayeredModel):
         tokens: Tensor = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
         return tokens
 
-    def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Attention and MLP with their residual connections."""
-        out: Tensor = self.backbone.blocks[layer](tokens)
-        return out
-
-    def classify(self, tokens: Tensor) -> Tensor:
-        """timm's `forward_head` after the final norm."""
-        logits: Tensor = self.backbone.forward_head(self.backbone.norm(tokens))
-        return logits
-
 
 class DigitsViT(Config):
     """The embedded backbone: 12 blocks at 16 px, pre-trained on MNIST by `fedsweep pretrain digits_vit`."""
@@ -72,8 +63,13 @@ class DigitsViT(Config):
 
     @property
     def width(self) -> int:
-        """Features of a token; the largest LoRA rank."""
+        """Features of a token."""
         return 64
+
+    @property
+    def largest_rank(self) -> int:
+        """The largest LoRA rank at any position."""
+        return self.width
 
     @property
     def image_size(self) -> int:
@@ -84,16 +80,16 @@ class DigitsViT(Config):
         """What pins the weights: their digest, from the card that `build` checks them against."""
         return f"sha256:{_card()['sha256']}"
 
-    def check_weights(self, num_classes: int) -> None:
+    def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
         """Load the weights as a run will.
 
         Raises:
             UserError: what `build` raises.
         """
-        self.build(num_classes)
+        self.build(num_classes, class_names=class_names)
 
-    def build(self, num_classes: int, seed: int = 0) -> LayeredViT:
-        """The pre-trained model with its MNIST head as the start; nothing is drawn from the seed.
+    def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredViT:
+        """The pre-trained model with its MNIST head as the start; no seed is drawn from, no name is needed.
 
         Raises:
             UserError: the data set has other classes than ten digits, or the weights file is not the shipped one.

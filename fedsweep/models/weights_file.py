@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -37,7 +35,8 @@ def find(name: str) -> Path:
         if not path.is_file():
             raise UserError(f"`backbone.pretrained` {name} is a folder without a {path.name} ({path}).")
     if not path.is_file():
-        looked = " and ".join(str(one) for one in dict.fromkeys([home() / name, data_folder() / name]))
+        bare = Path(name).expanduser()
+        looked = " and ".join(str(one) for one in dict.fromkeys([home() / bare, data_folder() / bare]))
         made = _PRETRAINED.fullmatch(name)
         hint = f"; `fedsweep pretrain {made[1]}` makes it" if made else ""
         raise UserError(f"`backbone.pretrained` {name} is not there (looked for {looked}){hint}.")
@@ -58,33 +57,6 @@ def _digest(path: Path, _mtime: int, _size: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def card(path: Path) -> dict[str, Any]:
-    """What the JSON file beside the weights (`NAME.json` for `NAME.safetensors`) says of them; empty without one.
-
-    Raises:
-        UserError: it cannot be read, its `mean` or `std` is not one or three numbers, or its `sha256` is of other
-            weights.
-    """
-    beside = path.with_suffix(".json")
-    if not beside.is_file():
-        return {}
-    try:
-        said = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{beside} is not a card that can be read: {error}.") from None
-    if not isinstance(said, dict):
-        raise UserError(f"{beside} must hold names and values, but it holds {type(said).__name__}.")
-    if "sha256" in said and said["sha256"] != digest(path):
-        raise UserError(f"{path} is not the file that its card {beside.name} describes: its sha256 is {digest(path)}.")
-    for name in ("mean", "std"):
-        values = said.get(name, [0.5])
-        numbers = isinstance(values, list) and all(isinstance(one, int | float) for one in values)
-        if not numbers or len(values) not in (1, 3) or (name == "std" and min(values) <= 0):
-            kind = "positive numbers" if name == "std" else "numbers"
-            raise UserError(f"`{name}` of the card {beside} must be one or three {kind}, but it is {values}.")
-    return said
-
-
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name, in float32; of a training checkpoint, its model's (averaged ones first).
 
@@ -103,12 +75,12 @@ def read(path: Path) -> dict[str, Tensor]:
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
 
 
-def load(backbone: nn.Module, path: Path, head: str) -> None:
+def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> None:
     """Copy a file's weights into a timm model.
 
     Positions and patches of another size are resampled, and the weights of three colours summed for a model of one
-    channel, by timm's own functions. A head (names that begin with `head`) of another number of classes, or none,
-    leaves the model's fresh one.
+    channel, by timm's own functions. A head (names that begin with `head`) of another number of classes, or none, or
+    one that is not to be kept, leaves the model's fresh one.
 
     Raises:
         UserError: a tensor is missing, too many, or of another shape.
@@ -127,7 +99,7 @@ def load(backbone: nn.Module, path: Path, head: str) -> None:
         raise UserError(f"{path} does not fit the model: {_first_line(error)}.") from error
     fresh = {name: tensor for name, tensor in own.items() if name.startswith(head)}
     heads = [name for name in fresh if name in state]
-    if not heads or any(len(state[name]) != len(fresh[name]) for name in heads):
+    if not keep_head or not heads or any(len(state[name]) != len(fresh[name]) for name in heads):
         state = {name: tensor for name, tensor in state.items() if not name.startswith(head)} | fresh
     _check(state, own, path)
     backbone.load_state_dict(state)

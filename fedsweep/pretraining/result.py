@@ -37,6 +37,7 @@ def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
         "origin": f"trained from scratch on {config.data.set} ({', '.join(config.data.domains)}) "
         f"by `fedsweep pretrain {name}`",
         "data_digest": data.digest,
+        "class_names": list(data.class_names),
         "images": len(data.train),
         "validation_images": len(data.validation),
         "recipe": config.model_dump(mode="json"),

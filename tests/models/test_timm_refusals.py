@@ -18,7 +18,7 @@ REFUSALS = [
     ({"model": "hf-hub:timm/test_vit"}, f"{FIRST}hf-hub:timm/test_vit is not a model of timm."),
     ({"model": "vit_base_patch16_224_in21k"}, f"{FIRST}vit_base_patch16_224_in21k is an old name: timm now calls it "),
     ({"model": f"{VIT}.augreg2"}, f"timm has no weights `augreg2` of {VIT}; it has {VIT}.augreg2_in21k_ft_in1k, "),
-    ({"model": f"{VIT}."}, f"timm has no weights `` of {VIT}; it has {VIT}.augreg2_in21k_ft_in1k, "),
+    ({"model": f"{VIT}."}, f"{FIRST}{VIT}. ends in a dot; it has {VIT}.augreg2_in21k_ft_in1k, "),
     ({"model": ""}, '`model` string should have at least 1 character, but it is "".'),
     # weights that are not pinned, or not there
     (

@@ -56,6 +56,8 @@ def test_names_are_looked_up_in_the_working_directory_and_the_data_folder(weight
         tiny_vit("w.pth"),
         f"`backbone.pretrained` w.pth is not there (looked for {tmp_path}/w.pth and {tmp_path}/data/w.pth).",
     )
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    refused(tiny_vit("~/w.pth"), f"`backbone.pretrained` ~/w.pth is not there (looked for {tmp_path}/me/w.pth).")
     refused(
         tiny_vit(tmp_path / "data"),
         f"`backbone.pretrained` {tmp_path}/data is a folder without a model.safetensors "
@@ -158,10 +160,31 @@ def test_what_is_no_tensor_is_refused(weights):
             "line 1 column 2 (char 1).",
         ),
         ("[]", "{card} must hold names and values, but it holds list."),
-        ('{"mean": 0.5}', "`mean` of the card {card} must be one or three numbers, but it is 0.5."),
-        ('{"mean": [1, 2]}', "`mean` of the card {card} must be one or three numbers, but it is [1, 2]."),
-        ('{"std": [1, 2, 0]}', "`std` of the card {card} must be one or three positive numbers, but it is [1, 2, 0]."),
-        ('{"std": []}', "`std` of the card {card} must be one or three positive numbers, but it is []."),
+        ('{"mean": 0.5}', "`mean` of the card {card} must be one or three finite numbers, but it is 0.5."),
+        ('{"mean": [1, 2]}', "`mean` of the card {card} must be one or three finite numbers, but it is [1, 2]."),
+        *(
+            (
+                f'{{"mean": {values}}}',
+                f"`mean` of the card {{card}} must be one or three finite numbers, but it is {said}.",
+            )
+            for values, said in (
+                ("[NaN]", "[nan]"),
+                ("[true]", "[True]"),
+                ("[-Infinity]", "[-inf]"),
+                ("[1e39]", "[1e+39]"),
+            )
+        ),
+        *(
+            (
+                f'{{"std": {said}}}',
+                f"`std` of the card {{card}} must be one or three finite positive numbers, but it is {said}.",
+            )
+            for said in ("[1, 2, 0]", "[]", "[-1]", "[1e-60]")
+        ),
+        ('{"std": [NaN]}', "`std` of the card {card} must be one or three finite positive numbers, but it is [nan]."),
+        ('{"std": [true]}', "`std` of the card {card} must be one or three finite positive numbers, but it is [True]."),
+        ('{"class_names": "ab"}', "`class_names` of the card {card} must be a list of names, but it is ab."),
+        ('{"class_names": [1]}', "`class_names` of the card {card} must be a list of names, but it is [1]."),
     ],
 )
 def test_a_wrong_card_is_refused(weights, card, sentence):

@@ -56,6 +56,7 @@ def test_the_card_says_what_made_the_weights(toy, play: Run):
     assert card["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert PretrainConfig.of(card["recipe"], "card") == toy
     assert card["data_digest"] == toy.data.load().digest
+    assert card["class_names"] == list(session.data.class_names) == ["0", "1", "2"]
     assert card["images"] == len(session.data.train)
     assert card["parameters"] == sum(tensor.numel() for tensor in load_file(path).values())
     assert (card["mean"], card["std"]) == ([0.5] * 3, [0.25] * 3)

@@ -1,0 +1,151 @@
+"""The card beside a weights file: what it says of training, classes and pixels is held against the experiment."""
+
+import json
+
+import pytest
+import torch
+from timm.models import PretrainedCfg
+
+from fedsweep.config import read_yaml
+from fedsweep.errors import UserError
+from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model, timm_backbone
+from fedsweep.paths import find
+from tests.models.small import TINY, tiny_vit
+
+RECIPE = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "in_chans": 3, **TINY}
+NAMES = list("abcde")
+
+
+def card_of(**changes) -> dict:
+    return {"recipe": {"backbone": RECIPE | changes}}
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "sentence"),
+    [
+        ({"model": "deit_tiny_patch16_224"}, {}, "model` is vit_tiny_patch16_224, but {} deit_tiny_patch16_224"),
+        ({"model": "of_another_timm"}, {}, "model` is vit_tiny_patch16_224, but {} of_another_timm"),
+        ({"num_heads": 6}, {}, "num_heads` is 3, but {} 6"),
+        ({}, {"num_heads": 4}, "num_heads` is 4, but {} 3"),
+        ({"patch_size": 4}, {}, "patch_size` is 8, but {} 4"),
+        ({"img_size": 64}, {}, "img_size` is 32, but {} 64"),
+        ({}, {"in_chans": 1}, "in_chans` is 1, but {} 3"),
+    ],
+)
+def test_weights_trained_as_another_function_are_refused(weights, trained, asked, sentence):
+    path = weights(card=card_of(**trained))
+    said = sentence.format(f"the weights {path} were trained with")
+    with pytest.raises(UserError) as refusal:
+        tiny_vit(path, **asked).fingerprint()
+    assert str(refusal.value) == f"`backbone.{said}, as their card says."
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked"),
+    [
+        ({}, {}),
+        ({"num_heads": None}, {}),  # this model's are three
+        ({}, {"num_heads": None}),
+        ({}, {"model": "vit_tiny_patch16_224.augreg_in21k"}),
+        ({"model": "vit_tiny_patch16_224.augreg_in21k"}, {}),
+        ({"name": "digits_vit", "num_heads": 6}, {}),
+        ({"mean": [0.1] * 3, "std": None}, {}),
+    ],
+)
+def test_weights_trained_as_asked_are_taken(weights, trained, asked):
+    tiny_vit(weights(card=card_of(**trained)), **asked).check_weights(5)
+
+
+@pytest.mark.parametrize("card", [{"recipe": "mine"}, {"recipe": {"backbone": "mine"}}, {"recipe": {}}])
+def test_a_recipe_of_other_origin_has_no_say(weights, card):
+    tiny_vit(weights(card=card)).check_weights(5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num_heads": "3"}, "its `num_heads` is 3"),
+        ({"in_chans": None}, "its `in_chans` is None"),
+        ({"model": [1]}, "its `model` is [1]"),
+        ({"img_size": 33}, "`backbone.img_size` must be a multiple of the patch size 8, but it is 33"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_one_sentence(weights, changes, problem):
+    path = weights(card=card_of(**changes))
+    with pytest.raises(UserError) as refusal:
+        tiny_vit(path).fingerprint()
+    assert str(refusal.value) == f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {problem}."
+
+
+def test_the_shipped_experiment_takes_what_the_shipped_pretraining_makes(tmp_path):
+    trained = read_yaml(find("pretrain", "tinyimagenet_vit"))["backbone"]
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"any")
+    path.with_suffix(".json").write_text(json.dumps({"recipe": {"backbone": trained}}))
+    asked = read_yaml(find("experiments", "fedra_pacs"))["backbone"] | {"pretrained": str(path)}
+    assert TimmBackbone.of(asked, "test").fingerprint().startswith("sha256:")
+    with pytest.raises(UserError, match="num_heads"):
+        TimmBackbone.of(asked | {"num_heads": 8}, "test").fingerprint()
+
+
+def test_one_number_stands_for_every_channel(weights):
+    path = weights(card={"mean": [0.3], "std": [0.5]})
+    model = tiny_vit(path).build(5, seed=0)
+    torch.testing.assert_close(model.mean.flatten(), torch.full((3,), 0.3))
+    torch.testing.assert_close(model.std.flatten(), torch.full((3,), 0.5))
+    assert model(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape == (1, 5)
+
+
+def test_another_count_than_channels_is_refused(monkeypatch):
+    monkeypatch.setattr(timm_backbone, "timm_config", lambda model: PretrainedCfg(mean=(0.5, 0.25), std=(0.5,)))
+    with pytest.raises(UserError) as refusal:
+        tiny_vit().build(5, seed=0)
+    assert str(refusal.value) == (
+        "`backbone.mean` must be 3 numbers, but the weights of vit_tiny_patch16_224 come with 2: 0.5, 0.25."
+    )
+
+
+def test_the_head_is_kept_for_the_same_classes_only(weights):
+    with_names, without = weights("a.pth", card={"class_names": NAMES}), weights("b.pth")
+    fresh = tiny_vit().build(5, seed=0).backbone.head.weight
+
+    def is_fresh(path, names) -> bool:
+        return torch.equal(tiny_vit(path).build(5, 0, class_names=names).backbone.head.weight, fresh)
+
+    assert is_fresh(with_names, list("vwxyz"))
+    assert is_fresh(with_names, NAMES[::-1])
+    assert not is_fresh(with_names, tuple(NAMES))
+    assert not is_fresh(with_names, None)
+    assert not is_fresh(without, list("vwxyz"))
+    built = build_model(tiny_vit(with_names), LoraConfig(rank=2, alpha=2.0), 5, 0, list("vwxyz"))
+    assert torch.equal(built.backbone.head.weight, fresh)
+
+
+def test_the_fingerprint_holds_the_cards_classes(weights):
+    prints = {
+        tiny_vit(weights(card=card)).fingerprint()
+        for card in ({}, {"class_names": NAMES}, {"class_names": NAMES[::-1]})
+    }
+    assert len(prints) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "largest"),
+    [
+        ({}, 48),
+        ({"model": "mixer_b16_224", "num_heads": None}, 16),  # patches: the rows of `mlp_tokens.fc2`
+        ({"model": "mixer_b16_224", "num_heads": None, "img_size": 128}, 24),  # its columns: half a token's width
+    ],
+)
+def test_the_largest_rank_is_the_narrowest_side_of_any_place(changes, largest):
+    config = tiny_vit(**changes)
+    model = config.build(5, seed=0)
+    places = [block.get_submodule(name) for block in model.backbone.blocks for name in model.sublayers.values()]
+    assert config.largest_rank == largest == min(min(place.weight.shape) for place in places)
+    assert config.width == 48
+
+
+def test_the_largest_rank_of_the_embedded_backbone():
+    model = DigitsViT().build(10)
+    places = [block.get_submodule(name) for block in model.backbone.blocks for name in model.sublayers.values()]
+    assert DigitsViT().largest_rank == min(min(place.weight.shape) for place in places) == 64
