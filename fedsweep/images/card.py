@@ -39,6 +39,7 @@ class StoreCard(Config):
     test_fraction: float | None = Field(None, description="share of each class drawn for the test split; null: listed")
     skipped: tuple[str, ...] = Field((), description="images that could not be decoded")
     plan: str = Field("", description="SHA-256 of the source's listing and of all options")
+    times: str = Field("", description="SHA-256 of when the source's files were last changed; empty in older cards")
     made_with: str = Field("", description="the decoder, whose version decides about the last bit of a pixel")
 
     @property

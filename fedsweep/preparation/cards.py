@@ -29,6 +29,7 @@ def write_card(plan: Plan, scratch: Scratch, corrupt: Corrupt) -> StoreCard:
         test_fraction=plan.options.test_fraction if plan.drawn else None,
         skipped=tuple(path for _, path, _ in corrupt),
         plan=plan.key(),
+        times=plan.times(),
         made_with=MADE_WITH,
     )
     card = card.model_copy(update={"digest": stored_digest(scratch.folder, card)})

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -61,7 +61,7 @@ class Plan:
     geometry: Geometry
     domains: tuple[DomainPlan, ...]
     stamps: dict[str, Stamp]
-    """By path of an image; or of every file under the root, where images are parts of larger files."""
+    """By path of a file that images are read from."""
 
     @property
     def folder(self) -> Path:
@@ -89,13 +89,16 @@ class Plan:
             digest.update(_json([path, length]))
         return digest.hexdigest()
 
+    def times(self) -> str:
+        """SHA-256 of when the files were last changed: their lengths alone do not tell one BMP from another."""
+        return hashlib.sha256(_json([(path, time) for path, (_, time) in sorted(self.stamps.items())])).hexdigest()
+
     def chunk_key(self, domain: DomainPlan, places: range) -> str:
         """SHA-256 of all that decides about the pixels of some images of a domain, and about where they are put."""
         content: list[object] = [self.source.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
         items = [domain.items[place] for place in places]
         content += [[item.path, domain.slots[place]] for item, place in zip(items, places, strict=True)]
-        own = [self.stamps[item.path] for item in items if item.path in self.stamps]
-        content.append(own if len(own) == len(items) else sorted(self.stamps.items()))
+        content.append([self.stamps[file] for file in dict.fromkeys(self.source.file_of(item.path) for item in items)])
         return hashlib.sha256(_json(content)).hexdigest()
 
     def domain_key(self, domain: DomainPlan, chunk_keys: Sequence[str]) -> str:
@@ -127,9 +130,7 @@ def make_plan(options: Options, root: Path, source: Source | None = None) -> Pla
         from fedsweep.preparation.geometry import geometry_of
 
         geometry = geometry_of(options.backbone, options.size)
-    listing = _called(source.list(root, options.classes or source.num_classes), root, options.name)
-    if options.classes is not None and len(listing.class_names) != options.classes:
-        raise UserError(f"`--classes` is {options.classes}, but {root} has {len(listing.class_names)} classes.")
+    listing = _called(source.list(root, options.classes), root, options.name)
     domains = plan_domains(listing, options.test_fraction)
     return Plan(options, root, source, listing, geometry, domains, _stamps(root, source, listing.items))
 
@@ -143,15 +144,9 @@ def _called(listing: Listing, root: Path, name: str) -> Listing:
 
 def _stamps(root: Path, source: Source, items: Sequence[Item]) -> dict[str, Stamp]:
     try:
-        if type(source).read is Source.read:
-            return {item.path: _stamp(f"{root}/{item.path}") for item in items}
-        return {str(path.relative_to(root)): _stamp(str(path)) for path in _files(root)}
+        return {file: _stamp(f"{root}/{file}") for file in dict.fromkeys(source.file_of(item.path) for item in items)}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from None
-
-
-def _files(root: Path) -> Iterator[Path]:
-    return (path for path in sorted(root.rglob("*")) if path.is_file())
 
 
 def _stamp(path: str) -> Stamp:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsweep.errors import UserError
-from fedsweep.images.card import StoreCard, is_store, read_card
+from fedsweep.images.card import CARD, StoreCard, is_store, read_card
 from fedsweep.images.files import map_file, record_batch, write_domain
 from fedsweep.preparation.cards import write_card
 from fedsweep.preparation.chunks import Chunk, Decoders, unwritable
@@ -87,7 +87,17 @@ def _existing(plan: Plan, force: bool) -> StoreCard | None:
             f"{folder} is prepared from another source or with other options; `--force` would replace it, "
             "another NAME would keep it."
         )
+    if card.times != plan.times() and (card.times or _newer(plan, folder)):
+        raise UserError(
+            f"files in {plan.root} have other times of change than those that {folder} was prepared from, so they may "
+            "hold other images; `--force` prepares it anew."
+        )
     return card
+
+
+def _newer(plan: Plan, folder: Path) -> bool:
+    """Whether a file has changed since the set was prepared, for cards from before they noted times."""
+    return max(time for _, time in plan.stamps.values()) > (folder / CARD).stat().st_mtime_ns
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Source(ABC):
     looks_like: ClassVar[str]
     """The layout in one line, e.g. `<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt`."""
     num_classes: ClassVar[int | None] = None
-    """First classes taken by default; None for all."""
+    """First classes that `list` takes by default, or all if there are fewer; None for all."""
 
     @abstractmethod
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
@@ -45,6 +45,10 @@ class Source(ABC):
         Raises:
             UserError: the root has another layout (what was looked for, what was found), or an empty class or domain.
         """
+
+    def file_of(self, path: str) -> str:
+        """The file within the root that an item's path names: itself, unless a file holds many images."""
+        return path
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         """The encoded bytes of each item, in order."""

@@ -113,7 +113,7 @@ def listing(
     items = list(items)
     count = len(class_names) if num_classes is None else num_classes
     if not 1 <= count <= len(class_names):
-        raise UserError(f"num_classes must be within 1..{len(class_names)}, the classes of {root}, but it is {count}.")
+        raise UserError(f"`--classes` must be within 1..{len(class_names)}, the classes of {root}, but it is {count}.")
     kept = [item for item in items if item.label < count]
     used = {item.label for item in kept}
     empty = [class_names[label] or f"label {label}" for label in range(count) if label not in used]

@@ -60,6 +60,10 @@ class Parquet(Source):
             made.class_names, made.domains, tuple(sorted(made.items, key=lambda i: (i.domain, order[i.path])))
         )
 
+    def file_of(self, path: str) -> str:
+        """The Parquet file."""
+        return row_of(path)[0]
+
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         """The encoded bytes of each item, in order; fast where rows of a file follow one another upwards."""
         return read_images(root, (row_of(item.path) for item in items))

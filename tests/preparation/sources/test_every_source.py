@@ -97,7 +97,7 @@ def test_first_classes(source: Source, tmp_path: Path) -> None:
     assert counts(first) == Counter({key: n for key, n in expected.items() if key[1] in first.class_names})
     there = len(whole.class_names)
     for wrong in (0, -1, there + 1):
-        expected_words = f"num_classes must be within 1..{there}, the classes of {tmp_path / 'set'}, but it is {wrong}."
+        expected_words = f"`--classes` must be within 1..{there}, the classes of {tmp_path / 'set'}, but it is {wrong}."
         with pytest.raises(UserError, match=re.escape(expected_words)):
             source.list(tmp_path / "set", num_classes=wrong)
 
