@@ -102,7 +102,9 @@ def list_stores() -> None:
     for sentence in damaged:
         console.print(f"Damaged: {sentence}", "", sep="\n", style="yellow", markup=False)
     for folder in unfinished():
-        console.print(f"Unfinished: {relative(folder)}; the same `fedsweep data prepare` goes on.", "", sep="\n")
+        console.print(
+            f"Unfinished: {relative(folder)}; the same `fedsweep data prepare` goes on.", "", sep="\n", markup=False
+        )
     console.print(layouts_table())
 
 

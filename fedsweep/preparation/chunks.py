@@ -87,12 +87,11 @@ def write_at(file: int, data: bytes, offset: int, path: Path) -> None:
         raise unwritable(path, error) from None
 
 
-def unwritable(path: Path, error: OSError) -> UserError:
-    """The sentence for a write that failed."""
-    return UserError(
-        f"{path} cannot be written: {error.strerror or error}; what is decoded so far is kept, "
-        "and the same command goes on from there."
-    )
+def unwritable(path: Path, error: OSError, begun: bool = True) -> UserError:
+    """The sentence for a write that failed, before or after decoding has begun."""
+    kept = "what is decoded so far is kept, and the same command goes on from there."
+    hint = kept if begun else "FEDSWEEP_DATA can name another folder for data."
+    return UserError(f"{path} cannot be written: {error.strerror or error}; {hint}")
 
 
 class Decoders:

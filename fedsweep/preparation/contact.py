@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsweep.images.card import StoreCard
 from fedsweep.images.files import map_domain
-from fedsweep.preparation.drawing import new_figure, save
+from fedsweep.preparation.drawing import new_figure, plain, save
 
 MOST_CLASSES = 16
 TILE = 0.72
@@ -62,5 +62,5 @@ def _draw(page: np.ndarray, card: StoreCard, names: list[str], rows: int, path: 
 
 
 def shorten(name: str, most: int = 24) -> str:
-    """A name that fits beside a picture."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    """A name that fits beside a picture, as matplotlib's texts want it."""
+    return plain(name if len(name) <= most else f"{name[: most - 1]}…")

@@ -1,5 +1,8 @@
 """A figure without pyplot, which would keep it and choose a screen."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +30,23 @@ def empty_figure(width: float, height: float) -> "Figure":
     return figure
 
 
+def plain(text: str) -> str:
+    r"""A user's name or title as matplotlib shows it: between two `$` it would read a formula.
+
+    >>> print(plain("from 5$ to 10$"))
+    from 5\$ to 10\$
+    """
+    return text.replace("$", r"\$")
+
+
+@contextmanager
+def without_glyphs() -> Iterator[None]:
+    """Without warnings on characters that the font lacks, such as those of Chinese names: they are drawn as boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
 def save(figure: "Figure", path: Path) -> None:
     """Write a PNG; without the version of matplotlib, the same numbers give the same bytes.
 
@@ -37,6 +57,9 @@ def save(figure: "Figure", path: Path) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.12, metadata={"Software": None})
+        with without_glyphs():
+            figure.savefig(
+                path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.12, metadata={"Software": None}
+            )
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsweep.preparation.contact import shorten
-from fedsweep.preparation.drawing import INK, RULE, empty_figure, save
+from fedsweep.preparation.drawing import INK, RULE, empty_figure, plain, save, without_glyphs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,10 +77,11 @@ def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: P
         draw(axes, counts[place], class_names, top)
         _label_clients(axes, panels[place].clients)
         value = skew(panels[place].clients, len(class_names))
-        axes.set_title(f"{panels[place].title}  (skew {value:.2f})", fontsize=10, loc="left", color=INK)
+        axes.set_title(f"{plain(panels[place].title)}  (skew {value:.2f})", fontsize=10, loc="left", color=INK)
         if place % across == 0:
             axes.set_ylabel("Training images" if bars else "Class", fontsize=9)
-    figure.tight_layout(h_pad=1.6, w_pad=1.4)
+    with without_glyphs():
+        figure.tight_layout(h_pad=1.6, w_pad=1.4)
     _explain(figure, class_names, top, bars)
     save(figure, path)
 
@@ -116,11 +117,11 @@ def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
         turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(groups) > 4 else {}
         axes.set_xticks(range(len(clients)), [shorten(name, 18) for name in domains], **turned)
         return
-    axes.set_xticks(range(len(clients)), [client.id.replace("-", "/").rsplit("/", 1)[-1] for client in clients])
+    axes.set_xticks(range(len(clients)), [plain(client.id.replace("-", "/").rsplit("/", 1)[-1]) for client in clients])
     for _, first, _ in groups[1:]:
         axes.axvline(first - 0.5, color=INK, linewidth=0.7)
     if len(groups) == 1:
-        axes.set_xlabel(f"Clients of {groups[0][0]}", fontsize=9)
+        axes.set_xlabel(f"Clients of {plain(groups[0][0])}", fontsize=9)
         return
     for name, first, count in groups:
         middle = first + (count - 1) / 2

@@ -4,6 +4,7 @@ All work is done in `NAME-SIZE.part`, which becomes `NAME-SIZE` when it is whole
 a set of any size needs the same.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def prepare(
             take_name(part, folder, card)
             return Prepared(card, folder, already=False)
     except OSError as error:
-        raise unwritable(Path(error.filename or part), error) from None
+        begun = os.path.exists(part / Scratch.LOG)  # unlike Path's own, silent where even asking is refused
+        raise unwritable(Path(error.filename or part), error, begun) from None
 
 
 def _existing(plan: Plan, force: bool) -> StoreCard | None:

@@ -28,7 +28,7 @@ class ImageBar:
 
     def __init__(self, console: Console) -> None:
         self.progress = Progress(
-            TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("left about"),
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("left about"),
             TimeRemainingColumn(), console=console, transient=True,
         )  # fmt: skip
         self.began: float | None = None
@@ -47,10 +47,12 @@ class ImageBar:
         now = self.progress.get_time()
         if self.began is None:  # what an earlier preparation has decoded is no measure of speed
             self.began = now
-            self.progress.add_task("images", total=total, completed=done)
+            self.progress.add_task("decoding", total=total, completed=done)
         elif self.progress.console.is_terminal and now - self.began > SHORTEST:
             self.progress.start()
-        self.progress.update(self.progress.task_ids[0], completed=done)
+        # What follows the last image reads all of them once more, which takes a while.
+        step = "decoding" if done < total else "checking"
+        self.progress.update(self.progress.task_ids[0], completed=done, description=step)
 
 
 def experiment_lines(card: StoreCard) -> str:
@@ -78,7 +80,7 @@ def summary(card: StoreCard) -> Table:
     for heading in ("train", "test", "MB"):
         table.add_column(heading, justify="right")
     for name, domain in card.domains.items():
-        table.add_row(name, str(domain.train), str(domain.test), megabytes(domain.bytes))
+        table.add_row(Text(name), str(domain.train), str(domain.test), megabytes(domain.bytes))
     if len(card.domains) > 1:
         train, test = (sum(getattr(one, split) for one in card.domains.values()) for split in ("train", "test"))
         table.add_row("all", str(train), str(test), megabytes(card.bytes))
@@ -93,7 +95,7 @@ def stores_table(cards: Sequence[StoreCard]) -> Table:
     table.add_column("digest")
     for card in cards:
         numbers = (card.size, card.images, len(card.domains), len(card.class_names))
-        table.add_row(card.name, *map(str, numbers), megabytes(card.bytes), card.digest[:12])
+        table.add_row(Text(card.name), *map(str, numbers), megabytes(card.bytes), card.digest[:12])
     return table
 
 

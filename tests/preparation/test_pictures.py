@@ -11,7 +11,7 @@ from PIL import Image
 from fedsweep.errors import UserError
 from fedsweep.images.card import read_card
 from fedsweep.preparation import pictures
-from fedsweep.preparation.contact import contact_sheet
+from fedsweep.preparation.contact import contact_sheet, shorten
 from fedsweep.preparation.pictures import Panel, distances, draw_partitions, skew
 from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Client, ImageSet
@@ -139,3 +139,34 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(tree, tmp_path):
     made = prepare(plan_of(tree))
     with pytest.raises(UserError, match=r"cannot be written: .*\.$"):
         contact_sheet(made.folder, made.card, tree / "photo" / "bus" / "0.png" / "sheet.png")
+
+
+AWKWARD = ("from $5 to $10_^{", "\u732b", "\U0001f431", "a\\$b$")
+
+
+def test_names_are_no_formulas_and_need_no_glyphs(tmp_path):
+    for classes in (len(AWKWARD), 12):  # bars and a heat map
+        names = [*AWKWARD, *map(str, range(classes - len(AWKWARD)))]
+        clients = [client(f"{name}/{number}", name, [0, 1]) for name in AWKWARD for number in range(2)]
+        draw_partitions([Panel(AWKWARD[0], clients), Panel("one", clients[:2])], names, tmp_path / "partition.png")
+        draw_partitions([Panel("singles", clients[::2])], names, tmp_path / "partition.png")
+        assert (pixels_of(tmp_path / "partition.png") < 250).any()
+
+
+def test_a_contact_sheet_of_names_that_are_no_formulas(tree, tmp_path):
+    for new, old in zip(AWKWARD, ("bus", "cat", "dog"), strict=False):
+        for domain in ("photo", "sketch"):
+            (tree / domain / old).rename(tree / domain / new)
+    (tree / "photo").rename(tree / "$a$\u732b_^")
+    made = prepare(plan_of(tree))
+    contact_sheet(made.folder, made.card, tmp_path / "sheet.png")
+    assert_a_picture(tmp_path / "sheet.png")
+
+
+def test_names_are_drawn_as_they_are():
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    for name in AWKWARD:
+        text, is_math = Text(0, 0, shorten(name), figure=Figure())._preprocess_math(shorten(name))
+        assert (text, is_math) == (name, False)

@@ -18,13 +18,9 @@ from fedsweep.images.card import is_store, read_card, store_folder
 from fedsweep.images.files import stored_digest
 from fedsweep.preparation import chunks
 from fedsweep.preparation import prepare as module
-from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
-from fedsweep.preparation.sources.domains import Domains
-from fedsweep.preparation.sources.parquet import Parquet
 from fedsweep.seeding import stream
-from tests.preparation.helpers import CLASSES, DOMAINS, Tree, Watched, plan_of, write_tree
-from tests.preparation.sources.trees import domainnet, parquet
+from tests.preparation.helpers import CLASSES, DOMAINS, Tree, Watched, plan_of
 
 
 def by_hand(tree: Path, fraction: float = 0.2) -> tuple[str, dict[str, list[list[str]]]]:
@@ -240,83 +236,7 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_corrupt(tree):
         prepare(plan, skip_corrupt=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"size": 0}, "`--size` must lie between 8 and 1024 pixels, but it is 0."),
-        ({"size": -3}, "`--size` must lie between 8 and 1024 pixels, but it is -3."),
-        ({"size": 100_000}, "`--size` must lie between 8 and 1024 pixels, but it is 100000."),
-        ({"name": "a/b"}, "NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `a/b`."),
-        ({"name": ".."}, "NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `..`."),
-        ({"name": ""}, "NAME must be a plain folder name of letters, digits and `_ . + -`, but it is ``."),
-        ({"test_fraction": 1.0}, "`--test-fraction` must lie between 0 and 1, but it is 1.0."),
-        ({"test_fraction": float("nan")}, "`--test-fraction` must lie between 0 and 1, but it is nan."),
-        ({"classes": 0}, "`--classes` must be at least 1, but it is 0."),
-    ],
-)
-def test_impossible_options_are_refused(tree, options, words):
-    with pytest.raises(UserError) as refusal:
-        make_plan(Options(**({"name": "set"} | options)), tree, Tree())
-    assert str(refusal.value) == words
-
-
-def test_more_classes_than_there_are_are_refused(tree):
-    with pytest.raises(UserError, match=r"^`--classes` must be within 1\.\.3, the classes of .*, but it is 4\.$"):
-        plan_of(tree, Domains(), classes=4)
-
-
-def test_a_domainnet_of_fewer_classes_than_are_taken_by_default(tmp_path):
-    expected = domainnet(tmp_path / "set")
-    plan = make_plan(Options("domainnet"), tmp_path / "set")
-    assert len(plan.listing.items) == sum(expected.values())
-    assert plan.listing.class_names == ("air plane", "bus", "zebra")
-
-
-def test_a_root_that_is_no_folder_is_refused(tree):
-    with pytest.raises(UserError, match=r"must be a folder with images, but .*nowhere is not there\.$"):
-        plan_of(tree / "nowhere")
-    with pytest.raises(UserError, match=r"0\.png is a file\.$"):
-        plan_of(tree / "photo" / "bus" / "0.png")
-
-
-def test_file_times_and_the_roots_own_name_do_not_make_another_set(tree, tmp_path):
-    copy = shutil.copytree(tree, tmp_path / "elsewhere", copy_function=shutil.copyfile)
-    assert plan_of(copy).key() == plan_of(tree).key()
-    assert plan_of(write_tree(tmp_path / "third", images=9)).key() != plan_of(tree).key()
-
-
-OTHER_TIMES = "have other times of change than those that .* `--force` prepares it anew"
-
-
-@pytest.mark.parametrize("noted", [True, False])
-def test_an_image_of_the_same_length_is_not_taken_for_prepared(tree, noted):
-    pixels = np.zeros((16, 20, 3), np.uint8)
-    for path in (tree / "photo" / "cat" / "a.bmp", tree / "photo" / "cat" / "b.bmp"):
-        Image.fromarray(pixels).save(path)
-    made = prepare(plan_of(tree))
-    if not noted:  # a card from before times were noted
-        (made.folder / "card.json").write_text(made.card.model_copy(update={"times": ""}).model_dump_json())
-    assert prepare(plan_of(tree)).already
-    Image.fromarray(pixels + 9).save(tree / "photo" / "cat" / "b.bmp")
-    with pytest.raises(UserError, match=OTHER_TIMES):
+def test_a_data_folder_that_cannot_be_made_keeps_nothing(tree, monkeypatch):
+    monkeypatch.setenv("FEDSWEEP_DATA", "/dev/null/x")
+    with pytest.raises(UserError, match=r"^/dev/null/x cannot be written: Not a directory; FEDSWEEP_DATA can name"):
         prepare(plan_of(tree))
-    assert prepare(plan_of(tree), force=True).card.digest != made.card.digest
-    assert prepare(plan_of(tree)).already
-
-
-def test_a_copy_that_keeps_its_times_is_prepared_already(tree, tmp_path):
-    prepare(plan_of(tree))
-    shutil.copytree(tree, tmp_path / "elsewhere")
-    assert prepare(plan_of(tmp_path / "elsewhere")).already
-
-
-def test_only_parquet_files_that_are_read_count(tmp_path):
-    parquet(root := tmp_path / "rows")
-    plans = [plan_of(root, Parquet())]
-    assert sorted(plans[0].stamps) == ["photo.parquet", "sketch.parquet"]
-    (root / "README.md").write_text("mine")
-    (root / "data").mkdir()
-    (root / "data" / "card.json").write_text("{}")
-    plans.append(plan_of(root, Parquet()))
-    assert plans[0].key() == plans[1].key()
-    assert plans[0].times() == plans[1].times()

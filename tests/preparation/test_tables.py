@@ -2,12 +2,13 @@
 
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from fedsweep.config import parse_yaml
 from fedsweep.images.card import DomainCard, StoreCard
-from fedsweep.preparation.tables import ImageBar, experiment_lines
+from fedsweep.preparation.tables import ImageBar, counts_table, experiment_lines, stores_table, summary
 
 
 def shown(terminal: bool, seconds: list[float]) -> str:
@@ -43,3 +44,23 @@ def test_the_line_for_an_experiment_is_read_as_it_is_meant(names):
     )  # fmt: skip
     given = parse_yaml(experiment_lines(card), "line")
     assert given == {"data": {"name": "prepared", "set": "set", "size": 64, "domains": list(names)}}
+
+
+def test_names_are_no_markup():
+    card = StoreCard(
+        name="set[b]", size=64, layout="domains", class_names=("[red]a", "[/b]"), digest="", crop_pct=1.0,
+        domains={name: DomainCard(train=1, test=1, bytes=1) for name in ("[bold]photo", "[/x]")},
+    )  # fmt: skip
+    stream = io.StringIO()
+    console = Console(file=stream, width=100)
+    counts = {name: np.ones((2, 2), int) for name in card.domains}
+    for table in (summary(card), stores_table([card]), counts_table(card, counts)):
+        console.print(table)
+    assert all(stream.getvalue().count(name) == 2 for name in card.domains)
+    assert all(name in stream.getvalue() for name in (card.name, *card.class_names))
+
+
+def test_the_bar_says_that_all_is_checked_after_the_last_image():
+    assert "decoding" in shown(True, [0, 1, 2, 3, 4])
+    assert "checking" not in shown(True, [0, 1, 2, 3, 4])
+    assert "checking" in shown(True, list(range(11)))

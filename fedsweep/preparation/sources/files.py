@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from fedsweep.errors import UserError, near
+from fedsweep.paths import data_folder
 
 IMAGE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # in any case: .JPEG
@@ -16,7 +17,10 @@ _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 
 @dataclass(frozen=True)
 class Folder:
-    """The names in a folder, sorted. Hidden ones and `__MACOSX` are left out; links are followed."""
+    """The names in a folder, sorted; links are followed.
+
+    Left out are hidden ones, `__MACOSX` and fedsweep's own data folder, which lies in the root with `--root .`.
+    """
 
     folders: tuple[str, ...]
     files: tuple[str, ...]
@@ -42,14 +46,15 @@ def look(path: Path | str) -> Folder:
     Raises:
         UserError: the folder cannot be read, or an image in it is a link to nothing.
     """
-    folders, files = [], []
+    folders, files, stores = [], [], data_folder()
     try:
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.startswith(".") or entry.name == _NOT_DATA:
                     continue
                 if entry.is_dir():
-                    folders.append(entry.name)
+                    if entry.name != stores.name or not _is_one(entry, stores):
+                        folders.append(entry.name)
                 elif entry.is_file():
                     files.append(entry.name)
                 elif is_image(entry.name):
@@ -57,6 +62,10 @@ def look(path: Path | str) -> Folder:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
     return Folder(tuple(sorted(folders)), tuple(sorted(files)))
+
+
+def _is_one(entry: os.DirEntry[str], folder: Path) -> bool:
+    return folder.exists() and os.path.samefile(entry, folder)
 
 
 def look_at_root(root: Path) -> Folder:
@@ -102,7 +111,9 @@ def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
     there = look_at_root(root)
     kinds = [f"{kind} {some(names)}" for kind, names in (("folders", there.folders), ("files", there.files)) if names]
     found = " and ".join(kinds) if kinds else "nothing"
-    return UserError(f"the root {root} has not the layout `{layout}`: looked for {looked_for}, but found {found}.")
+    deeper = sorted(path.parent for path in root.glob("*/*.parquet"))  # as Hugging Face's repositories have them
+    hint = f"; Parquet files lie one folder down: `--root {deeper[0]}`." if deeper else "."
+    return UserError(f"the root {root} has not the layout `{layout}`: looked for {looked_for}, but found {found}{hint}")
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,10 @@ class _Table:
                 row = table[name].is_null().index(True).as_py()
                 raise UserError(f"{path}: the column `{name}` must have no nulls, but row {row} is null.")
         _refuse_null_images(path, file)
-        return cls(path, {name: table[name].to_pylist() for name in wanted}, schema.metadata or {})
+        columns = {name: table[name].to_pylist() for name in wanted}
+        if "label_name" in columns:  # a class may be called 7, and its name is text all the same
+            columns["label_name"] = [str(name) for name in columns["label_name"]]
+        return cls(path, columns, schema.metadata or {})
 
     def items(self, domain: str, split: Split | None, classes: int) -> Iterator[Item]:
         labels = self.columns["label"]

@@ -66,3 +66,26 @@ def test_nothing_fits(tmp_path: Path) -> None:
         find("pcas", tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         find("pacs", tmp_path / "none")
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("layout", ["classes", "domains"])
+def test_the_data_folder_in_the_root_is_no_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, link: bool
+) -> None:
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "set" / "data"))
+    trees.MAKERS[layout](tmp_path / "set")
+    before = find("set", tmp_path / "set").list(tmp_path / "set")
+    store = tmp_path / ("elsewhere" if link else "set/data")
+    trees.grow(store, ["set-16.png", "set-16/card.png", "other-16/deeper/1.png"])
+    if link:
+        (tmp_path / "set" / "data").symlink_to(store)
+    assert find("set", tmp_path / "set").list(tmp_path / "set") == before
+
+
+def test_a_class_may_be_called_like_a_data_folder_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for elsewhere in ("not there", "there"):
+        (tmp_path / "there" / "data").mkdir(parents=True, exist_ok=True)
+        monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / elsewhere / "data"))
+        trees.grow(tmp_path / "set", ["data/1.png", "cat/1.png"])
+        assert find("set", tmp_path / "set").list(tmp_path / "set").class_names == ("cat", "data")

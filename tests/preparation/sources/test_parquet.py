@@ -162,3 +162,18 @@ def test_memory_stays_bounded_in_one_large_row_group(tmp_path: Path) -> None:
         assert image == images[number]
         peak = max(peak, pa.total_allocated_bytes())
     assert peak - before < size * count / 2
+
+
+def test_names_of_classes_may_be_numbers(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "photo.parquet", columns(label_name=[70, 80, 70]))
+    assert SOURCE.list(tmp_path).class_names == ("70", "80")
+
+
+def test_the_root_of_a_hugging_face_repository_is_told_the_folder_below(tmp_path: Path) -> None:
+    root = tmp_path / "repository"
+    (root / "data").mkdir(parents=True)
+    write_parquet(root / "data" / "train-00000-of-00001.parquet", columns())
+    sentence = re.escape(f"; Parquet files lie one folder down: `--root {root / 'data'}`.")
+    for action in (lambda: SOURCE.list(root), lambda: find("birds", root)):
+        with pytest.raises(UserError, match=f"{sentence}$"):
+            action()
