@@ -20,7 +20,6 @@ from fedsweep.models.architecture import Architecture, Outline, check_name, chec
 from fedsweep.models.families import check_walk
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.mixer import LayeredMixer
-from fedsweep.models.weights_card import check_recipe, read_card
 from fedsweep.seeding import derived_seed
 
 Colours = tuple[float, float, float]
@@ -123,8 +122,8 @@ class TimmBackbone(Config):
     def _file(self) -> tuple[Path, dict[str, Any]]:
         """The weights file and its card, which agrees with the fields."""
         path = weights_file.find(self.pretrained)
-        card = read_card(path)
-        check_recipe(card, path, self._architecture)
+        card = weights_file.read_card(path)
+        weights_file.check_recipe(card, path, self._architecture)
         return path, card
 
     def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
