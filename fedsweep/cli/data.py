@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsweep.cli.options import Overrides
+
+if TYPE_CHECKING:
+    from fedsweep.preparation.prepare import Prepared
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Prepare data sets and look at them.")
 
@@ -55,8 +58,8 @@ def prepare(
     from joblib import cpu_count
 
     from fedsweep.preparation.prepare import prepare as make_store
-    from fedsweep.preparation.tables import ImageBar, experiment_lines, headline, megabytes, summary
-    from fedsweep.terminal import progress_console, relative, result_console
+    from fedsweep.preparation.tables import ImageBar
+    from fedsweep.terminal import progress_console
 
     try:
         with ImageBar(progress_console()) as bar:
@@ -64,6 +67,15 @@ def prepare(
     except KeyboardInterrupt:
         print("fedsweep: stopped; what is decoded is kept, and the same command goes on from there.", file=sys.stderr)
         raise
+    _tell(made)
+
+
+def _tell(made: Prepared) -> None:
+    """What was made, of what, and how an experiment uses it."""
+    from fedsweep.preparation.decode import MADE_WITH
+    from fedsweep.preparation.tables import experiment_lines, headline, megabytes, summary
+    from fedsweep.terminal import relative, result_console
+
     console, card = result_console(), made.card
     console.print(headline(card), markup=False)
     console.print(summary(card), "")
@@ -74,6 +86,10 @@ def prepare(
     console.print(
         f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}", markup=False
     )
+    if made.already and card.made_with != MADE_WITH:
+        console.print(
+            f"It was decoded with {card.made_with}; here is {MADE_WITH}, `--force` decodes anew with it.", markup=False
+        )
     console.print("In an experiment:", "", f"  {experiment_lines(card)}", sep="\n", markup=False, soft_wrap=True)
 
 
@@ -113,6 +129,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a prepared data set, e.g. `pacs`")],
     size: Annotated[int | None, typer.Option(help="which, where it is prepared at several sizes")] = None,
     out: OutOption = None,
+    every: Annotated[bool, typer.Option("--all", help="a row for each class, even of more than 40")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="read all pixels and compute the digest again")] = False,
 ) -> None:
     """Count a prepared set's images per domain and class, and draw a contact sheet of them.
@@ -130,7 +147,7 @@ def show(
 
     from fedsweep.images.files import stored_digest
     from fedsweep.preparation.contact import contact_sheet
-    from fedsweep.preparation.tables import counts_table, headline, label_counts
+    from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts
 
     if verify and (found := stored_digest(folder, card)) != card.digest:
         raise UserError(
@@ -140,7 +157,9 @@ def show(
         )
     console = result_console()
     console.print(f"{headline(card)}: train / test", markup=False)
-    console.print(counts_table(card, label_counts(folder, card)), "")
+    console.print(counts_table(card, label_counts(folder, card), every), "")
+    if not every and len(card.class_names) > MOST_ROWS:
+        console.print(f"`--all` lists the {len(card.class_names)} classes.", markup=False)
     how = f"{card.interpolation}, {card.crop_mode} crop of {card.crop_pct:g}"
     split = "listed" if card.test_fraction is None else f"{card.test_fraction:g} of each class drawn for testing"
     console.print(f"Layout {card.layout}; {how}; split {split}; {len(card.skipped)} skipped.", markup=False)

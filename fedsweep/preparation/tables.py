@@ -13,6 +13,8 @@ from rich.text import Text
 
 from fedsweep.images.card import StoreCard
 
+MOST_ROWS = 40
+"""Classes that are listed one by one without being asked for."""
 SHORTEST = 2.0
 """Seconds after which work gets a bar."""
 
@@ -109,14 +111,21 @@ def layouts_table() -> Table:
     return table
 
 
-def counts_table(card: StoreCard, counts: dict[str, np.ndarray]) -> Table:
-    """Training and test images per class and domain; `counts` has (2, classes) by domain."""
+def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = False) -> Table:
+    """Training and test images per class and domain; `counts` has (2, classes) by domain.
+
+    Of more than 40 classes the least, the median and the most of a class are told, unless `every` one is asked for.
+    """
     table = Table("class", box=None)
     for name in card.domains:
         table.add_column(Text(name), justify="right")
-    for label, class_name in enumerate(card.class_names):
-        cells = [f"{counts[name][0, label]} / {counts[name][1, label]}" for name in card.domains]
-        table.add_row(Text(class_name), *cells)
+    if every or len(card.class_names) <= MOST_ROWS:
+        for label, class_name in enumerate(card.class_names):
+            cells = [f"{counts[name][0, label]} / {counts[name][1, label]}" for name in card.domains]
+            table.add_row(Text(class_name), *cells)
+    else:
+        for heading, of in (("least of a class", np.min), ("median", np.median), ("most", np.max)):
+            table.add_row(heading, *["{:g} / {:g}".format(*of(counts[name], axis=1)) for name in card.domains])
     table.add_row("all", *[f"{domain.train} / {domain.test}" for domain in card.domains.values()])
     return table
 

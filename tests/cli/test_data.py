@@ -62,6 +62,13 @@ def test_a_prepared_set_is_said_to_be_there(prepared, call: Call):
     assert "Already prepared: data/animals-16" in answer.out
 
 
+def test_a_set_that_another_decoder_made_says_so(prepared, call: Call):
+    assert "It was decoded with" not in call(*PREPARE).out
+    card = read_card(prepared).model_copy(update={"made_with": "Pillow 1.0"})
+    (prepared / "card.json").write_text(card.model_dump_json())
+    assert "It was decoded with Pillow 1.0; here is Pillow " in call(*PREPARE).out
+
+
 def test_another_source_needs_force(prepared, tree, call: Call, refused: Refused):
     (tree / "photo" / "bus" / "0.png").unlink()
     assert "`--force` would replace it" in refused(*PREPARE)
@@ -153,6 +160,48 @@ def test_show_counts_and_draws(prepared, call: Call):
     assert "Contact sheet of 3 classes: data/animals-16.png" in answer.out
     with Image.open("data/animals-16.png") as image:
         assert (np.asarray(image.convert("RGB")) < 250).mean() > 0.2
+
+
+def test_many_classes_are_summed_up_unless_all_are_asked_for(tmp_path, monkeypatch, call: Call):
+    monkeypatch.delenv("FEDSWEEP_DATA", raising=False)
+    for number in range(41):
+        (folder := tmp_path / "tree" / "photo" / f"class_{number}").mkdir(parents=True)
+        for image in range(2 + number % 3):
+            Image.new("RGB", (16, 16), (number, image, 0)).save(folder / f"{image}.png")
+    assert call(*PREPARE).code == 0
+    short, whole = (call("data", "show", "animals", *words).out for words in ([], ["--all"]))
+    lines = [" ".join(row) for row in rows(short)]
+    for line in (
+        "least of a class 1 / 1",
+        "median 2 / 1",
+        "most 3 / 1",
+        "all 81 / 41",
+        "`--all` lists the 41 classes.",
+    ):
+        assert line in lines
+    assert len(lines) < 15
+    assert all(["class_" + str(number), str(1 + number % 3), "/", "1"] in rows(whole) for number in range(41))
+
+
+def test_names_are_printed_as_they_are(tree, call: Call):
+    (tree / "photo").rename(tree / "[red]$a$")
+    for domain in ("[red]$a$", "sketch"):
+        (tree / domain / "cat").rename(tree / domain / "[x]\u732b")
+    answers = call(*PREPARE), call("data", "show", "animals")
+    for answer in answers:
+        assert (answer.code, answer.err) == (0, "")
+        assert "[red]$a$" in answer.out
+    assert "[x]\u732b" in answers[1].out
+
+
+def test_the_working_directory_may_be_the_root(tmp_path, monkeypatch, call: Call):
+    monkeypatch.delenv("FEDSWEEP_DATA", raising=False)
+    write_tree(tmp_path / "tree")
+    monkeypatch.chdir(tmp_path / "tree")
+    for said in ("Prepared", "Already prepared"):
+        answer = call("data", "prepare", "animals", "--root", ".", "--size", "16", "--workers", "1")
+        assert f"{said}: data/animals-16" in answer.out
+        assert call("data", "show", "animals").code == 0
 
 
 def test_show_writes_where_it_is_told(prepared, call: Call):
