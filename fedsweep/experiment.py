@@ -65,9 +65,9 @@ class RunConfig(Config):
                 f"`federation.clients_per_round` one_per_domain needs clients of one domain each, "
                 f"but those of `partition.name` {self.partition.name} draw from all"
             )
-        if self.lora.rank > self.backbone.width:
+        if self.lora.rank > (most := self.backbone.largest_rank):
             raise ValueError(
-                f"`lora.rank` must be at most {self.backbone.width}, the width of {self.backbone.name}'s layers, "
+                f"`lora.rank` must be at most {most}, the narrowest side of {self.backbone.name}'s adapted layers, "
                 f"but it is {self.lora.rank}"
             )
         self.method.check(self._smallest_cohort(capacities), layers)
@@ -150,13 +150,13 @@ def check_content(config: RunConfig) -> None:
         UserError: something is missing, does not fit, or cannot be divided.
     """
     data, _ = split(config)
-    config.backbone.check_weights(len(data.class_names))
+    config.backbone.check_weights(len(data.class_names), data.class_names)
 
 
 def build(config: RunConfig, device: Device = "cpu") -> Federation:
     """Data, clients, model and trainer of a run; the model on the device, the images where they are."""
     data, parts = split(config)
-    model = build_model(config.backbone, config.lora, len(data.class_names), config.seed)
+    model = build_model(config.backbone, config.lora, len(data.class_names), config.seed, data.class_names)
     config.method.prepare(model)
     model.to(device)
     return Federation(

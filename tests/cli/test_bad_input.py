@@ -24,8 +24,10 @@ NINES = "9" * 5000
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["tune", "ablations/lora_rnk"],
-         f"there is no search space `ablations/lora_rnk`; did you mean `{SPACE}` or `ablations/lora_position`?"),
+        (
+            ["tune", "ablations/lora_rnk"],
+            f"there is no search space `ablations/lora_rnk`; did you mean `{SPACE}` or `ablations/lora_position`?",
+        ),
         (["tune", "lora_rank"], f"there is no search space `lora_rank`; did you mean `{SPACE}`?"),
         (["tune", "zzz"], f"there is no search space `zzz`{LISTED}"),
         (["tune", ""], f"there is no search space ``{LISTED}"),
@@ -62,7 +64,8 @@ def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sen
         ("rank=4", "`rank` is not a hyperparameter of this run; did you mean `lora.rank`?"),
         ("zzz.zzz=4", "`zzz.zzz` is not a hyperparameter of this run."),
         ("lora.rank=0", "`lora.rank` must be greater than 0, but it is 0."),
-        ("lora.rank=65", "`lora.rank` must be at most 64, the width of digits_vit's layers, but it is 65."),
+        ("lora.rank=65", "`lora.rank` must be at most 64, the narrowest side of digits_vit's adapted layers, "
+         "but it is 65."),
         ("lora.rank=four", '`lora.rank` must be a valid integer, but it is "four".'),
         ("lora.rank=", "`lora.rank` must be a valid integer, but it is null."),
         ("lora=4", "`lora` must be an object, but it is 4."),
@@ -173,7 +176,7 @@ def test_a_sampled_search_takes_one_seed_and_some_samples(refused: Refused):
         (("  name: fedra ", "  title: fedra "), "`method` must have a `name`."),
         (("  rank: 8", "  rank: 0"), "`lora.rank` must be greater than 0, but it is 0."),
         (("  rank: 8", "  rank: 65"),
-         "`lora.rank` must be at most 64, the width of digits_vit's layers, but it is 65."),
+         "`lora.rank` must be at most 64, the narrowest side of digits_vit's adapted layers, but it is 65."),
         (("[12, 10, 8, 6, 4, 3]", "[12, 10]"), "`federation.depths` must name one depth for each of the 6 clients, or "
          "one for all, but it has 2: [12, 10]."),
         (("[12, 10, 8, 6, 4, 3]", "[13, 10, 8, 6, 4, 3]"), "`federation.depths` must lie between 1 and the 12 blocks "
@@ -239,8 +242,8 @@ RANKS = "{grid: [1, 4, 8, 16]}"
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("[1, 4, 8, 16]", "[1, 4, 8, 65]"), ", arm lora.rank=65: `lora.rank` must be at most 64, the width of "
-         "digits_vit's layers, but it is 65."),
+        (("[1, 4, 8, 16]", "[1, 4, 8, 65]"), ", arm lora.rank=65: `lora.rank` must be at most 64, "
+         "the narrowest side of digits_vit's adapted layers, but it is 65."),
         (("[1, 4, 8, 16]", "[0, 4, 8]"), ", arm lora.rank=0: `lora.rank` must be greater than 0, but it is 0."),
         (("[1, 4, 8, 16]", "[1, 8, four]"),
          ', arm lora.rank=four: `lora.rank` must be a valid integer, but it is "four".'),
@@ -307,7 +310,7 @@ def test_a_misspelt_hyperparameter_of_the_space_is_refused(refused: Refused):
         (("{uniform: [0.0, 0.5]}", "{uniform: [0.0, 1.5]}"),
          ", arm lora.dropout=1.5: `lora.dropout` must be less than 1, but it is 1.5."),
         (("{choice: [1, 2, 4, 8, 16]}", "{choice: [1, 65]}"), ", arm lora.rank=65: `lora.rank` must be at most 64, the "
-         "width of digits_vit's layers, but it is 65."),
+         "narrowest side of digits_vit's adapted layers, but it is 65."),
         (("{choice: [1, 2, 4, 8, 16]}", "{integer: [0, 8]}"),
          ", arm lora.rank=0: `lora.rank` must be greater than 0, but it is 0."),
         (("{choice: [1, 2, 4, 8, 16]}", "{grid: [1, 8]}"), ": `search` tpe needs a range or `choice`, not `grid`, "
