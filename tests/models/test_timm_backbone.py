@@ -173,7 +173,7 @@ def test_a_run_checks_depths_and_rank_against_the_model(experiment):
         ),
         (
             {"federation.depths": [3, 3, 3, 3, 2, 1], "lora.rank": 49},
-            "run: `lora.rank` must be at most 48, the width of timm's layers, but it is 49.",
+            "run: `lora.rank` must be at most 48, the narrowest side of timm's adapted layers, but it is 49.",
         ),
     ]:
         with pytest.raises(UserError) as refusal:
