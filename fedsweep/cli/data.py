@@ -51,7 +51,11 @@ def prepare(
 
     if workers is not None and workers < 1:
         raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
-    plan = make_plan(Options(name, size, layout, backbone, test_fraction, classes), root)
+    from fedsweep.terminal import progress_console
+
+    console = progress_console()
+    with console.status("looking at the files"):  # DomainNet has 0.6 million
+        plan = make_plan(Options(name, size, layout, backbone, test_fraction, classes), root)
 
     import sys
 
@@ -59,10 +63,9 @@ def prepare(
 
     from fedsweep.preparation.prepare import prepare as make_store
     from fedsweep.preparation.tables import ImageBar
-    from fedsweep.terminal import progress_console
 
     try:
-        with ImageBar(progress_console()) as bar:
+        with ImageBar(console) as bar:
             made = make_store(plan, workers or cpu_count(), skip_corrupt, force, bar)
     except KeyboardInterrupt:
         print("fedsweep: stopped; what is decoded is kept, and the same command goes on from there.", file=sys.stderr)
@@ -140,7 +143,7 @@ def show(
     """
     from fedsweep.errors import UserError
     from fedsweep.images.card import find_store, read_card
-    from fedsweep.terminal import relative, result_console
+    from fedsweep.terminal import progress_console, relative, result_console
 
     folder = find_store(name, size)
     card = read_card(folder)
@@ -149,7 +152,10 @@ def show(
     from fedsweep.preparation.contact import contact_sheet
     from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts
 
-    if verify and (found := stored_digest(folder, card)) != card.digest:
+    if verify:
+        with progress_console().status("reading all pixels"):
+            found = stored_digest(folder, card)
+    if verify and found != card.digest:
         raise UserError(
             f"{folder} has changed since it was prepared: its digest is {found[:12]}, but its card says "
             f"{card.digest[:12]}; `fedsweep data prepare {card.name} --root DIR --size {card.size} --force` would make "

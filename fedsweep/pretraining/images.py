@@ -1,15 +1,14 @@
 """The images of a pre-training: one training and one validation set, mapped from the store, moved batch by batch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
+from fedsweep.data.partition.base import pool
 from fedsweep.errors import UserError
 from fedsweep.pretraining.config import PretrainConfig
-from fedsweep.types import ImageSet, PixelStack
+from fedsweep.types import ImageSet
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ def load_images(config: PretrainConfig) -> TrainingData:
         UserError: it is not prepared, or smaller than a batch or an epoch.
     """
     data = config.data.load()
-    train = pooled([domain.train for domain in data.domains])
-    validation = pooled([domain.test for domain in data.domains])
+    train = pool([domain.train for domain in data.domains])
+    validation = pool([domain.test for domain in data.domains])
     for name, asked in (("batch_size", config.batch_size), ("images_per_epoch", config.images_per_epoch)):
         if asked is not None and asked > len(train):
             raise UserError(
@@ -39,15 +38,6 @@ def load_images(config: PretrainConfig) -> TrainingData:
     if not len(validation):
         raise UserError(f"`data.set`: {config.data.set} has no test images to validate on.")
     return TrainingData(train, validation, data.class_names, data.digest)
-
-
-def pooled(parts: Sequence[ImageSet]) -> ImageSet:
-    """Several sets as one, one after the other, without copying their pixels."""
-    if len(parts) == 1:
-        return parts[0]
-    images = PixelStack(tuple(cast(Tensor, part.images) for part in parts))  # a store's are tensors
-    labels = torch.cat([part.labels for part in parts])
-    return ImageSet(images, labels, torch.arange(len(labels)))
 
 
 def moved(images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
