@@ -8,6 +8,15 @@ class UserError(Exception):
     """A mistake in what the user asked for, as one sentence: what, where, the rule, the value, near names."""
 
 
+def one_line(error: Exception) -> str:
+    """What another library says of an error, to stand within a sentence.
+
+    >>> one_line(ValueError("no such page.\\nGiving up."))
+    'no such page. Giving up'
+    """
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint with the names most like `name`, or the empty string where none is near.
 

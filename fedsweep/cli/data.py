@@ -10,6 +10,7 @@ import typer
 from fedsweep.cli.options import Overrides
 
 if TYPE_CHECKING:
+    from fedsweep.preparation.plan import Plan
     from fedsweep.preparation.prepare import Prepared
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Prepare data sets and look at them.")
@@ -70,18 +71,21 @@ def prepare(
     except KeyboardInterrupt:
         print("fedsweep: stopped; what is decoded is kept, and the same command goes on from there.", file=sys.stderr)
         raise
-    _tell(made)
+    _tell(made, plan)
 
 
-def _tell(made: Prepared) -> None:
+def _tell(made: Prepared, plan: Plan) -> None:
     """What was made, of what, and how an experiment uses it."""
     from fedsweep.preparation.decode import MADE_WITH
-    from fedsweep.preparation.tables import experiment_lines, headline, megabytes, summary
+    from fedsweep.preparation.tables import experiment_lines, headline, megabytes, split_words, summary
     from fedsweep.terminal import relative, result_console
 
     console, card = result_console(), made.card
     console.print(headline(card), markup=False)
     console.print(summary(card), "")
+    console.print(f"Layout {card.layout}; {split_words(card)}.", markup=False)
+    if plan.listing.absent:
+        console.print(f"Not there, and left out: {', '.join(plan.listing.absent)}.", markup=False)
     if card.skipped:
         some = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
         console.print(f"Skipped {len(card.skipped)} that cannot be decoded: {some}", markup=False)
@@ -150,7 +154,7 @@ def show(
 
     from fedsweep.images.files import stored_digest
     from fedsweep.preparation.contact import contact_sheet
-    from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts
+    from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts, split_words
 
     if verify:
         with progress_console().status("reading all pixels"):
@@ -167,8 +171,7 @@ def show(
     if not every and len(card.class_names) > MOST_ROWS:
         console.print(f"`--all` lists the {len(card.class_names)} classes.", markup=False)
     how = f"{card.interpolation}, {card.crop_mode} crop of {card.crop_pct:g}"
-    split = "listed" if card.test_fraction is None else f"{card.test_fraction:g} of each class drawn for testing"
-    console.print(f"Layout {card.layout}; {how}; split {split}; {len(card.skipped)} skipped.", markup=False)
+    console.print(f"Layout {card.layout}; {how}; {split_words(card)}; {len(card.skipped)} skipped.", markup=False)
     console.print(f"Digest {card.digest}{' (verified)' if verify else ''}", markup=False, soft_wrap=True)
     path = out or folder.with_name(f"{folder.name}.png")
     shown = contact_sheet(folder, card, path)

@@ -21,7 +21,9 @@ class PreparedData(Config):
     set: str = Field(min_length=1, description="name that the data set was prepared under, e.g. `pacs`")
     size: int = Field(224, gt=0, description="height and width of its images, pixels")
     domains: tuple[str, ...] = Field(min_length=1, description="domains, in the order of the clients' depths")
-    digest: str | None = Field(None, min_length=8, description="first digits of its content's SHA-256; null for any")
+    digest: str | None = Field(
+        None, pattern="^[0-9a-fA-F]{8,64}$", description="first digits of its content's SHA-256; null for any"
+    )
 
     @field_validator("domains")
     @classmethod

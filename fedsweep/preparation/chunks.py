@@ -13,7 +13,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Self
 
-from fedsweep.errors import UserError
+from fedsweep.errors import UserError, one_line
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.sources.base import Item, Source
 
@@ -70,7 +70,7 @@ def _next(stream: Iterator[bytes], root: Path, item: Item) -> bytes:
     try:
         return next(stream)
     except OSError as error:
-        raise UserError(f"{root / item.path} cannot be read: {error.strerror or error}.") from None
+        raise UserError(f"{root / item.path} cannot be read: {error.strerror or one_line(error)}.") from None
 
 
 def write_at(file: int, data: bytes, offset: int, path: Path) -> None:
@@ -91,7 +91,7 @@ def unwritable(path: Path, error: OSError, begun: bool = True) -> UserError:
     """The sentence for a write that failed, before or after decoding has begun."""
     kept = "what is decoded so far is kept, and the same command goes on from there."
     hint = kept if begun else "FEDSWEEP_DATA can name another folder for data."
-    return UserError(f"{path} cannot be written: {error.strerror or error}; {hint}")
+    return UserError(f"{path} cannot be written: {error.strerror or one_line(error)}; {hint}")
 
 
 class Decoders:

@@ -15,6 +15,8 @@ import numpy as np
 import PIL
 from PIL import Image, UnidentifiedImageError
 
+from fedsweep.errors import one_line
+
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What is opened; PIL knows more, among them some that start other programs."""
 LARGEST = 178_956_970
@@ -62,7 +64,7 @@ def decode(data: bytes, geometry: Geometry) -> np.ndarray:
     except UnidentifiedImageError:
         raise CorruptImageError("no image, or of no format that is read" if data else "empty") from None
     except Exception as error:  # PIL's decoders raise nearly anything on broken data
-        raise CorruptImageError(" ".join(str(error).split()) or type(error).__name__) from None
+        raise CorruptImageError(one_line(error)) from None
 
 
 def _pixels(image: Image.Image, geometry: Geometry) -> np.ndarray:

@@ -12,7 +12,6 @@ from fedsweep.errors import UserError
 from fedsweep.images.card import store_folder
 from fedsweep.preparation.decode import MADE_WITH, Geometry
 from fedsweep.preparation.sources.base import Item, Listing, Source
-from fedsweep.preparation.sources.classes import domain_of
 from fedsweep.preparation.split import DomainPlan, plan_domains
 
 SMALLEST, LARGEST = 8, 1024
@@ -130,16 +129,23 @@ def make_plan(options: Options, root: Path, source: Source | None = None) -> Pla
         from fedsweep.preparation.geometry import geometry_of
 
         geometry = geometry_of(options.backbone, options.size)
-    listing = _called(source.list(root, options.classes), root, options.name)
+    listing = _without_lone_train(_called(source.list(root, options.classes), options.name))
     domains = plan_domains(listing, options.test_fraction)
     return Plan(options, root, source, listing, geometry, domains, _stamps(root, source, listing.items))
 
 
-def _called(listing: Listing, root: Path, name: str) -> Listing:
+def _called(listing: Listing, name: str) -> Listing:
     """A data set without domains is one domain; a source can only call it after the folder, the store knows better."""
-    if listing.domains != (domain_of(root),):
+    if not listing.nameless:
         return listing
-    return Listing(listing.class_names, (name,), tuple(replace(item, domain=name) for item in listing.items))
+    return replace(listing, domains=(name,), items=tuple(replace(item, domain=name) for item in listing.items))
+
+
+def _without_lone_train(listing: Listing) -> Listing:
+    """All that is listed as training images, without a single one to test on, is no split: one will be drawn."""
+    if any(item.split != "train" for item in listing.items):
+        return listing
+    return replace(listing, items=tuple(replace(item, split=None) for item in listing.items))
 
 
 def _stamps(root: Path, source: Source, items: Sequence[Item]) -> dict[str, Stamp]:

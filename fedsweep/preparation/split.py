@@ -45,7 +45,10 @@ def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_f
     splits: list[Split] = [item.split or drawn[item.path] for item in items]
     for split in ("train", "test"):
         if split not in splits:
-            raise UserError(f"the domain `{name}` has no image in its {split} split.")
+            raise UserError(
+                f"the domain `{name}` must have images to train on and to test on, but of its {len(items)} none is for "
+                f"{'training' if split == 'train' else 'testing'}."
+            )
     order = sorted(range(len(items)), key=lambda i: (splits[i] == "test", items[i].label, items[i].path))
     slots = [0] * len(items)
     for slot, place in enumerate(order):

@@ -76,6 +76,13 @@ def headline(card: StoreCard) -> str:
     return f"{card.name} at {card.size} pixels, {card.images} images of {len(card.class_names)} classes"
 
 
+def split_words(card: StoreCard) -> str:
+    """Where the split comes from."""
+    if card.test_fraction is None:
+        return "split as listed"
+    return f"split drawn here, {card.test_fraction:g} of each class for testing"
+
+
 def summary(card: StoreCard) -> Table:
     """Images per domain and split."""
     table = Table("domain", box=None)

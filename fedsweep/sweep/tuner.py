@@ -28,11 +28,13 @@ from fedsweep.training import DivergenceError
 if TYPE_CHECKING:
     from fedsweep.sweep.recording import Recording
 
-QUIET = {
+RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    # Under `uv run`, Ray would copy the working directory, prepared images and all, and start each worker in the copy.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
@@ -141,7 +143,9 @@ def run_sweep(
     check_resources(plan.space.resources)
     plan.preflight()
     sweep = open_sweep(plan, store, resume, sweep_id)
-    from fedsweep.sweep.recording import Recording  # imports ray: not for what is refused
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from fedsweep.sweep.recording import Recording  # imports ray, which reads them: not for what is refused
 
     rounds = plan.base.federation.rounds
     with _alone(sweep):
@@ -251,8 +255,6 @@ def _tune(plan: Plan, sweep: SweepStore, recording: Recording, done: set[str]) -
 @contextlib.contextmanager
 def _ray() -> Iterator[None]:
     """A quiet local Ray for the time of the sweep."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
     import ray
 
     ray.init(

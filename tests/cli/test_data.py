@@ -49,11 +49,18 @@ def test_prepare_says_what_it_made_and_how_to_use_it(tree, call: Call):
         ["sketch", "24", "6"],
         ["all", "48", "12"],
     ]
+    assert "Layout domains; split drawn here, 0.2 of each class for testing.\n" in answer.out
     assert f"Prepared: data/animals-16, 0.1 MB, digest {card.digest[:12]}\n" in answer.out
     line = answer.out.splitlines()[-1]
     given = parse_yaml(line, "line")["data"]
     assert PreparedData.of(given, "line").load().digest
     assert given["domains"] == ["photo", "sketch"]
+
+
+def test_prepare_says_what_is_left_out(tree, call: Call):
+    answer = call("data", "prepare", "pacs", "--layout", "pacs", "--root", "tree", "--size", "16", "--workers", "1")
+    assert "Not there, and left out: art_painting, cartoon.\n" in answer.out
+    assert call("data", "prepare", "tree", "--root", "tree/photo", "--size", "16", "--workers", "1").code == 0
 
 
 def test_a_prepared_set_is_said_to_be_there(prepared, call: Call):

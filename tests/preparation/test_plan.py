@@ -12,7 +12,7 @@ from fedsweep.preparation.prepare import prepare
 from fedsweep.preparation.sources.domains import Domains
 from fedsweep.preparation.sources.parquet import Parquet
 from tests.preparation.helpers import Tree, plan_of, write_tree
-from tests.preparation.sources.trees import domainnet, parquet
+from tests.preparation.sources.trees import domainnet, grow, parquet
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,23 @@ def test_impossible_options_are_refused(tree, options, words):
     with pytest.raises(UserError) as refusal:
         make_plan(Options(**({"name": "set"} | options)), tree, Tree())
     assert str(refusal.value) == words
+
+
+def test_a_lone_train_split_is_drawn_from(tmp_path):
+    grow(tmp_path / "set", [f"train/{name}/{number}.jpg" for name in ("cod", "eel") for number in range(5)])
+    plan = make_plan(Options("fish", 16), tmp_path / "set")
+    assert plan.drawn
+    assert (plan.domains[0].name, plan.domains[0].train) == ("fish", 8)
+    grow(tmp_path / "set", ["test/cod/9.jpg"])
+    assert not make_plan(Options("fish", 16), tmp_path / "set").drawn
+
+
+@pytest.mark.parametrize(
+    ("files", "domain"), [(["set/cod/1.jpg", "set/cod/2.jpg"], "set"), (["cod/1.jpg"] * 2, "fish")]
+)
+def test_only_a_data_set_without_domains_gives_its_name_to_one(files, domain, tmp_path):
+    grow(tmp_path / "set", [path.replace("1", str(number)) for number, path in enumerate(files)])
+    assert make_plan(Options("fish", 16), tmp_path / "set").listing.domains == (domain,)
 
 
 def test_more_classes_than_there_are_are_refused(tree):

@@ -83,7 +83,8 @@ def test_listed_splits_are_taken():
     assert {path for path, slot in places(domain).items() if slot >= domain.train} == expected
 
 
-@pytest.mark.parametrize(("only", "lacks"), [("train", "test"), ("test", "train")])
+@pytest.mark.parametrize(("only", "lacks"), [("train", "testing"), ("test", "training")])
 def test_a_split_without_images_is_refused(only, lacks):
-    with pytest.raises(UserError, match=f"^the domain `photo` has no image in its {lacks} split.$"):
+    rule = f"^the domain `photo` must have images to train on and to test on, but of its 6 none is for {lacks}.$"
+    with pytest.raises(UserError, match=rule):
         plan_domains(listing({"photo": [2, 2, 2]}, [only]), 0.2)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,12 @@ def environment() -> dict[str, str]:
     return {**os.environ, "RAY_AUTH_MODE": "disabled", "COLUMNS": "120"}
 
 
-def fedsweep(folder: Path, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+def fedsweep(
+    folder: Path, *words: str, code: int | None = 0, launcher: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run the command line in a folder to its end."""
-    done = subprocess.run(command(*words), cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    whole = [*launcher, *command(*words)]
+    done = subprocess.run(whole, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -108,7 +108,11 @@ def test_a_draw_that_cannot_be_is_told_before_anything_starts(project: Path) -> 
 
 @pytest.mark.slow
 def test_a_sweep_over_prepared_data_ends_with_its_table(project: Path) -> None:
-    fedsweep(project, "tune", SPACE, *QUICK, "--seeds", "0")
+    # Ray, left to itself under `uv run`, copies the working directory to its workers, up to 512 MiB of it.
+    launcher = ["uv", "run", "--no-project"] if shutil.which("uv") else []
+    with (project / "data" / "large").open("wb") as file:
+        file.truncate(600 * 2**20)
+    fedsweep(project, "tune", SPACE, *QUICK, "--seeds", "0", launcher=launcher)
     rows = list(csv.DictReader(io.StringIO(table(project, SPACE))))
     assert [float(row["partition.alpha"]) for row in rows] == [0.1, 0.5, 1, 10, 100]
     trials = newest(project, SPACE).trials()

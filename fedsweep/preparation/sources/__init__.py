@@ -4,17 +4,17 @@ from pathlib import Path
 
 from fedsweep.errors import UserError, near
 from fedsweep.preparation.sources.base import Source
-from fedsweep.preparation.sources.classes import Classes, has_splits
+from fedsweep.preparation.sources.classes import SPLITS, Classes, has_splits
 from fedsweep.preparation.sources.domainnet import DomainNet
 from fedsweep.preparation.sources.domains import Domains
 from fedsweep.preparation.sources.eurosat import EuroSat
-from fedsweep.preparation.sources.files import look, look_at_root, unexpected
+from fedsweep.preparation.sources.files import Folder, look, look_at_root, some, unexpected
 from fedsweep.preparation.sources.food101 import Food101
 from fedsweep.preparation.sources.imageclef import ImageClef
 from fedsweep.preparation.sources.nico import Nico
 from fedsweep.preparation.sources.office_home import OfficeHome
 from fedsweep.preparation.sources.pacs import Pacs
-from fedsweep.preparation.sources.parquet import Parquet, holds_images
+from fedsweep.preparation.sources.parquet import Parquet, holds_images, parquet_files
 from fedsweep.preparation.sources.ucf101 import Ucf101
 
 ALL: tuple[type[Source], ...] = (
@@ -58,18 +58,41 @@ def find(name: str, root: Path, layout: str | None = None) -> Source:
     named = {_plain(known): source for known, source in layouts.items()} | _OTHER_SPELLINGS
     if plain in named:
         return named[plain]()
-    if has_splits(root, there):
+    _refuse_stray_splits(root, there)
+    if has_splits(root, there, above="classes"):
         return Classes()
+    if has_splits(root, there, above="domains"):
+        return Domains()
     for folder in there.folders:
         inside = look(root / folder)
         if inside.images:
             return Classes()
         if any(look(root / folder / deeper).images for deeper in inside.folders):
             return Domains()
+        if has_splits(root / folder, inside, above="classes"):
+            return Domains()
+    if parquet_files(there):
+        return Parquet()  # which says what is wrong with them
     known = f"`{name}` is none of the layouts known by name"
     raise unexpected(
         root, "domains` or `classes", f"`<domain>/<class>/<image>`, `<class>/<image>` or `*.parquet` ({known})"
     )
+
+
+def _refuse_stray_splits(root: Path, there: Folder) -> None:
+    """Refuse folders of splits beside others: as domains, test images would be trained on.
+
+    Raises:
+        UserError: with both.
+    """
+    splits = [name for name in there.folders if name.lower() in SPLITS]
+    others = [name for name in there.folders if name not in splits]
+    if others and len({SPLITS[name.lower()] for name in splits}) > 1:
+        raise UserError(
+            f"{root}: the folders {some(splits)} are called like splits, but {some(others)} beside them "
+            f"{'is' if len(others) == 1 else 'are'} not; without the others the splits are read, and "
+            "`--layout domains` takes each folder for a domain."
+        )
 
 
 def _plain(name: str) -> str:

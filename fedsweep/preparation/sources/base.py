@@ -26,6 +26,10 @@ class Listing:
     class_names: tuple[str, ...]
     domains: tuple[str, ...]
     items: tuple[Item, ...]
+    absent: tuple[str, ...] = ()
+    """Domains that the data set has, but the root has not."""
+    nameless: bool = False
+    """Whether the layout has no domains, so that the one there is only called after the root."""
 
 
 class Source(ABC):

@@ -97,7 +97,11 @@ def label_within(line: Line, most: int, first: int = 0) -> int:
 
 
 def listing(
-    root: Path, class_names: Sequence[str | None], items: Iterable[Item], num_classes: int | None = None
+    root: Path,
+    class_names: Sequence[str | None],
+    items: Iterable[Item],
+    num_classes: int | None = None,
+    known: Iterable[str] = (),
 ) -> Listing:
     """The images of the first classes, sorted by domain and then by path, once all rules hold.
 
@@ -106,6 +110,7 @@ def listing(
         class_names: By label; None for a label that has no image, which is legal behind the first `num_classes`.
         items: All images.
         num_classes: Of the first classes; None for all.
+        known: The domains that the data set has as its authors ship it.
 
     Raises:
         UserError: there are not so many classes; one of them, or a domain, is empty; a domain cannot name a file.
@@ -128,7 +133,8 @@ def listing(
         if not item.path.isascii():
             _check_text(root, item.path)
     kept.sort(key=lambda item: (item.domain, item.path, item.label))
-    return Listing(tuple(name or "" for name in class_names[:count]), tuple(domains), tuple(kept))
+    absent = tuple(sorted(set(known) - set(domains)))
+    return Listing(tuple(name or "" for name in class_names[:count]), tuple(domains), tuple(kept), absent)
 
 
 def check_domains(root: Path, domains: Sequence[str]) -> None:

@@ -5,7 +5,9 @@ with them, all but `train` are test. Files beside the class folders, and files t
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from fedsweep.preparation.sources.base import Listing, Source, Split
 from fedsweep.preparation.sources.checks import listing, tree
@@ -25,13 +27,13 @@ class Classes(Source):
         """All images of the first `num_classes` classes."""
         there = look_at_root(root)
         domain = domain_of(root)
-        if has_splits(root, there):
+        if has_splits(root, there, above="classes"):
             images = tree(root, [(domain, name, SPLITS[name.lower()]) for name in there.folders])
         elif any(look(root / name).images for name in there.folders):
             images = tree(root, [(domain, "", None)])
         else:
             raise unexpected(root, self.name, "`<class>/<image>` or `{train,val,test}/<class>/<image>`")
-        return listing(root, images.class_names, images.items(), num_classes)
+        return replace(listing(root, images.class_names, images.items(), num_classes), nameless=True)
 
 
 def domain_of(root: Path) -> str:
@@ -39,7 +41,14 @@ def domain_of(root: Path) -> str:
     return os.path.basename(os.path.abspath(root))
 
 
-def has_splits(root: Path, there: Folder) -> bool:
-    """Whether every folder at the root is called like a split and holds folders, no images."""
-    inside = [look(root / name) for name in there.folders if name.lower() in SPLITS]
-    return bool(inside) and len(inside) == len(there.folders) and all(f.folders and not f.images for f in inside)
+def has_splits(root: Path, there: Folder, above: Literal["classes", "domains"]) -> bool:
+    """Whether every folder at the root is called like a split and holds, without images between, folders of these."""
+    if not there.folders or any(name.lower() not in SPLITS for name in there.folders):
+        return False
+    inside = {name: look(root / name) for name in there.folders}
+    if any(folder.images or not folder.folders for folder in inside.values()):
+        return False
+    deeper = [root / name / folder for name, one in inside.items() for folder in one.folders]
+    if any(look(folder).images for folder in deeper):
+        return above == "classes"
+    return above == "domains" and any(look(folder).folders for folder in deeper)

@@ -2,7 +2,8 @@
 
 Layout: `<domain>/<class>/<image>` with the lists `<domain>_train.txt` and `<domain>_test.txt`, lines such as
 `real/aircraft_carrier/real_001_000001.jpg 0`. The authors' page offers the lists as single files, which lie beside the
-domain folders or, by convention, in `splits/`. Labels are the lists'. FedRA takes the labels below 100.
+domain folders or, by convention, in `splits/`. Labels are the lists'. FedRA takes the labels below 100. Domains whose
+folder is not there are left out.
 
 Peng, Bai, Xia, Huang, Saenko, Wang. Moment Matching for Multi-Source Domain Adaptation. ICCV 2019.
 http://ai.bu.edu/M3SDA/
@@ -15,6 +16,7 @@ from fedsweep.preparation.sources.files import look_at_root, unexpected
 from fedsweep.preparation.sources.lists import find_lists, list_domains
 
 _CLASSES = 345
+_DOMAINS = frozenset({"clipart", "infograph", "painting", "quickdraw", "real", "sketch"})
 
 
 class DomainNet(Source):
@@ -30,4 +32,4 @@ class DomainNet(Source):
         lists = find_lists(root, ("splits", ""))
         if not lists:
             raise unexpected(root, self.name, "`splits/<domain>_train.txt` or `<domain>_train.txt`")
-        return list_domains(root, lists, ("",), _CLASSES, num_classes, self.num_classes)
+        return list_domains(root, lists, ("",), _CLASSES, _DOMAINS, num_classes, self.num_classes)

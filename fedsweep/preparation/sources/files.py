@@ -95,6 +95,23 @@ def first_folder(root: Path, candidates: Iterable[str], fits: Callable[[Folder],
     return next((name for name in candidates if (root / name).is_dir() and fits(look(root / name))), None)
 
 
+def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: int = 2) -> str | None:
+    """The folder within the root that fits: the root itself, or one up to `levels` below it; None if there is none.
+
+    Raises:
+        UserError: two fit on the uppermost level where any does; `what` says what is in them.
+    """
+    level = [""]
+    for _ in range(levels + 1):
+        found = [name for name in level if fits(look(root / name))]
+        if len(found) > 1:
+            raise UserError(f"{root}: {what} must lie in one folder, but they lie in {some(found)}.")
+        if found:
+            return found[0]
+        level = [join(name, folder) for name in level for folder in look(root / name).folders]
+    return None
+
+
 def some(names: Iterable[str], most: int = 5) -> str:
     """The first few names in backquotes.
 
@@ -112,7 +129,11 @@ def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
     kinds = [f"{kind} {some(names)}" for kind, names in (("folders", there.folders), ("files", there.files)) if names]
     found = " and ".join(kinds) if kinds else "nothing"
     deeper = sorted(path.parent for path in root.glob("*/*.parquet"))  # as Hugging Face's repositories have them
-    hint = f"; Parquet files lie one folder down: `--root {deeper[0]}`." if deeper else "."
+    hint = "."
+    if deeper:
+        hint = f"; Parquet files lie one folder down: `--root {deeper[0]}`."
+    elif len(there.folders) == 1:  # as archives unpack
+        hint = f"; perhaps all lies one folder down: `--root {root / there.folders[0]}`."
     return UserError(f"the root {root} has not the layout `{layout}`: looked for {looked_for}, but found {found}{hint}")
 
 

@@ -59,4 +59,4 @@ class ImageClef(Source):
                 lines.append(line)
                 items.append(Item(line.path, label, _LISTS[name], None))
         refuse_twice(lines, by_label=True)
-        return listing(root, _CLASSES, items, num_classes)
+        return listing(root, _CLASSES, items, num_classes, _LISTS.values())

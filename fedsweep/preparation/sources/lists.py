@@ -1,6 +1,6 @@
 """Lists `<domain>_train.txt` and `<domain>_test.txt`, which DomainNet and NICO++ ship."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedsweep.errors import UserError
@@ -43,8 +43,9 @@ def find_lists(root: Path, places: Iterable[str], known: frozenset[str] | None =
 def list_domains(
     root: Path,
     lists: Mapping[str, Mapping[Split, str]],
-    bases: Iterable[str],
+    bases: Sequence[str],
     most: int,
+    known: Iterable[str],
     count: int | None,
     default: int | None,
 ) -> Listing:
@@ -52,17 +53,21 @@ def list_domains(
 
     Args:
         root: The root.
-        lists: As `find_lists` gives them.
+        lists: As `find_lists` gives them; those of domains that have no folder are left out.
         bases: Folders within the root that the lists' paths may start from; the first that has the first image is it.
         most: Labels must be below it.
+        known: The domains that the data set has as its authors ship it.
         count: The first classes asked for, None if not.
         default: The first classes taken if none are asked for, at most those there are; None for all.
 
     Raises:
         UserError: a line is wrong, an image is not there or listed twice, a class or domain is empty.
     """
+    there = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
     read: list[tuple[Line, str, Split]] = []
     for domain, of_domain in lists.items():
+        if there and domain not in there:  # where none is, the first line says what is missing
+            continue
         for split, name in of_domain.items():
             read += [(line, domain, split) for line in read_list(root, name)]
     lines = [line for line, _, _ in read]
@@ -79,4 +84,4 @@ def list_domains(
         if count is None or label_within(line, most) < count:
             present.require(path, line.where)
         items.append(Item(path, label_within(line, most), domain, split))
-    return listing(root, names, items, count)
+    return listing(root, names, items, count, {*known, *lists})

@@ -8,7 +8,7 @@ Two layouts are in use:
 - the NICO challenge's download (track 1): `public_dg_0416/train/<domain>/<class>/<image>`, without lists and with a
   test set without labels, which cannot be used. Labels are then alphabetical and there is no split.
 
-Domains that are not there are left out.
+Domains whose folder is not there are left out, listed or not.
 
 Zhang, He, Xu, Yu, Shen, Cui. NICO++: Towards Better Benchmarking for Domain Generalization. CVPR 2023.
 https://nicochallenge.com/dataset
@@ -39,11 +39,11 @@ class Nico(Source):
         look_at_root(root)
         lists = find_lists(root, _LISTS, _DOMAINS)
         if lists:
-            return list_domains(root, lists, _BASES, _CLASSES, num_classes, self.num_classes)
+            return list_domains(root, lists, _BASES, _CLASSES, _DOMAINS, num_classes, self.num_classes)
         base = first_folder(root, _FOLDERS, lambda there: bool(_DOMAINS & set(there.folders)))
         if base is None:
             folders = "`NICO_DG/<domain>/` or `public_dg_0416/train/<domain>/` with domains such as `autumn`"
             raise unexpected(root, self.name, f"`NICO_DG_official/<domain>_train.txt`, {folders}")
         domains = sorted(_DOMAINS & set(look(root / base).folders))
         images = tree(root, [(domain, join(base, domain), None) for domain in domains])
-        return listing(root, images.class_names, images.items(), num_classes)
+        return listing(root, images.class_names, images.items(), num_classes, _DOMAINS)

@@ -39,7 +39,7 @@ class OfficeHome(Source):
             if domain is not None:
                 folders[domain] = name
         images = tree(root, [(domain, join(base, name), None) for domain, name in folders.items()])
-        return listing(root, images.class_names, images.items(), num_classes)
+        return listing(root, images.class_names, images.items(), num_classes, _DOMAINS.values())
 
 
 def _plain(name: str) -> str:

@@ -1,7 +1,8 @@
 """PACS: 4 domains (art_painting, cartoon, photo, sketch), 7 classes, 9,991 images.
 
-Layout: `<domain>/<class>/<image>` at the root or in `kfold/`, and the lists `<domain>_{train,crossval,test}_kfold.txt`
-at the root, in `pacs_label/`, `splits/` or `kfold/`, lines such as `sketch/dog/n02103406_1170-6.png 1`, labels from 1.
+Layout: `<domain>/<class>/<image>` and the lists `<domain>_{train,crossval,test}_kfold.txt`, each at the root or in a
+folder up to two levels below it, whatever it is called: the authors' are `kfold/` and `Train val splits and h5py files
+pre-read/`, others' `pacs_data/` and `pacs_label/`. Lines are `sketch/dog/n02103406_1170-6.png 1`, with labels from 1.
 
 Split: the authors' test list is the whole domain, for training on the other three; train and crossval are its two
 parts. Here all domains take part in training, so train is the train list and test is all the rest, which is crossval:
@@ -22,18 +23,16 @@ from fedsweep.preparation.sources.base import Item, Listing, Source
 from fedsweep.preparation.sources.checks import listing, tree
 from fedsweep.preparation.sources.files import (
     Present,
-    first_folder,
     join,
     look,
     look_at_root,
+    only_folder,
     read_list,
     some,
     unexpected,
 )
 
 _DOMAINS = frozenset({"art_painting", "cartoon", "photo", "sketch"})
-_FOLDERS = ("", "kfold", "pacs_data", "images")
-_LISTS = ("", "pacs_label", "splits", "kfold")
 
 
 class Pacs(Source):
@@ -45,19 +44,19 @@ class Pacs(Source):
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
         """All images of the first `num_classes` classes."""
         look_at_root(root)
-        base = first_folder(root, _FOLDERS, lambda there: bool(_DOMAINS & set(there.folders)))
+        base = only_folder(root, "the domains' folders", lambda there: bool(_DOMAINS & set(there.folders)))
         if base is None:
             raise unexpected(
-                root, self.name, "the folders `art_painting`, `cartoon`, `photo`, `sketch`, also in `kfold/`"
+                root, self.name, "the folders `art_painting`, `cartoon`, `photo`, `sketch`, up to two folders down"
             )
         domains = sorted(_DOMAINS & set(look(root / base).folders))
         images = tree(root, [(domain, join(base, domain), None) for domain in domains])
         items = images.items()
-        place = first_folder(root, _LISTS, lambda there: any(name.endswith("_kfold.txt") for name in there.files))
+        place = only_folder(root, "the lists", lambda there: any(name.endswith("_kfold.txt") for name in there.files))
         if place is not None:
             train = self._train(root, base, place, domains)
             items = [Item(i.path, i.label, i.domain, "train" if i.path in train else "test") for i in items]
-        return listing(root, images.class_names, items, num_classes)
+        return listing(root, images.class_names, items, num_classes, _DOMAINS)
 
     def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
         """The paths of the train lists, once every list agrees with the folders."""

@@ -18,8 +18,8 @@ in the metadata `huggingface`, `label_name`, the numbers. An item's path names i
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,7 +46,7 @@ class Parquet(Source):
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
         """All images of the first `num_classes` classes."""
         there = look_at_root(root)
-        names = _parquet_files(there)
+        names = parquet_files(there)
         if not names:
             raise unexpected(root, self.name, "`*.parquet`")
         tables = [_Table.read(root / name) for name in names]
@@ -54,11 +54,16 @@ class Parquet(Source):
         class_names = _class_names(root, tables)
         items = [item for table in tables for item in table.items(*places[table.stem], len(class_names))]
         order = {item.path: number for number, item in enumerate(items)}
+        with_rows = {item.domain for item in items}
+        for table in tables:
+            domain, _ = places[table.stem]
+            if "domain" not in table.columns and domain not in with_rows:
+                raise UserError(f"{table.path}: a domain must have images, but the file of `{domain}` has no rows.")
         made = listing(root, class_names, items, num_classes)
         # Row 10 comes after row 9: readers go through a file once.
-        return Listing(
-            made.class_names, made.domains, tuple(sorted(made.items, key=lambda i: (i.domain, order[i.path])))
-        )
+        rows = tuple(sorted(made.items, key=lambda item: (item.domain, order[item.path])))
+        nameless = _after_splits(places) and not any("domain" in table.columns for table in tables)
+        return replace(made, items=rows, nameless=nameless)
 
     def file_of(self, path: str) -> str:
         """The Parquet file."""
@@ -81,10 +86,11 @@ def row_of(path: str) -> tuple[str, int]:
 
 def holds_images(root: Path, there: Folder) -> bool:
     """Whether the root holds a Parquet file with images."""
-    return any("image" in open_parquet(root / name).schema_arrow.names for name in _parquet_files(there))
+    return any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(there))
 
 
-def _parquet_files(there: Folder) -> list[str]:
+def parquet_files(there: Folder) -> list[str]:
+    """The names of Parquet files in a folder."""
     return [name for name in there.files if name.lower().endswith(".parquet")]
 
 
@@ -163,12 +169,22 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
 
 def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | None]]:
     """The domain and the split that the name of each file says."""
-    bases = {stem: _SHARD.sub("", stem) for stem in stems}
-    if all(base.lower() in SPLITS for base in bases.values()):
+    bases = {stem: _base(stem) for stem in stems}
+    if _after_splits(stems):
         return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}
     # `set-2.parquet` alone may be its name; beside `set-1.parquet` it is a shard.
     shared = Counter(bases.values())
     return {stem: (base if shared[base] > 1 else stem, None) for stem, base in bases.items()}
+
+
+def _after_splits(stems: Iterable[str]) -> bool:
+    """Whether all files are called after splits."""
+    return all(_base(stem).lower() in SPLITS for stem in stems)
+
+
+def _base(stem: str) -> str:
+    """The stem of a file without a shard's number."""
+    return _SHARD.sub("", stem)
 
 
 def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fedsweep.errors import UserError
+from fedsweep.errors import UserError, one_line
 
 _BATCH = 64  # images decoded from Parquet at a time; a row group may hold them all
 
@@ -22,9 +22,9 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path, memory_map=True)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise UserError(f"{path} cannot be read: {error.strerror or one_line(error)}.") from None
     except pa.ArrowException as error:
-        raise UserError(f"{path} is not a whole Parquet file: {error}.") from None
+        raise UserError(f"{path} is not a whole Parquet file: {one_line(error)}.") from None
 
 
 def read_images(root: Path, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
@@ -58,7 +58,12 @@ class _Cursor:
             self._batches = self._file.iter_batches(_BATCH, row_groups=[group], columns=["image"])
         while row >= self._start + len(self._images):
             self._start += len(self._images)
-            images = next(self._batches)["image"]
+            try:
+                images = next(self._batches)["image"]
+            except (OSError, pa.ArrowException) as error:
+                raise UserError(
+                    f"{self._path} is damaged: its images from row {self._start} on cannot be read: {one_line(error)}."
+                ) from None
             self._images = pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
         image: bytes = self._images[row - self._start].as_py()
         return image

@@ -5,6 +5,7 @@ Layouts of the images, each at the root or in one of the folders below:
 - one middle frame per video, as CoOp ships them: `UCF-101-midframes/<Class_Name>/v_<ClassName>_g01_c01.jpg`;
 - a folder of frames per video, `<ClassName>/v_<ClassName>_g01_c01/<frame>.jpg` or without the class folder
   `v_<ClassName>_g01_c01/<frame>.jpg`: of n frames, in the order of their numbers, number n // 2 (from 0) is taken.
+  Pictures of optical flow among them (`flow_x_00001.jpg`) are left out.
 
 Lists, in `ucfTrainTestlist/` or at the root: `classInd.txt` (`1 ApplyEyeMakeup`), `trainlist01.txt`
 (`ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi 1`) and `testlist01.txt` (the same, mostly without labels): the first of
@@ -32,11 +33,13 @@ from fedsweep.preparation.sources.files import (
     read_lines,
     read_list,
     refuse_twice,
+    some,
     unexpected,
 )
 
-_FOLDERS = ("UCF-101-midframes", "UCF-101", "jpegs_256", "frames", "images", "")
+_FOLDERS = ("UCF-101-midframes", "UCF-101", "jpegs_256", "rawframes", "frames", "images", "")
 _LISTS = ("ucfTrainTestlist", "")
+_FLOW = "flow_"
 _NEEDED = ("classInd.txt", "trainlist01.txt", "testlist01.txt")
 
 
@@ -50,7 +53,7 @@ class Ucf101(Source):
         """All images of the first `num_classes` classes."""
         look_at_root(root)
         place = first_folder(root, _LISTS, lambda there: set(_NEEDED) <= set(there.files))
-        base = first_folder(root, _FOLDERS, lambda there: len(there.folders) > 0)
+        base = first_folder(root, _FOLDERS, lambda there: bool(set(there.folders) - {*_LISTS}))
         if place is None or base is None:
             raise unexpected(
                 root, self.name, "`ucfTrainTestlist/{classInd,trainlist01,testlist01}.txt` and image folders"
@@ -99,12 +102,22 @@ class _Videos:
         for image in there.images:
             if os.path.splitext(image)[0] == video:
                 return join(folder, image)
-        frames = look(self._root / folder / video).images if video in there.folders else ()
+        frames = self._frames(join(folder, video)) if video in there.folders else []
         if not frames:
             stems = [os.path.splitext(image)[0] for image in there.images] + [*there.folders]
             hint = near(video, stems) or "."
             raise UserError(f"{where}: no frame of `{video}` is under {self._root / folder}{hint}")
         return join(folder, video, sorted(frames, key=_by_number)[len(frames) // 2])
+
+    def _frames(self, folder: str) -> list[str]:
+        frames = [name for name in look(self._root / folder).images if not name.startswith(_FLOW)]
+        kinds = sorted({re.sub(r"\d+$", "", os.path.splitext(name)[0]) for name in frames})
+        if len(kinds) > 1:
+            raise UserError(
+                f"{self._root / folder}: the frames of a video must be called alike but for their numbers, "
+                f"but they begin with {some(kinds)}."
+            )
+        return frames
 
 
 def _class_names(root: Path, name: str) -> list[str]:

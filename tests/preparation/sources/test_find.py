@@ -49,6 +49,35 @@ def test_folders_called_after_splits_are_no_domains(tmp_path: Path) -> None:
     assert find("my set", tmp_path).name == "classes"
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["train/north/cod/1.jpg", "test/north/cod/2.jpg", "test/south/cod/3.jpg"],
+        ["north/train/cod/1.jpg", "north/test/cod/2.jpg", "south/Train/eel/3.jpg"],
+    ],
+)
+def test_splits_above_and_within_domains(files: list[str], tmp_path: Path) -> None:
+    trees.grow(tmp_path, files)
+    assert find("my set", tmp_path).name == "domains"
+
+
+def test_a_folder_beside_the_splits_is_no_domain(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["train/cod/1.jpg", "test/cod/2.jpg", "unlabeled/x/3.jpg"])
+    expected = (
+        f"{tmp_path}: the folders `test`, `train` are called like splits, but `unlabeled` beside them is not; without "
+        "the others the splits are read, and `--layout domains` takes each folder for a domain."
+    )
+    with pytest.raises(UserError, match=re.escape(expected)):
+        find("my set", tmp_path)
+    assert find("my set", tmp_path, layout="domains").list(tmp_path).domains == ("test", "train", "unlabeled")
+
+
+def test_parquet_files_with_another_column_of_images_say_so(tmp_path: Path) -> None:
+    trees.write_parquet(tmp_path / "x.parquet", {"img": [trees.picture()] * 2, "label": [0, 1]})
+    with pytest.raises(UserError, match=re.escape("must have a column `image`, but it has `img`, `label`")):
+        find("my set", tmp_path).list(tmp_path)
+
+
 def test_unknown_layout(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape("there is no layout `domain`; did you mean `domains`")):
         find("x", tmp_path, layout="domain")
@@ -60,7 +89,8 @@ def test_nothing_fits(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/b/c/d.jpg"])
     expected = (
         f"the root {tmp_path} has not the layout `domains` or `classes`: looked for `<domain>/<class>/<image>`, "
-        "`<class>/<image>` or `*.parquet` (`pcas` is none of the layouts known by name), but found folders `a`."
+        "`<class>/<image>` or `*.parquet` (`pcas` is none of the layouts known by name), but found folders `a`; "
+        f"perhaps all lies one folder down: `--root {tmp_path / 'a'}`."
     )
     with pytest.raises(UserError, match=re.escape(expected)):
         find("pcas", tmp_path)

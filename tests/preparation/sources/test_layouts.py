@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,20 @@ def test_domainnet_lists_may_lie_beside_the_domains(tmp_path: Path) -> None:
         path.rename(tmp_path / path.name)
     (tmp_path / "splits").rmdir()
     assert listing("domainnet", tmp_path) == expected
+
+
+def test_domains_that_are_not_unpacked_are_left_out(tmp_path: Path) -> None:
+    trees.domainnet(tmp_path)
+    shutil.rmtree(tmp_path / "sketch")
+    got = listing("domainnet", tmp_path)
+    assert got.domains == ("real",)
+    assert got.absent == ("clipart", "infograph", "painting", "quickdraw", "sketch")
+    shutil.rmtree(tmp_path / "real")
+    refused("domainnet", tmp_path, "real_train.txt, line 1: names `real/bus/real_1.jpg`, which is not under")
+    trees.nico(tmp_path / "nico")
+    shutil.rmtree(tmp_path / "nico" / "NICO_DG" / "dim")
+    got = listing("nico", tmp_path / "nico")
+    assert (got.absent, len(got.items)) == (("dim",), 5 * 6)
 
 
 def test_domainnet_takes_the_first_100_classes(tmp_path: Path) -> None:
@@ -176,6 +191,31 @@ def test_pacs_without_lists_has_no_split(tmp_path: Path) -> None:
     assert {item.split for item in listing("pacs", tmp_path).items} == {None}
 
 
+@pytest.mark.parametrize(
+    "place", ["Train val splits and h5py files pre-read", "pacs_label/pacs_label", "splits", "image_list", "kfold"]
+)
+def test_pacs_lists_are_found_whatever_their_folder_is_called(place: str, tmp_path: Path) -> None:
+    trees.pacs(tmp_path)
+    expected = listing("pacs", tmp_path)
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    for path in tmp_path.glob("*_kfold.txt"):
+        path.rename(tmp_path / place / path.name)
+    assert listing("pacs", tmp_path) == expected
+    assert {item.split for item in expected.items} == {"train", "test"}
+    copy = (tmp_path / place).with_name("copy")
+    copy.mkdir()
+    shutil.copy(tmp_path / place / "photo_train_kfold.txt", copy)
+    with pytest.raises(UserError, match="the lists must lie in one folder, but they lie in "):
+        listing("pacs", tmp_path)
+
+
+@pytest.mark.parametrize("place", ["", "PACS", "pacs_data/pacs_data"])
+def test_pacs_domains_are_found_up_to_two_folders_down(place: str, tmp_path: Path) -> None:
+    trees.grow(tmp_path / place, ["photo/dog/1.jpg", "sketch/dog/1.png"])
+    got = listing("pacs", tmp_path)
+    assert (got.domains, got.absent) == (("photo", "sketch"), ("art_painting", "cartoon"))
+
+
 def test_pacs_trusts_the_folder_where_a_list_slips(tmp_path: Path) -> None:
     counts = trees.pacs(tmp_path)
     # As in copies of the authors' lists: label 0, and one image twice in place of another.
@@ -248,6 +288,26 @@ def test_ucf101_takes_the_middle_frame(with_class_folders: bool, tmp_path: Path)
         assert item.split == ("test" if "_g01_" in item.path else "train")
 
 
+@pytest.mark.parametrize("folder", ["rawframes", "jpegs_256"])
+def test_ucf101_takes_no_optical_flow_for_frames(folder: str, tmp_path: Path) -> None:
+    lists = {
+        "ucfTrainTestlist/classInd.txt": "1 YoYo\n",
+        "ucfTrainTestlist/trainlist01.txt": "YoYo/v_YoYo_g09_c02.avi 1\n",
+        "ucfTrainTestlist/testlist01.txt": "YoYo/v_YoYo_g01_c01.avi\n",
+    }
+    videos = [f"{folder}/YoYo/v_YoYo_{video}" for video in ("g01_c01", "g09_c02")]
+    names = [f"{kind}_{number:05}.jpg" for kind in ("img", "flow_x", "flow_y") for number in range(1, 4)]
+    trees.grow(tmp_path, [f"{video}/{name}" for video in videos for name in names], lists)
+    assert [item.path for item in listing("ucf101", tmp_path).items] == [f"{video}/img_00002.jpg" for video in videos]
+    (tmp_path / videos[0] / "depth_00001.jpg").write_bytes(trees.picture())
+    refused("ucf101", tmp_path, "must be called alike but for their numbers, but they begin with `depth_`, `img_`.")
+
+
+def test_ucf101_without_frames_says_what_was_looked_for(tmp_path: Path) -> None:
+    trees.grow(tmp_path, [], trees.UCF_LISTS)
+    refused("ucf101", tmp_path, "and image folders, but found folders `ucfTrainTestlist`")
+
+
 def test_ucf101_bad_lists(tmp_path: Path) -> None:
     trees.ucf101(tmp_path)
     train = tmp_path / "ucfTrainTestlist" / "trainlist01.txt"
@@ -278,6 +338,31 @@ def test_classes_with_folders_of_splits(tmp_path: Path) -> None:
         **dict.fromkeys(files[:2], "train"),
         **dict.fromkeys(files[2:], "test"),
     }
+
+
+@pytest.mark.parametrize("form", ["{split}/{domain}", "{domain}/{split}"])
+def test_domains_with_folders_of_splits(form: str, tmp_path: Path) -> None:
+    parts = [("north", "train"), ("north", "val"), ("south", "train"), ("south", "test")]
+    folders = [form.format(domain=domain, split=split) for domain, split in parts]
+    trees.grow(tmp_path, [f"{folder}/{name}/1.jpg" for folder in folders for name in ("cod", "eel")])
+    got = listing("domains", tmp_path)
+    assert (got.domains, got.class_names) == (("north", "south"), ("cod", "eel"))
+    for (domain, split), folder in zip(parts, folders, strict=True):
+        items = [item for item in got.items if item.path.startswith(f"{folder}/")]
+        assert [item.label for item in items] == [0, 1]
+        assert {(item.domain, item.split) for item in items} == {(domain, "train" if split == "train" else "test")}
+
+
+def test_a_domain_may_have_no_splits_beside_one_that_has(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["north/train/cod/1.jpg", "north/test/cod/2.jpg", "south/cod/3.jpg"])
+    assert [item.split for item in listing("domains", tmp_path).items] == ["test", "train", None]
+
+
+def test_splits_are_not_taken_for_classes(tmp_path: Path) -> None:
+    trees.grow(tmp_path, ["cod/train/1.jpg", "cod/test/2.jpg", "eel/train/3.jpg"])
+    refused(
+        "domains", tmp_path, f"{tmp_path}: class folders must be called after classes, but they are `test`, `train`"
+    )
 
 
 def test_classes_are_named_after_the_root_however_it_is_written(

@@ -143,6 +143,36 @@ def test_files_that_are_not_whole(tmp_path: Path) -> None:
     refused(tmp_path, f"{tmp_path / 'photo.parquet'} is not a whole Parquet file: ")
 
 
+def test_a_file_without_rows_is_an_empty_domain(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "x.parquet", columns())
+    write_parquet(tmp_path / "y.parquet", {"image": pa.array([], pa.binary()), "label": pa.array([], pa.int16())})
+    refused(tmp_path, f"{tmp_path / 'y.parquet'}: a domain must have images, but the file of `y` has no rows.")
+    (tmp_path / "y.parquet").rename(tmp_path / "x-1.parquet")
+    (tmp_path / "x.parquet").rename(tmp_path / "x-0.parquet")
+    assert SOURCE.list(tmp_path).domains == ("x",)  # a shard may be empty
+
+
+def test_pages_that_are_damaged_are_told_in_a_sentence(tmp_path: Path) -> None:
+    write_parquet(path := tmp_path / "x.parquet", columns(40), rows=40)
+    content = bytearray(path.read_bytes())
+    content[4:2000] = b"\xff" * 1996
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        list(read_images(tmp_path, [("x.parquet", row) for row in range(40)]))
+    assert str(caught.value).startswith(f"{path} is damaged: its images from row 0 on cannot be read: ")
+    assert "\n" not in str(caught.value)
+    assert not str(caught.value).endswith("..")
+
+
+def test_only_files_called_after_splits_are_without_a_domain_of_their_own(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", columns())
+    assert SOURCE.list(tmp_path).nameless
+    write_parquet(tmp_path / "train.parquet", columns(domain=["a", "b", "b"]))
+    assert not SOURCE.list(tmp_path).nameless
+    (tmp_path / "train.parquet").rename(tmp_path / "photo.parquet")
+    assert not SOURCE.list(tmp_path).nameless
+
+
 def test_reading_any_order_and_a_row_that_is_not_there(tmp_path: Path) -> None:
     parquet(tmp_path)
     items = SOURCE.list(tmp_path).items
