@@ -176,7 +176,7 @@ def read_json(path: Path) -> dict[str, Json]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold names and values, but it holds {type(data).__name__}.")
@@ -229,7 +229,11 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
     infinite = [one["msg"] for one in here if one["type"] == "finite_number" and isinstance(value, float)]
     rules = infinite[:1] or [one["msg"] for one in here]
     rule = ", or ".join(rules).replace("or Input should be ", "or ")
-    rule = rule.replace("Input should be", "must be").replace("Tuple should have", "must have")
+    rule = (
+        rule.replace("String should match pattern", "must match")
+        .replace("Input should be", "must be")
+        .replace("Tuple should have", "must have")
+    )
     rule = rule.replace("Dictionary should have", "must have")
     shown = json.dumps(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
     return f"{where}: `{name}` {rule[0].lower()}{rule[1:]}, but it is {shown}."

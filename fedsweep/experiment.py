@@ -65,7 +65,7 @@ class RunConfig(Config):
                 f"`federation.clients_per_round` one_per_domain needs clients of one domain each, "
                 f"but those of `partition.name` {self.partition.name} draw from all"
             )
-        if self.lora.rank > (most := self.backbone.largest_rank):
+        if self.lora.rank > (most := self.backbone.largest_rank(self.lora.position)):
             raise ValueError(
                 f"`lora.rank` must be at most {most}, the narrowest side of {self.backbone.name}'s adapted layers, "
                 f"but it is {self.lora.rank}"

@@ -33,7 +33,7 @@ def pretrain(
 
     import torch
 
-    from fedsweep.pretraining import EpochTable, PretrainConfig, default_out, start, train, write_result
+    from fedsweep.pretraining import EpochTable, PretrainConfig, alone, default_out, start, train, write_result
     from fedsweep.terminal import progress_console, relative
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -42,19 +42,23 @@ def pretrain(
     where = f"pre-training {experiment}"
     config = PretrainConfig.of(read_yaml(path), where).override(changes, where)
     target = (out or default_out(experiment)).absolute()
-    session, saved = start(config, target, device, threads, resume)
-    torch.set_num_threads(session.threads)
-    console, finished = progress_console(), len(saved.history) if saved else 0
+    console, finished = progress_console(), 0
     try:
-        with EpochTable(session, finished, console) as table:
-            for record in train(session, saved, table.on_step):
-                finished = record.epoch
-                table.add(record)
-        card = write_result(session, experiment, target)
+        with alone(target):
+            session, saved = start(config, target, device, threads, resume)
+            torch.set_num_threads(session.threads)
+            finished = len(saved.history) if saved else 0
+            with EpochTable(session, finished, console) as table:
+                for record in train(session, saved, table.on_step):
+                    finished = record.epoch
+                    table.add(record)
+            card = write_result(session, experiment, target)
     except KeyboardInterrupt:
         kept = f"{finished} of {config.epochs} epochs; the same command with --resume goes on."
         console.print(f"Stopped after {kept}" if finished else "Stopped before the end of the first epoch.")
         raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of the rows has gone
+        raise
     except OSError as error:  # a full disk; what was whole before is still whole
         raise UserError(f"{target.parent} cannot be written: {error.strerror or error}.") from None
     console.print(f"{card['validation_accuracy']:.2%} of the validation images; weights in {relative(target)}.")

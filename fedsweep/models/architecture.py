@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -42,19 +42,15 @@ class Architecture:
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
     def facts(self) -> dict[str, str | int | None]:
-        """What decides the function beside the tensors: the values of an experiment's fields, none left to the model.
+        """What must be as it was in training: the values of an experiment's fields, none left to the model.
+
+        Other sizes of images and a single channel are asked for on purpose, and weights are fitted to them.
 
         Raises:
             ValueError: what `outline` raises.
         """
         known = outline(self)
-        return {
-            "model": self.name,
-            "num_heads": known.heads,
-            "patch_size": known.patch_size,
-            "img_size": self.image_size,
-            "in_chans": self.in_chans,
-        }
+        return {"model": self.name, "num_heads": known.heads, "patch_size": known.patch_size}
 
     def build(self) -> nn.Module:
         """The network on torch's default device, its weights drawn from torch's generator, its head of one class.
@@ -94,8 +90,8 @@ class Outline:
     patch_size: int
     heads: int | None
     """Attention heads; None without attention."""
-    largest_rank: int
-    """The smallest side of the matrices that LoRA can sit beside: with more, an adapter is not of low rank."""
+    largest_rank: Mapping[str, int]
+    """By position: the smallest side of the matrices that LoRA sits beside; with more, it would not be of low rank."""
 
 
 @lru_cache(maxsize=64)
@@ -122,14 +118,17 @@ def outline(architecture: Architecture) -> Outline:
     if (architecture.img_size or architecture.patch_size) and size % patch_size:
         raise ValueError(f"`backbone.img_size` must be a multiple of the patch size {patch_size}, but it is {size}")
     blocks = cast(nn.ModuleList, backbone.blocks)
-    places = [cast(nn.Linear, block.get_submodule(place)) for block in blocks for place in family.sublayers.values()]
+    largest = {
+        position: min(min(cast(nn.Linear, block.get_submodule(place)).weight.shape) for block in blocks)
+        for position, place in family.sublayers.items()
+    }
     return Outline(
         family=family,
         layers=len(blocks),
         width=cast(int, backbone.embed_dim),
         patch_size=patch_size,
         heads=getattr(getattr(blocks[0], "attn", None), "num_heads", None),
-        largest_rank=min(min(place.in_features, place.out_features) for place in places),
+        largest_rank=largest | {"both": min(largest.values())},
     )
 
 

@@ -3,13 +3,15 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep.types import AdapterState
 
+Position = Literal["l0", "l1", "both"]
+"""Where adapters sit in a block: after attention (token mixing), after the MLP (channel mixing), or both."""
 _BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 
 from fedsweep.config import Config
-from fedsweep.models.layered import LayeredModel
+from fedsweep.models.layered import LayeredModel, Position
 from fedsweep.seeding import derived_seed
 
 
@@ -23,7 +23,7 @@ class LoraConfig(Config):
     rank: int = Field(8, gt=0, description="rows of A, columns of B")
     alpha: float | None = Field(None, gt=0, description="s = alpha / rank; leave null when `scaling` is given")
     scaling: float | None = Field(None, gt=0, description="s itself; leave null when `alpha` is given")
-    position: Literal["l0", "l1", "both"] = Field(
+    position: Position = Field(
         "both", description="l0: after attention (token mixing), l1: after the MLP (channel mixing)"
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout on the adapter's input")

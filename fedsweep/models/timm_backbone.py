@@ -18,12 +18,12 @@ from fedsweep.errors import UserError
 from fedsweep.models import timm_weights, weights_file
 from fedsweep.models.architecture import Architecture, Outline, check_name, check_pinned, outline, timm_config
 from fedsweep.models.families import check_walk
-from fedsweep.models.layered import LayeredModel
+from fedsweep.models.layered import LayeredModel, Position
 from fedsweep.models.mixer import LayeredMixer
 from fedsweep.seeding import derived_seed
 
-Colours = tuple[float, float, float]
-Spread = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
+Mean = Annotated[float, Field(ge=-1000, le=1000)]
+Std = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
 class TimmBackbone(Config):
@@ -42,8 +42,12 @@ class TimmBackbone(Config):
     embed_dim: int | None = Field(None, gt=0, description="features of a token; not for timm's weights")
     num_blocks: int | None = Field(None, gt=0, description="blocks of the full model; not for timm's weights")
     num_heads: int | None = Field(None, gt=0, description="attention heads; not for timm's weights")
-    mean: Colours | None = Field(None, description="mean of each colour, of pixels in 0..1; null for the weights' own")
-    std: Spread | None = Field(None, description="standard deviation of each colour; null for the weights' own")
+    mean: tuple[Mean, Mean, Mean] | None = Field(
+        None, description="mean of each colour, of pixels in 0..1; null for the weights' own"
+    )
+    std: tuple[Std, Std, Std] | None = Field(
+        None, description="standard deviation of each colour; null for the weights' own"
+    )
 
     @model_validator(mode="after")
     def _timm_has_it(self) -> Self:
@@ -88,10 +92,9 @@ class TimmBackbone(Config):
         """Features of a token."""
         return self._outline.width
 
-    @property
-    def largest_rank(self) -> int:
-        """The largest LoRA rank at any position; a Mixer's token mixing is as narrow as its number of patches."""
-        return self._outline.largest_rank
+    def largest_rank(self, position: Position) -> int:
+        """The largest LoRA rank at a position; a Mixer's token mixing is as narrow as its number of patches."""
+        return self._outline.largest_rank[position]
 
     @property
     def image_size(self) -> int:
@@ -142,7 +145,8 @@ class TimmBackbone(Config):
         `class_names`; else the head is a fresh one.
 
         Raises:
-            UserError: the weights are missing, broken or of another shape, or the walk is not timm's forward.
+            UserError: the weights are missing, broken or of another shape, the model does not fit into memory, or the
+                walk is not timm's forward.
         """
         self.fingerprint()  # refuses a wrong file before anything is built
         family = self._outline.family
@@ -165,7 +169,10 @@ class TimmBackbone(Config):
     def _create(self) -> nn.Module:
         """The network before its head is settled."""
         if self.pretrained != "timm":
-            return self._architecture.build()
+            try:
+                return self._architecture.build()
+            except ValueError as error:  # it was outlined before, without memory for its tensors
+                raise UserError(f"{error}.") from None
         patch = {} if self.patch_size is None else {"patch_size": self.patch_size}
         return timm_weights.create(self.model, img_size=self.image_size, in_chans=self.in_chans, **patch)
 

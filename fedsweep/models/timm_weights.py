@@ -9,6 +9,7 @@ from torch import nn
 
 from fedsweep.errors import UserError
 from fedsweep.models.architecture import timm_config
+from fedsweep.models.weights_file import reason
 
 SECONDS = 10.0
 """How long to wait for an answer of the hub."""
@@ -30,8 +31,7 @@ def create(model: str, **shape: Any) -> nn.Module:
     except OSError as error:
         raise _unreachable(model, error) from error
     except Exception as error:  # each format has its own
-        lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-        raise UserError(f"timm's weights {model} cannot be loaded: {' '.join(lines[:2]).rstrip('.')}.") from error
+        raise UserError(f"timm's weights {model} cannot be loaded: {reason(error)}.") from error
     return backbone
 
 

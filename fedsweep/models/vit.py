@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedsweep.config import Config
 from fedsweep.errors import UserError
-from fedsweep.models.layered import LayeredModel
+from fedsweep.models.layered import LayeredModel, Position
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
@@ -66,9 +66,8 @@ class DigitsViT(Config):
         """Features of a token."""
         return 64
 
-    @property
-    def largest_rank(self) -> int:
-        """The largest LoRA rank at any position."""
+    def largest_rank(self, position: Position) -> int:
+        """The largest LoRA rank at a position: at each the same."""
         return self.width
 
     @property

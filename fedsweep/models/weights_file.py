@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedsweep.errors import UserError
+from fedsweep.errors import UserError, one_line
 from fedsweep.models.architecture import Architecture
 from fedsweep.paths import data_folder, home, resolve
 
@@ -34,7 +35,10 @@ def find(name: str) -> Path:
     Raises:
         UserError: it is not there, or of another kind.
     """
-    path = resolve(name)
+    try:
+        path = resolve(name)
+    except OSError as error:
+        raise UserError(f"`backbone.pretrained` {name} cannot be opened: {error.strerror}.") from None
     if path.is_dir():
         path = path / "model.safetensors"
         if not path.is_file():
@@ -74,11 +78,11 @@ def read_card(path: Path) -> dict[str, Any]:
         return {}
     try:
         said = json.loads(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{beside} is not a card that can be read: {error}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{beside} is not a card that can be read: {one_line(error)}.") from None
     if not isinstance(said, dict):
         raise UserError(f"{beside} must hold names and values, but it holds {type(said).__name__}.")
-    if "sha256" in said and said["sha256"] != digest(path):
+    if said.get("sha256") not in (None, digest(path)):
         raise UserError(f"{path} is not the file that its card {beside.name} describes: its sha256 is {digest(path)}.")
     for name, least, kind in (("mean", -LARGEST, "finite numbers"), ("std", SMALLEST, "finite positive numbers")):
         values = said.get(name, [0.5])
@@ -151,8 +155,10 @@ def read(path: Path) -> dict[str, Tensor]:
     try:
         state = load_state_dict(str(path), weights_only=True)
         other = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    except (AttributeError, TypeError):  # of a list, or of one tensor
+        raise UserError(f"{path} cannot be read as weights: it is no table of tensors by name.") from None
     except Exception as error:  # each format has its own: safetensors', pickle's, zip's, timm's
-        raise UserError(f"{path} cannot be read as weights: {_first_line(error)}.") from error
+        raise UserError(f"{path} cannot be read as weights: {reason(error)}.") from error
     if other:
         raise UserError(f"{path} cannot be read as weights: its `{other[0]}` is not a tensor.")
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
@@ -179,18 +185,27 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
             state[stem] = adapt_input_conv(1, state[stem])
     except Exception as error:  # whatever resampling a tensor of an unforeseen shape may raise
         _check(found, own, path)
-        raise UserError(f"{path} does not fit the model: {_first_line(error)}.") from error
+        raise UserError(f"{path} does not fit the model: {reason(error)}.") from error
     fresh = {name: tensor for name, tensor in own.items() if name.startswith(head)}
     heads = [name for name in fresh if name in state]
-    if not keep_head or not heads or any(len(state[name]) != len(fresh[name]) for name in heads):
+    if not keep_head or not heads or any(_other_classes(state[name], fresh[name]) for name in heads):
         state = {name: tensor for name, tensor in state.items() if not name.startswith(head)} | fresh
     _check(state, own, path)
     backbone.load_state_dict(state)
 
 
+def _other_classes(found: Tensor, own: Tensor) -> bool:
+    return found.ndim > 0 and len(found) != len(own)
+
+
 def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse weights of other names or shapes than the model's."""
+    """Refuse weights of other names, shapes or kinds of numbers than the model's."""
     for name, tensor in own.items():
+        if name in state and tensor.is_floating_point() and not state[name].is_floating_point():
+            raise UserError(
+                f"{path} does not fit the model: `{name}` holds {_kind(state[name])} in the file, "
+                f"but {_kind(tensor)} in the model."
+            )
         if name in state and state[name].shape != tensor.shape:
             raise UserError(
                 f"{path} does not fit the model: `{name}` has shape {tuple(state[name].shape)} in the file, "
@@ -203,6 +218,15 @@ def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -
             raise UserError(f"{path} does not fit the model: the file {what} `{first}`{rest}.")
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def reason(error: Exception) -> str:
+    """Why weights cannot be read, in the first sentence of those who tried; torch's own advice could run a pickle."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UnpicklingError):
+            return "there is more in it than tensors, and nothing else is unpickled"
+        cause = cause.__cause__ or cause.__context__
+    return one_line(error).split(". ")[0]

@@ -5,30 +5,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from fedsweep.errors import UserError
 from fedsweep.images.card import CARD, StoreCard
+from fedsweep.lock import held
 from fedsweep.preparation.corrupt import CORRUPT
 from fedsweep.preparation.scratch import Scratch
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a store that is being made; the system drops it with a process that is killed.
+    """Hold the lock of a store that is being made.
 
     Raises:
         UserError: another process holds it.
     """
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"another `fedsweep data prepare` is making {folder} now.") from None
-    try:
+    with held(folder.with_name(f".{folder.name}.lock"), f"another `fedsweep data prepare` is making {folder} now."):
         yield
-    finally:
-        lock.release()
 
 
 def recover(folder: Path) -> None:

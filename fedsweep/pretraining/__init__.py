@@ -4,7 +4,17 @@ from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.display import EpochTable
 from fedsweep.pretraining.loop import Session, train
 from fedsweep.pretraining.result import write_result
-from fedsweep.pretraining.start import default_out, start
+from fedsweep.pretraining.start import alone, default_out, start
 from fedsweep.pretraining.state import EpochRecord
 
-__all__ = ["EpochRecord", "EpochTable", "PretrainConfig", "Session", "default_out", "start", "train", "write_result"]
+__all__ = [
+    "EpochRecord",
+    "EpochTable",
+    "PretrainConfig",
+    "Session",
+    "alone",
+    "default_out",
+    "start",
+    "train",
+    "write_result",
+]

@@ -13,6 +13,7 @@ from safetensors.torch import save as to_bytes
 from fedsweep.checkpoint import write_atomically
 from fedsweep.pretraining.loop import Session, validate
 from fedsweep.pretraining.network import build_network
+from fedsweep.pretraining.start import card_of
 from fedsweep.pretraining.state import EpochRecord, TrainingState, read_saved
 
 
@@ -52,7 +53,7 @@ def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
         "versions": {package: version(package) for package in ("torch", "timm")},
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-    write_atomically(out.with_suffix(".json"), (json.dumps(card, indent=2) + "\n").encode())
+    write_atomically(card_of(out), (json.dumps(card, indent=2) + "\n").encode())
     session.checkpoint.unlink()
     return card
 

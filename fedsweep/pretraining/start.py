@@ -2,11 +2,14 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from fedsweep.errors import UserError
+from fedsweep.lock import held
 from fedsweep.paths import data_folder
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.images import load_images
@@ -18,6 +21,11 @@ from fedsweep.pretraining.state import Saved, check_same, read_saved
 def default_out(name: str) -> Path:
     """Where the weights of a pre-training go: `<data folder>/backbones/<name>.safetensors`."""
     return data_folder() / "backbones" / f"{name}.safetensors"
+
+
+def card_of(out: Path) -> Path:
+    """The card of the weights `out`, beside them."""
+    return out.with_suffix(".json")
 
 
 def checkpoint_of(out: Path) -> Path:
@@ -47,6 +55,19 @@ def start(
     return Session(config, data, checkpoint, torch.device(device), threads), saved
 
 
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Hold the lock of weights in the making, from before `start` to their end: two would share one checkpoint.
+
+    Raises:
+        UserError: another process holds it.
+        OSError: the folder cannot be written.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with held(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is making {out} now."):
+        yield
+
+
 def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
     """Refuse a place that cannot be written, and one where there is something that took hours to make."""
     if out.suffix != ".safetensors":
@@ -60,8 +81,9 @@ def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
             f"{checkpoint} holds {len(saved.history)} of {saved.config['epochs']} epochs: "
             "`--resume` goes on with them, deleting the file starts anew."
         )
-    if not resume and out.exists():
-        raise UserError(f"{out} is there already; delete it, or name another file with `--out`.")
+    for path in (out, card_of(out)):
+        if not resume and path.exists():
+            raise UserError(f"{path} is there already; delete it, or name another file with `--out`.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=out.parent)

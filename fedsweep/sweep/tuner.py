@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
 from joblib import cpu_count
 from rich.console import Console
 
 from fedsweep.errors import UserError
+from fedsweep.lock import held
 from fedsweep.paths import environment
 from fedsweep.store import Outcome, Store, SweepManifest, SweepStore, TrialRecord
 from fedsweep.sweep.display import LiveTable
@@ -172,13 +172,8 @@ def run_sweep(
 
 @contextlib.contextmanager
 def _alone(sweep: SweepStore) -> Iterator[None]:
-    """Hold the sweep's lock; the operating system frees it with the process, however that ends."""
-    lock = FileLock(sweep.folder / ".lock", blocking=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"sweep {sweep.folder.name} is being run by another process; wait for it or end it.") from None
-    with lock:
+    taken = f"sweep {sweep.folder.name} is being run by another process; wait for it or end it."
+    with held(sweep.folder / ".lock", taken):
         yield
 
 

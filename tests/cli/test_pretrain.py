@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from fedsweep import cli
 from fedsweep.config import flat, read_yaml
 from fedsweep.paths import available, find
-from fedsweep.pretraining import EpochTable, PretrainConfig
+from fedsweep.pretraining import EpochTable, PretrainConfig, alone
 from tests.cli.conftest import Call, Refused
 from tests.pretraining.conftest import SHIPPED, toy_data, write_store
 
@@ -44,7 +45,8 @@ def test_it_prints_a_line_per_epoch_and_leaves_weights_and_card(call: Call):
     assert answer.err.endswith("weights in data/backbones/toy.safetensors.\n")
     card = json.loads(Path("data/backbones/toy.json").read_text())
     assert card["recipe"]["seed"] == 3
-    assert sorted(path.name for path in Path("data/backbones").iterdir()) == ["toy.json", "toy.safetensors"]
+    left = [".toy.safetensors.lock", "toy.json", "toy.safetensors"]
+    assert sorted(path.name for path in Path("data/backbones").iterdir()) == left
 
 
 @pytest.mark.usefixtures("toy")
@@ -133,6 +135,31 @@ def test_a_mistake_is_one_sentence(call: Call, words, sentence):
     if sentence is not None:
         assert answer.err == f"fedsweep: {sentence}\n"
     assert not list(Path("data").glob("**/*.safetensors"))
+
+
+@pytest.mark.usefixtures("toy")
+def test_two_do_not_make_the_same_weights_at_once(refused: Refused):
+    out = Path("data/backbones/toy.safetensors").absolute()
+    with alone(out):
+        assert refused("pretrain", "toy") == f"another `fedsweep pretrain` is making {out} now."
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_file_in_the_cards_place_is_not_written_over(refused: Refused):
+    Path("mine.json").write_text("{}")
+    sentence = refused("pretrain", "toy", "--out", "mine.safetensors")
+    assert sentence == f"{Path('mine.json').absolute()} is there already; delete it, or name another file with `--out`."
+    assert Path("mine.json").read_text() == "{}"
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_reader_who_has_gone_is_no_full_disk(monkeypatch):
+    def gone(table: EpochTable, record: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(EpochTable, "add", gone)
+    with pytest.raises(BrokenPipeError):
+        cli.app(["pretrain", "toy"], standalone_mode=False)
 
 
 @pytest.mark.usefixtures("toy")

@@ -42,7 +42,7 @@ REFUSALS = [
     ),
     ({"pretrained": ""}, '`pretrained` string should have at least 1 character, but it is "".'),
     ({"sha256": "0" * 64}, "`backbone.sha256` pins a weights file, but `backbone.pretrained` is none."),
-    ({"sha256": "0", "pretrained": "a.pth"}, "`sha256` string should match pattern '^[0-9a-f]{64}$', but it is \"0\"."),
+    ({"sha256": "0", "pretrained": "a.pth"}, "`sha256` must match '^[0-9a-f]{64}$', but it is \"0\"."),
     # structures
     ({"model": "resnet50"}, f"{FIRST}resnet50 is a ResNet, {WORKS}"),
     ({"model": "convnext_tiny"}, f"{FIRST}convnext_tiny is a ConvNeXt, {WORKS}"),
@@ -81,7 +81,8 @@ REFUSALS = [
         "can be given another shape.",
     ),
     ({"mean": [0.5, 0.5]}, "`mean.2` is missing."),
-    ({"std": [0.5, 0.0, 0.5]}, "`std.1` must be greater than 0, but it is 0.0."),
+    ({"std": [0.5, 0.0, 0.5]}, "`std.1` must be greater than or equal to 0.000001, but it is 0.0."),
+    ({"mean": [1e39, 0.0, 0.0]}, "`mean.0` must be less than or equal to 1000, but it is 1e+39."),
     # shapes that the weights fix
     *(
         (

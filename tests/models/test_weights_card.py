@@ -28,8 +28,6 @@ def card_of(**changes) -> dict:
         ({"num_heads": 6}, {}, "num_heads` is 3, but {} 6"),
         ({}, {"num_heads": 4}, "num_heads` is 4, but {} 3"),
         ({"patch_size": 4}, {}, "patch_size` is 8, but {} 4"),
-        ({"img_size": 64}, {}, "img_size` is 32, but {} 64"),
-        ({}, {"in_chans": 1}, "in_chans` is 1, but {} 3"),
     ],
 )
 def test_weights_trained_as_another_function_are_refused(weights, trained, asked, sentence):
@@ -50,6 +48,8 @@ def test_weights_trained_as_another_function_are_refused(weights, trained, asked
         ({"model": "vit_tiny_patch16_224.augreg_in21k"}, {}),
         ({"name": "digits_vit", "num_heads": 6}, {}),
         ({"mean": [0.1] * 3, "std": None}, {}),
+        ({}, {"img_size": 64}),
+        ({}, {"in_chans": 1}),
     ],
 )
 def test_weights_trained_as_asked_are_taken(weights, trained, asked):
@@ -132,20 +132,23 @@ def test_the_fingerprint_holds_the_cards_classes(weights):
 @pytest.mark.parametrize(
     ("changes", "largest"),
     [
-        ({}, 48),
-        ({"model": "mixer_b16_224", "num_heads": None}, 16),  # patches: the rows of `mlp_tokens.fc2`
-        ({"model": "mixer_b16_224", "num_heads": None, "img_size": 128}, 24),  # its columns: half a token's width
+        ({}, (48, 48)),
+        ({"model": "mixer_b16_224", "num_heads": None}, (16, 48)),  # patches: the rows of `mlp_tokens.fc2`
+        ({"model": "mixer_b16_224", "num_heads": None, "img_size": 128}, (24, 48)),  # its columns: half a token's width
     ],
 )
-def test_the_largest_rank_is_the_narrowest_side_of_any_place(changes, largest):
+def test_the_largest_rank_is_the_narrowest_side_of_the_adapted_layers(changes, largest):
     config = tiny_vit(**changes)
     model = config.build(5, seed=0)
-    places = [block.get_submodule(name) for block in model.backbone.blocks for name in model.sublayers.values()]
-    assert config.largest_rank == largest == min(min(place.weight.shape) for place in places)
+    for (position, name), most in zip(model.sublayers.items(), largest, strict=True):
+        sides = [min(block.get_submodule(name).weight.shape) for block in model.backbone.blocks]
+        assert config.largest_rank(position) == most == min(sides)
+    assert config.largest_rank("both") == min(largest)
     assert config.width == 48
 
 
 def test_the_largest_rank_of_the_embedded_backbone():
     model = DigitsViT().build(10)
     places = [block.get_submodule(name) for block in model.backbone.blocks for name in model.sublayers.values()]
-    assert DigitsViT().largest_rank == min(min(place.weight.shape) for place in places) == 64
+    narrowest = min(min(place.weight.shape) for place in places)
+    assert {DigitsViT().largest_rank(position) for position in ("l0", "l1", "both")} == {narrowest} == {64}

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedsweep.errors import UserError
+from fedsweep.models.architecture import Architecture
 from tests.models.small import timm_network, tiny_vit
 
 CARD = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
@@ -98,6 +99,15 @@ def test_weights_of_another_shape_are_refused(weights, shape, problem):
         (lambda s: s | {"extra": torch.zeros(1)}, "the file holds, unknown to it, `extra`"),
         (lambda s: {f"backbone.{n}": t for n, t in s.items()}, "the file lacks `blocks.0.attn.proj.bias` and 41 more"),
         (lambda s: {n: t for n, t in s.items() if n != "head.bias"}, "the file lacks `head.bias`"),
+        (lambda s: s | {"head.weight": torch.tensor(1.0)}, "`head.weight` has shape () in the file, but (5, 48) {}"),
+        (
+            lambda s: s | {"norm.weight": torch.ones(48, dtype=torch.int8)},
+            "`norm.weight` holds int8 in the file, but float32 {}",
+        ),
+        (
+            lambda s: s | {"norm.weight": torch.ones(48, dtype=torch.complex64)},
+            "`norm.weight` holds complex64 in the file, but float32 {}",
+        ),
         (
             lambda s: s | {"head.weight": s["head.weight"][:, :7].contiguous()},
             "`head.weight` has shape (5, 7) in the file, but (5, 48) in the model",
@@ -106,7 +116,7 @@ def test_weights_of_another_shape_are_refused(weights, shape, problem):
 )
 def test_weights_with_a_wrong_tensor_are_refused(weights, change, problem):
     path = weights(change=change)
-    refused(tiny_vit(path), f"{path} does not fit the model: {problem}.")
+    refused(tiny_vit(path), f"{path} does not fit the model: {problem.format('in the model')}.")
 
 
 def test_a_mixers_weights_are_of_one_image_size(tmp_path):
@@ -146,6 +156,35 @@ def test_a_broken_file_is_refused_and_nothing_in_it_runs(tmp_path, monkeypatch, 
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.parametrize("content", [{"a": Trap()}, torch.nn.Linear(2, 2)])
+def test_a_pickle_of_more_than_tensors_is_refused_without_advice_to_run_it(tmp_path, content):
+    torch.save(content, path := tmp_path / "w.pth")
+    why = "there is more in it than tensors, and nothing else is unpickled"
+    refused(tiny_vit(path), f"{path} cannot be read as weights: {why}.")
+
+
+@pytest.mark.parametrize("content", [[torch.zeros(2)], torch.zeros(2)])
+def test_what_is_no_table_is_refused(tmp_path, content):
+    torch.save(content, path := tmp_path / "w.pth")
+    refused(tiny_vit(path), f"{path} cannot be read as weights: it is no table of tensors by name.")
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    name = f"./{'x' * 300}.pth"
+    refused(tiny_vit(name), f"`backbone.pretrained` {name} cannot be opened: File name too long.")
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused(monkeypatch):
+    config = tiny_vit()
+
+    def too_large(architecture: Architecture) -> None:
+        raise ValueError("timm cannot build it in this shape: no memory")
+
+    monkeypatch.setattr(Architecture, "build", too_large)
+    with pytest.raises(UserError, match=r"^timm cannot build it in this shape: no memory\.$"):
+        config.build(5, seed=0)
+
+
 def test_what_is_no_tensor_is_refused(weights):
     path = weights("w.pth", change=lambda state: {**state, "lr": 0.1})
     refused(tiny_vit(path), f"{path} cannot be read as weights: its `lr` is not a tensor.")
@@ -160,6 +199,11 @@ def test_what_is_no_tensor_is_refused(weights):
             "line 1 column 2 (char 1).",
         ),
         ("[]", "{card} must hold names and values, but it holds list."),
+        (
+            "[" * 100_000,
+            "{card} is not a card that can be read: maximum recursion depth exceeded while decoding a JSON array "
+            "from a unicode string.",
+        ),
         ('{"mean": 0.5}', "`mean` of the card {card} must be one or three finite numbers, but it is 0.5."),
         ('{"mean": [1, 2]}', "`mean` of the card {card} must be one or three finite numbers, but it is [1, 2]."),
         *(
