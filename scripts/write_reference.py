@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
@@ -128,7 +129,8 @@ def _row(name: str, field: FieldInfo) -> list[str]:
     kind = _kind(field.annotation).removesuffix(" or `null`")
     null = ["or `null`"] if NoneType in get_args(field.annotation) else []
     filled = ["not empty" for rule in field.metadata if getattr(rule, "min_length", None)]
-    value = ", ".join([" ".join([kind, *_rules(field.metadata)]), *filled, *null])
+    patterns = [f"like `{rule.pattern}`" for rule in field.metadata if getattr(rule, "pattern", None)]
+    value = ", ".join([" ".join([kind, *_rules(field.metadata), *patterns]), *filled, *null])
     return [f"`{name}`", value, default, field.description or "see below"]
 
 
@@ -145,7 +147,7 @@ def _kind(annotation: Any) -> str:
         return " ".join([_kind(inner[0]), *_rules(inner[1].metadata)])
     if origin is tuple:
         kind = _kind(inner[0]).removesuffix(" or `null`")
-        plural = f"{kind}s" if kind.endswith("number") else kind
+        plural = re.sub(r"\bnumber\b", "numbers", kind, count=1)
         return f"list of {plural}" if inner[-1] is Ellipsis else f"list of {len(inner)} {plural}"
     if origin is dict or (isinstance(annotation, type) and issubclass(annotation, Config)):
         return PLAIN[dict]
@@ -157,7 +159,7 @@ def _kind(annotation: Any) -> str:
 def _rules(metadata: list[Any]) -> list[str]:
     """A field's bounds, as one phrase or none."""
     bounds = [(sign, getattr(rule, attribute, None)) for rule in metadata for attribute, sign in RULES.items()]
-    rules = [f"{sign} {bound}" for sign, bound in bounds if bound is not None]
+    rules = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
     return [" and ".join(rules)] if rules else []
 
 

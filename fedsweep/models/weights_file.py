@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -179,7 +180,9 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
     own, found = backbone.state_dict(), read(path)
     adapt = importlib.import_module(type(backbone).__module__).checkpoint_filter_fn
     try:
-        state: dict[str, Tensor] = adapt(dict(found), backbone)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of timm's way to resample BEiT's relative positions
+            state: dict[str, Tensor] = adapt(dict(found), backbone)
         stem = next(name for name in own if name.endswith("proj.weight") and own[name].ndim == 4)
         if stem in state and (state[stem].shape[1], own[stem].shape[1]) == (3, 1):
             state[stem] = adapt_input_conv(1, state[stem])
