@@ -22,5 +22,7 @@ def held(path: Path, taken: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise UserError(taken) from None
-    with lock:
+    try:
         yield
+    finally:
+        lock.release()
