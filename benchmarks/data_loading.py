@@ -31,6 +31,7 @@ from torchvision.transforms import v2
 
 from fedsweep.data.imagestore import store_folder
 from fedsweep.data.prepared import PreparedData
+from fedsweep.models.layered import standardize_
 from fedsweep.types import ImageSet
 
 BATCH = 128
@@ -74,7 +75,7 @@ def from_store(sets: list[ImageSet]) -> Callable[[], int]:
         for images in sets:
             for index in torch.randperm(len(images)).split(BATCH):
                 pixels, _ = images.take(index)
-                yield (pixels.float() / 255 - MEAN) / STD
+                yield standardize_(pixels.float().div_(255), MEAN, STD)
 
     return lambda: sum(len(pixels) for pixels in batches())
 
