@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import cast
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
 
 import typer
+from typer.main import get_command
 
 from fedsweep.cli import data, verbs
 from fedsweep.cli.pretrain import pretrain
@@ -30,12 +33,18 @@ app.add_typer(data.app)
 _UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    """All verbs with their options; typer itself would read every signature again at each call."""
+    return get_command(app)
+
+
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2."""
     from fedsweep.errors import UserError
 
     try:
-        code = app(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
+        code = _command()(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
     except UserError as error:
         print(f"fedsweep: {error}", file=sys.stderr)
         raise SystemExit(2) from None

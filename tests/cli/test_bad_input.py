@@ -205,7 +205,7 @@ def test_a_wrong_experiment_file_is_refused(refused: Refused, change, sentence):
          "{} is not valid YAML at line 2, column 1: found character '\\t' that cannot start any token."),
         (b"a: 1\n---\nb: 1\n", "{} is not valid YAML at line 2, column 1: but found another document."),
         (b"a: 1\nb: 1" + b"0" * 400, "{} is not valid YAML at line 2, column 4: a number of 401 digits."),
-        (b"[" * 5000, "{} is not valid YAML: its brackets are nested too deeply."),
+        (b"[" * 2000, "{} is not valid YAML: its brackets are nested too deeply."),
         (b"a: !!bool maybe\n",
          "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
         (b"a: !!timestamp soon\n",
