@@ -29,6 +29,13 @@ settings.register_profile("fedsweep", deadline=None, derandomize=True, database=
 settings.load_profile("fedsweep")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start Ray or a server run one after the other: each takes all cores."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group("slow"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def clean_process() -> Iterator[None]:
     """One thread, and no variable of ours or of our libraries from the shell."""
