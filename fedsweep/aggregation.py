@@ -1,43 +1,120 @@
 """Arithmetic on adapter states: what a server does with its clients' updates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedsweep.config import Config
 from fedsweep.types import AdapterState, ClientUpdate
 
 
 class AggregationConfig(Config):
-    """How clients are weighted in averages."""
+    """How clients are weighted in averages, and what of LoRA's two factors is averaged."""
 
     weights: Literal["samples", "uniform"] = Field(
         "samples",
         description="weigh a client by its number of images (the papers) or all alike (FedRA's released code)",
     )
+    lora: Literal["factors", "freeze_a", "product_svd"] = Field(
+        "factors",
+        description="average A and B apart (the papers); train and average B alone under one frozen A; or average the "
+        "products B A and factor them again by a truncated SVD",
+    )
 
     def weight(self, update: ClientUpdate) -> float:
         """The client's weight before normalisation."""
-        return float(update.num_examples) if self.weights == "samples" else 1.0
+        return self.weight_of(update.num_examples)
+
+    def weight_of(self, num_examples: int) -> float:
+        """The weight, before normalisation, of a client with so many images."""
+        return float(num_examples) if self.weights == "samples" else 1.0
 
 
 def layerwise_mean(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> AdapterState:
     """r_j = sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3); a tensor that nobody trained keeps its value.
 
+    With `lora: product_svd` r_j is the product B A of an adapted layer, which is factored again at the same rank.
     The sum runs in the order of the clients' ids, so that the result does not depend on the order of arrival.
 
     Raises:
         KeyError: an update holds a tensor that the full model does not have.
     """
-    ordered = sorted(updates, key=lambda update: update.client)
-    for update in ordered:
+    for update in updates:
         if unknown := sorted(set(update.adapter) - set(previous)):
             raise KeyError(f"client {update.client} sent unknown tensors: {', '.join(unknown)}")
     mean: AdapterState = {}
     for name, old in previous.items():
-        parts = [(config.weight(update), update.adapter[name]) for update in ordered if name in update.adapter]
-        total = sum(weight for weight, _ in parts)
-        mean[name] = torch.stack([part * (weight / total) for weight, part in parts]).sum(0) if parts else old.clone()
+        parts = _parts(name, updates, config)
+        mean[name] = torch.stack([part * share for share, part in parts]).sum(0) if parts else old.clone()
+    if config.lora == "product_svd":
+        for a, b in _pairs(previous):
+            if parts := _parts(a, updates, config):
+                mean[a], mean[b] = _refactored(*_stacked(parts, _parts(b, updates, config)), mean[a], mean[b])
     return mean
+
+
+def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> float:
+    """How far the aggregate's products are from the mean of the clients': ||mean(B A) - B' A'|| / ||mean(B A)||.
+
+    Frobenius norms over all adapted layers that somebody trained; 0 where A is frozen. For `factors` the difference is
+    the weighted covariance of B and A over clients.
+    """
+    if not (pairs := [(a, b) for a, b in _pairs(previous) if _parts(a, updates, config)]):
+        return 0.0
+    both = {name: previous[name] for pair in pairs for name in pair}
+    known = [
+        ClientUpdate(one.client, one.allocation, _only(one.adapter, both), one.num_examples, {}) for one in updates
+    ]
+    mean = layerwise_mean(both, known, config)
+    missed = total = 0.0
+    for a, b in pairs:
+        left, right = _stacked(_parts(a, updates, config), _parts(b, updates, config))
+        total += _squared_norm(left, right)
+        minus = torch.cat([left, -mean[b].flatten(1).double()], dim=1)
+        missed += _squared_norm(minus, torch.cat([right, mean[a].flatten(1).double()]))
+    return (missed / total) ** 0.5 if total else 0.0
+
+
+def _only(adapter: AdapterState, names: Iterable[str]) -> AdapterState:
+    return {name: adapter[name] for name in names if name in adapter}
+
+
+def _parts(name: str, updates: Sequence[ClientUpdate], config: AggregationConfig) -> list[tuple[float, Tensor]]:
+    """The clients' values of one tensor with their shares, which sum to one, in the order of the clients' ids."""
+    holders = sorted((update for update in updates if name in update.adapter), key=lambda update: update.client)
+    total = sum(map(config.weight, holders))
+    return [(config.weight(update) / total, update.adapter[name]) for update in holders]
+
+
+def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Names of A and B of every adapted layer whose A is trainable."""
+    return ((name, name.replace(".lora_A.", ".lora_B.")) for name in names if ".lora_A." in name)
+
+
+def _stacked(a: Sequence[tuple[float, Tensor]], b: Sequence[tuple[float, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The mean of products as one: (out, K r) and (K r, in), in double precision; a convolution as a matrix."""
+    left = torch.cat([share * part.flatten(1).double() for share, part in b], dim=1)
+    return left, torch.cat([part.flatten(1).double() for _, part in a])
+
+
+def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A' = V^T and B' = U S of the best approximation of `left @ right` of a's rank, in the shapes of `a` and `b`.
+
+    The singular values go to B: with orthonormal rows A keeps the size that it starts with, and B may be zero.
+    """
+    q_left, r_left = torch.linalg.qr(left)
+    q_right, r_right = torch.linalg.qr(right.T)
+    u, s, v = torch.linalg.svd(r_left @ r_right.T)  # small: K r by K r at most
+    rank = min(len(a), len(s))
+    new_a, new_b = torch.zeros_like(a.flatten(1)), torch.zeros_like(b.flatten(1))
+    new_a[:rank] = (v[:rank] @ q_right.T).to(a.dtype)
+    new_b[:, :rank] = (q_left @ u[:, :rank] * s[:rank]).to(b.dtype)
+    return new_a.view_as(a), new_b.view_as(b)
+
+
+def _squared_norm(left: Tensor, right: Tensor) -> float:
+    """||left @ right||^2 in the Frobenius norm, without the product: tr(L^T L R R^T)."""
+    return max(0.0, ((left.T @ left) * (right @ right.T)).sum().item())

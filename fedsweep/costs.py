@@ -18,10 +18,10 @@ def size_in_bytes(state: AdapterState) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
-def held_parameters(model: LayeredModel, layers: Iterable[int]) -> int:
-    """Parameters of the sub-model with these blocks, frozen ones, adapters and head included."""
+def held_parameters(model: LayeredModel, layers: Iterable[int], without: tuple[str, ...] = ()) -> int:
+    """Parameters of the sub-model with these blocks, frozen ones, adapters and heads included."""
     named = dict(model.named_parameters())
-    return sum(named[name].numel() for name in names_within(named, layers))
+    return sum(named[name].numel() for name in names_within(named, layers, without))
 
 
 def round_costs(
@@ -35,9 +35,10 @@ def round_costs(
     Down: the adapters of the blocks a client holds, and the head; up: what it trained. Frozen blocks are not counted:
     a client has the public backbone on its disk.
     """
-    received = [{name: sent[name] for name in names_within(sent, row.held)} for row in allocations.values()]
+    rows = allocations.values()
+    received = [{name: sent[name] for name in names_within(sent, row.held, row.without)} for row in rows]
     returned = [update.adapter for update in updates]
-    held = [held_parameters(model, row.held) for row in allocations.values()]
+    held = [held_parameters(model, row.held, row.without) for row in rows]
     return {
         "bytes/down": float(sum(map(size_in_bytes, received))),
         "bytes/up": float(sum(map(size_in_bytes, returned))),

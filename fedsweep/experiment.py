@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedsweep.aggregation import AggregationConfig
+from fedsweep.base_optimizer import BaseOptimizerConfig
 from fedsweep.checkpoint import Checkpoint
 from fedsweep.checkpoint import load as load_checkpoint
 from fedsweep.checkpoint import save as save_checkpoint
@@ -16,7 +17,7 @@ from fedsweep.data import DataConfig, PartitionConfig, load
 from fedsweep.data.partition import Split
 from fedsweep.errors import UserError
 from fedsweep.evaluation import EvaluationConfig, metric_names
-from fedsweep.federation import Federation, FederationConfig, federate
+from fedsweep.federation import ROUND_METRICS, Federation, FederationConfig, federate
 from fedsweep.history import RoundRecord
 from fedsweep.methods import MethodConfig, Server
 from fedsweep.models import BackboneConfig, LoraConfig, build_model
@@ -38,6 +39,7 @@ class RunConfig(Config):
     federation: FederationConfig
     local: LocalConfig
     optimizer: OptimizerConfig
+    base_optimizer: BaseOptimizerConfig
     aggregation: AggregationConfig
     evaluation: EvaluationConfig
 
@@ -45,7 +47,7 @@ class RunConfig(Config):
     def _parts_fit(self) -> Self:
         layers, size = self.backbone.depth, self.federation.clients_per_round
         capacities = self.capacities()
-        for depth in self.federation.depths:
+        for depth in self.depths():
             if not 1 <= depth <= layers:
                 raise ValueError(
                     f"`federation.depths` must lie between 1 and the {layers} blocks of {self.backbone.name}, "
@@ -70,16 +72,30 @@ class RunConfig(Config):
                 f"`lora.rank` must be at most {most}, the narrowest side of {self.backbone.name}'s adapted layers, "
                 f"but it is {self.lora.rank}"
             )
+        if self.base_optimizer.name == "feddyn" and self.aggregation.lora == "product_svd":
+            raise ValueError(
+                "`base_optimizer` feddyn remembers A and B apart and cannot be combined with `aggregation.lora` "
+                "product_svd, which turns them into others"
+            )
         self.method.check(self._smallest_cohort(capacities), layers)
         return self
 
+    def depths(self) -> set[int]:
+        """All depths that a client can have."""
+        depths = self.federation.depths
+        return set(range(1, self.backbone.depth + 1)) if depths == "dynamic" else set(depths)
+
     def capacities(self) -> dict[ClientId, int]:
         """Blocks that fit on each client: `federation.depths` by client, or by domain, or one for all.
+
+        Where depths are dynamic, the one block that is certain.
 
         Raises:
             ValueError: the list has another length.
         """
         depths, domains = self.federation.depths, self._domains_of()
+        if depths == "dynamic":
+            return dict.fromkeys(domains, 1)
         if len(depths) == len(domains):
             return dict(zip(domains, depths, strict=True))
         if len(depths) == 1:
@@ -114,7 +130,7 @@ class RunConfig(Config):
 
     def metrics(self) -> list[str]:
         """Names of all metrics that a round reports."""
-        return [*metric_names(self.data.domains), "loss/train", *COST_METRICS]
+        return [*metric_names(self.data.domains), "loss/train", *ROUND_METRICS, *COST_METRICS]
 
 
 def split(config: RunConfig) -> tuple[FederatedData, Split]:
@@ -156,17 +172,27 @@ def check_content(config: RunConfig) -> None:
 def build(config: RunConfig, device: Device = "cpu") -> Federation:
     """Data, clients, model and trainer of a run; the model on the device, the images where they are."""
     data, parts = split(config)
-    model = build_model(config.backbone, config.lora, len(data.class_names), config.seed, data.class_names)
-    config.method.prepare(model)
+    freeze_a = config.aggregation.lora == "freeze_a"
+    model = build_model(config.backbone, config.lora, len(data.class_names), config.seed, data.class_names, freeze_a)
+    config.method.prepare(model, config.depths(), config.seed)
     model.to(device)
     return Federation(
         method=config.method,
+        base=config.base_optimizer,
         model=model,
         fresh=model.adapter(),
         clients=parts.clients,
         domains=data.domains,
         server=Server(model.num_layers, config.aggregation, parts.proxy),
-        trainer=CohortTrainer(model, config.optimizer, config.local, config.seed),
+        trainer=CohortTrainer(
+            model,
+            config.optimizer,
+            config.base_optimizer,
+            config.local,
+            config.seed,
+            rounds=config.federation.rounds,
+            fewest=min(len(client.train) for client in parts.clients),
+        ),
         config=config.federation,
         evaluation=config.evaluation,
         seed=config.seed,

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedsweep.aggregation import lora_residual
+from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.config import Config
 from fedsweep.costs import round_costs
 from fedsweep.evaluation import EvaluationConfig, evaluate
@@ -14,15 +16,29 @@ from fedsweep.methods import FederatedMethod, Server
 from fedsweep.models import LayeredModel
 from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer
-from fedsweep.types import AdapterState, Client, ClientUpdate, Domain, RoundResult, ServerState
+from fedsweep.types import (
+    AdapterState,
+    Client,
+    ClientId,
+    ClientUpdate,
+    Domain,
+    LayerAllocation,
+    RoundResult,
+    ServerState,
+)
+
+
+GAMMA, GAMMA_STAR, IDLE, RESIDUAL = "allocation/gamma", "allocation/gamma_star", "allocation/idle", "lora/residual"
+ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL]
 
 
 class FederationConfig(Config):
     """Rounds, cohorts and the clients' capacities."""
 
     rounds: int = Field(100, gt=0, description="communication rounds")
-    depths: tuple[int, ...] = Field(
-        description="L_i, the number of blocks that fit: one for each client, for each domain's clients, or for all"
+    depths: tuple[int, ...] | Literal["dynamic"] = Field(
+        description="L_i, the number of blocks that fit: one for each client, for each domain's clients, or for all; "
+        "or drawn anew from 1 to L for every client in every round"
     )
     clients_per_round: Literal["one_per_domain"] | Annotated[int, Field(gt=0)] | None = Field(
         None, description="size of the random cohort, or one random client of each domain; null for all clients"
@@ -34,6 +50,7 @@ class Federation:
     """Everything that stays the same over the rounds of one run."""
 
     method: FederatedMethod
+    base: AnyBaseOptimizer
     model: LayeredModel
     fresh: AdapterState
     clients: Sequence[Client]
@@ -51,6 +68,15 @@ class Federation:
 
     def cohort(self, round: int) -> list[Client]:
         """The clients that take part, in the order of their ids: the order of the client list does not matter."""
+        chosen = self._chosen(round)
+        if self.config.depths != "dynamic":
+            return chosen
+        return [replace(client, capacity=self._drawn_depth(round, client)) for client in chosen]
+
+    def _drawn_depth(self, round: int, client: Client) -> int:
+        return int(stream(self.seed, "depth", round, client.id).integers(1, self.model.num_layers + 1))
+
+    def _chosen(self, round: int) -> list[Client]:
         clients = sorted(self.clients, key=lambda client: client.id)
         size = self.config.clients_per_round
         if size is None:
@@ -64,6 +90,12 @@ class Federation:
             return sorted(drawn, key=lambda client: client.id)
         return [clients[i] for i in sorted(rng.choice(len(clients), size=size, replace=False))]
 
+    def shares(self) -> dict[ClientId, float]:
+        """The weights of all clients in averages, those outside a cohort included; they sum to one."""
+        weights = {client.id: self.server.aggregation.weight_of(len(client.train)) for client in self.clients}
+        total = sum(weights[client] for client in sorted(weights))
+        return {client: weight / total for client, weight in weights.items()}
+
     def evaluate(self, state: ServerState) -> dict[str, float]:
         """Metrics of the global model."""
         self.model.load_adapter(state.adapter)
@@ -72,7 +104,7 @@ class Federation:
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
     """Yield the untuned model (round 0), then the result of every round; from `start` on, only what comes after it."""
-    method, server = federation.method, federation.server
+    method, server, shares = federation.method, federation.server, federation.shares()
     if start is None:
         begun = time.monotonic()
         state = federation.initial_state()
@@ -84,11 +116,25 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         begun = time.monotonic()
         cohort = federation.cohort(round)
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
-        updates = method.local_updates(state, cohort, allocations, federation.trainer.at(round))
+        updates = method.local_updates(state, cohort, allocations, federation.trainer.at(round, state.client_memory))
         costs = round_costs(federation.model, state.adapter, allocations, updates)
-        state = method.aggregate(state, updates, server)
-        metrics = {**federation.evaluate(state), "loss/train": _mean_loss(updates), **costs}
+        drift = {RESIDUAL: lora_residual(state.adapter, updates, server.aggregation)}
+        covered = coverage(state, list(allocations.values()))
+        state = federation.base.conclude(state, method.aggregate(state, updates, server), updates, shares)
+        state = replace(state, gamma_star=int(covered[GAMMA_STAR]))
+        metrics = {**federation.evaluate(state), "loss/train": _mean_loss(updates), **covered, **drift, **costs}
         yield RoundResult(round, state, metrics, time.monotonic() - begun)
+
+
+def coverage(state: ServerState, rows: Sequence[LayerAllocation]) -> dict[str, float]:
+    """How many clients hold a block: the fewest among the active blocks of the server's model, and how many are idle.
+
+    An active block has a holder. Gamma* of FedRA's Theorem 1 (second version) is the fewest of all rounds so far.
+    """
+    holders = [sum(layer in row.held for row in rows) for layer in state.layers]
+    fewest = min(count for count in holders if count)
+    star = fewest if state.gamma_star is None else min(fewest, state.gamma_star)
+    return {GAMMA: float(fewest), GAMMA_STAR: float(star), IDLE: float(holders.count(0))}
 
 
 def _mean_loss(updates: Sequence[ClientUpdate]) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.config import Config
 from fedsweep.models.layered import LayeredModel, names_within
 from fedsweep.seeding import derived_seed, stream
-from fedsweep.types import AdapterState, Client, ClientUpdate, LayerAllocation
+from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
 Objective = Callable[[LayeredModel, Tensor, Tensor, LayerAllocation], Tensor]
 """(model, uint8 images (batch, 3, h, w), labels (batch,), allocation) to a scalar loss."""
@@ -37,8 +38,21 @@ class LocalConfig(Config):
 
     batch_size: int = Field(128, gt=0, description="images per step")
     steps: Literal["epoch", "min_client"] | Annotated[int, Field(gt=0)] = Field(
-        "epoch", description="one epoch, the epoch of the cohort's smallest client, or a number of steps"
+        "epoch",
+        description="one epoch; one epoch, but at most one step more than the smallest of all clients has in its epoch "
+        "(FedRA's released code); or a number of steps",
     )
+
+    def steps_for(self, images: int, fewest: int) -> int:
+        """Steps of a session on so many images, where the smallest of all clients has `fewest`."""
+        epoch = math.ceil(images / self.batch_size)
+        match self.steps:
+            case "epoch":
+                return epoch
+            case "min_client":
+                return min(epoch, math.ceil(fewest / self.batch_size) + 1)
+            case int(steps):
+                return steps
 
 
 @dataclass(frozen=True)
@@ -62,40 +76,40 @@ def cross_entropy(model: LayeredModel, images: Tensor, labels: Tensor, allocatio
 
 @dataclass(frozen=True)
 class CohortTrainer:
-    """Runs the tasks of a cohort. A method hands it all tasks of a round at once and need not know how they run."""
+    """Runs the tasks of a cohort. A method hands it all tasks of a round at once and need not know how they run.
+
+    `round` of `rounds`; `fewest` are the images of the smallest of all clients; `memory` is the base optimizer's.
+    """
 
     model: LayeredModel
     optimizer: OptimizerConfig
+    base: AnyBaseOptimizer
     local: LocalConfig
     seed: int
+    rounds: int
+    fewest: int
     round: int = 0
+    memory: Mapping[ClientId, AdapterState] = field(default_factory=dict)
 
-    def at(self, round: int) -> CohortTrainer:
+    def at(self, round: int, memory: Mapping[ClientId, AdapterState] | None = None) -> CohortTrainer:
         """The same trainer in another round: batch order and dropout differ."""
-        return replace(self, round=round)
+        return replace(self, round=round, memory=memory or {})
 
     def fit(self, tasks: Sequence[LocalTask]) -> list[ClientUpdate]:
         """Train every task from its own start; results in the order of the tasks."""
-        epochs = [math.ceil(len(task.client.train) / self.local.batch_size) for task in tasks]
-        updates = []
-        for task, epoch in zip(tasks, epochs, strict=True):
-            match self.local.steps:
-                case "epoch":
-                    steps = epoch
-                case "min_client":
-                    steps = min(epochs)
-                case int(steps):
-                    pass
-            updates.append(self._fit_one(task, steps))
-        return updates
+        return [self._fit_one(task) for task in tasks]
 
-    def _fit_one(self, task: LocalTask, steps: int) -> ClientUpdate:
+    def _fit_one(self, task: LocalTask) -> ClientUpdate:
         model, client = self.model, task.client
+        steps = self.local.steps_for(len(client.train), self.fewest)
         model.load_adapter(task.start)
         parameters = model.trainable()
-        names = names_within(parameters, task.allocation.trained)
+        names = names_within(parameters, task.allocation.trained, task.allocation.without)
         trained = [parameters[name] for name in names]
-        sgd = _SGD(self.optimizer, trained)
+        values = [parameter.data for parameter in trained]
+        start, remembered = [task.start[name] for name in names], self.memory.get(client.id, {})
+        memory = [remembered.get(name) for name in names]
+        sgd = _SGD(self.optimizer, values)
         total = torch.zeros((), device=model.mean.device)
         order = batches(
             len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", self.round, client.id)
@@ -108,7 +122,8 @@ class CohortTrainer:
             for batch in order:
                 images, labels = client.train.take(torch.from_numpy(batch))
                 loss = task.objective(model, images, labels.to(total.device), task.allocation)
-                sgd.step(torch.autograd.grad(loss, trained))
+                gradients = list(torch.autograd.grad(loss, trained))
+                sgd.step(self.base.steer(gradients, values, start, memory))
                 total += loss.detach()
         model.eval()
         mean_loss = total.item() / steps
@@ -123,9 +138,8 @@ class CohortTrainer:
 class _SGD:
     """torch.optim.SGD's arithmetic on a list of tensors, without its import of the compiler (seconds per process)."""
 
-    def __init__(self, config: OptimizerConfig, parameters: list[torch.nn.Parameter]) -> None:
-        self.config = config
-        self.parameters = [parameter.data for parameter in parameters]
+    def __init__(self, config: OptimizerConfig, parameters: list[Tensor]) -> None:
+        self.config, self.parameters = config, parameters
         self.buffers: list[Tensor] = []
 
     def step(self, gradients: Sequence[Tensor]) -> None:

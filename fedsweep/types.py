@@ -107,10 +107,15 @@ class Client:
 
 @dataclass(frozen=True)
 class LayerAllocation:
-    """One row of FedRA's allocation matrix M: the blocks a client runs, and those of them it trains, ascending."""
+    """One row of FedRA's allocation matrix M: the blocks a client runs, and those of them it trains, ascending.
+
+    Of the tensors outside the blocks a client holds and trains all but those whose names begin with one of `without`:
+    heads that lie deeper than it reaches.
+    """
 
     held: tuple[int, ...]
     trained: tuple[int, ...]
+    without: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, layers: tuple[int, ...] | list[int]) -> LayerAllocation:
@@ -135,10 +140,15 @@ class ServerState:
     """Everything that a run must remember between rounds; a method with memory extends it.
 
     `layers` are the blocks of the server's own model, which evaluation runs (all of them, but for `all_small`).
+    `client_memory` and `server_memory` are the base optimizer's. `gamma_star` is FedRA's Gamma* so far: the smallest
+    number of clients that held an active block in any round; None before the first.
     """
 
     adapter: AdapterState
     layers: tuple[int, ...]
+    client_memory: dict[ClientId, AdapterState] = field(default_factory=dict)
+    server_memory: AdapterState = field(default_factory=dict)
+    gamma_star: int | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from fedsweep.aggregation import layerwise_mean
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, same_start
@@ -17,10 +18,16 @@ class AllSmall(FederatedMethod):
     """The first min_i L_i blocks for everyone (FedRA, Section 4.1, baseline 2)."""
 
     name: Literal["all_small"] = "all_small"
+    depth: int | None = Field(None, gt=0, description="blocks of everyone; null for those of the smallest client")
+
+    def check(self, capacities: Sequence[int], num_layers: int) -> None:
+        """There must be as many blocks."""
+        if self.depth is not None and self.depth > num_layers:
+            raise ValueError(f"`method.depth` must be at most the {num_layers} blocks, but it is {self.depth}")
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
         """The server's own model is small as well."""
-        depth = min(client.capacity for client in clients)
+        depth = self.depth or min(client.capacity for client in clients)
         return ServerState(adapter=model.adapter(), layers=tuple(range(depth)))
 
     def allocate(

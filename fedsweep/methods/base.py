@@ -1,7 +1,7 @@
 """What a federated method is: a frozen record of hyperparameters and pure functions, state in and state out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,8 +38,8 @@ class FederatedMethod(Config, ABC):
             ValueError: a sentence naming the rule and the values.
         """
 
-    def prepare(self, model: LayeredModel) -> None:
-        """Add what the method trains beside LoRA and head."""
+    def prepare(self, model: LayeredModel, depths: Collection[int], seed: int) -> None:
+        """Add what the method trains beside LoRA and head. `depths` are all L_i that a client can have."""
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
         """State before the first round."""
@@ -65,6 +65,11 @@ class FederatedMethod(Config, ABC):
         """Logits (batch, classes) of uint8 images; `model` holds the state's adapter."""
         logits: Tensor = model(images, state.layers)
         return logits
+
+
+def first_blocks(cohort: Sequence[Client]) -> dict[ClientId, LayerAllocation]:
+    """Each client's first L_i blocks: the standard depth-based split (FedRA, Section 3.1)."""
+    return {client.id: LayerAllocation.of(tuple(range(client.capacity))) for client in cohort}
 
 
 def same_start(

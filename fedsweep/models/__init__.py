@@ -15,15 +15,21 @@ BackboneConfig = Annotated[DigitsViT | TimmBackbone, Field(discriminator="name")
 
 
 def build_model(
-    backbone: BackboneConfig, lora: LoraConfig, num_classes: int, seed: int, class_names: Sequence[str] | None = None
+    backbone: BackboneConfig,
+    lora: LoraConfig,
+    num_classes: int,
+    seed: int,
+    class_names: Sequence[str] | None = None,
+    freeze_a: bool = False,
 ) -> LayeredModel:
     """The frozen backbone with fresh adapters, in evaluation mode; adapters and head are trainable.
 
-    With `class_names`, a weights file's head is kept only where its card names the same classes, or none.
+    With `class_names`, a weights file's head is kept only where its card names the same classes, or none. With
+    `freeze_a` the factor A of every adapter stays at its start, which is the same for all clients.
     """
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
         model = backbone.build(num_classes, seed, class_names)
-        add_lora(model, lora, seed)
+        add_lora(model, lora, seed, freeze_a)
     return model.eval()
 
 

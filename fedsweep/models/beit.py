@@ -19,7 +19,6 @@ class LayeredBeit(LayeredModel):
     backbone: Beit
     sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
     patch_projection = "backbone.patch_embed.proj"
-    head_prefix = "backbone.head"
 
     @staticmethod
     def fits(backbone: nn.Module) -> bool:

@@ -25,7 +25,6 @@ class LayeredEva(LayeredModel):
     rope: Tensor | None
     sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
     patch_projection = "backbone.patch_embed.proj"
-    head_prefix = "backbone.head"
 
     def __init__(self, backbone: Eva, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__(backbone, mean, std)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fedsweep.seeding import derived_seed
 from fedsweep.types import AdapterState
 
 Position = Literal["l0", "l1", "both"]
@@ -22,12 +23,15 @@ class LayeredModel(nn.Module, ABC):
     """
 
     backbone: nn.Module
+    heads: nn.ModuleDict
+    """Classifiers beside the backbone's own, by the number of blocks that they come after; none unless added."""
     mean: Tensor
     std: Tensor
 
     def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.backbone = backbone
+        self.heads = nn.ModuleDict()
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -35,8 +39,8 @@ class LayeredModel(nn.Module, ABC):
     """Within a block, the last linear of each sublayer: where LoRA sits (`l0`, `l1`)."""
     patch_projection: ClassVar[str]
     """The patch embedding's projection."""
-    head_prefix: ClassVar[str]
-    """Prefix of the head's parameter names."""
+    head_prefix: ClassVar[str] = "backbone.head"
+    """Prefix of the head's parameter names; without a dot, because a distilled DeiT has `head_dist` too."""
 
     @staticmethod
     @abstractmethod
@@ -57,6 +61,40 @@ class LayeredModel(nn.Module, ABC):
         backbone = cast(Any, self.backbone)
         logits: Tensor = backbone.forward_head(backbone.norm(tokens))
         return logits
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """What the head sees: final norm and timm's pooling; (batch, tokens, width) to (batch, width)."""
+        backbone = cast(Any, self.backbone)
+        pooled: Tensor = backbone.forward_head(backbone.norm(tokens), pre_logits=True)
+        return pooled
+
+    def add_heads(self, depths: Iterable[int], seed: int) -> None:
+        """Fresh classifiers after these numbers of blocks, under `heads.<depth>`, trainable like the model's own head.
+
+        Truncated normal weights of deviation 0.02, each from a stream of its own name, and zero biases.
+        """
+        classes = cast(int, self.backbone.num_classes)
+        for depth in sorted(depths):
+            head = nn.Linear(cast(int, self.backbone.num_features), classes, device="meta").to_empty(device="cpu")
+            generator = torch.Generator().manual_seed(derived_seed(seed, "head", f"heads.{depth}.weight"))
+            fresh = nn.init.trunc_normal_(torch.empty(head.weight.shape), std=0.02, generator=generator)
+            with torch.no_grad():
+                head.weight.copy_(fresh)
+                head.bias.zero_()
+            self.heads[str(depth)] = head
+
+    def exits(self, images: Tensor, layers: Sequence[int], depths: Sequence[int], last: bool) -> list[Tensor]:
+        """Logits (batch, classes) of the heads after `depths` blocks of the walk, and with `last` of the model's own.
+
+        Raises:
+            KeyError: there is no head at one of the depths.
+        """
+        tokens, logits = self.embed(self.normalize(images)), []
+        for place, layer in enumerate(layers, start=1):
+            tokens = self.block(layer, tokens)
+            if place in depths:
+                logits.append(self.heads[str(place)](self.features(tokens)))
+        return [*logits, self.classify(tokens)] if last else logits
 
     @property
     def num_layers(self) -> int:
@@ -118,7 +156,21 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def names_within(names: Iterable[str], layers: Iterable[int]) -> list[str]:
-    """The names that belong to the given blocks or to no block."""
+def moved_to(name: str, layer: int) -> str:
+    """The name that a block's tensor has in another block.
+
+    >>> moved_to("backbone.blocks.7.attn.proj.lora_A.default.weight", 2)
+    'backbone.blocks.2.attn.proj.lora_A.default.weight'
+    """
+    return _BLOCK.sub(f"backbone.blocks.{layer}.", name)
+
+
+def names_within(names: Iterable[str], layers: Iterable[int], without: tuple[str, ...] = ()) -> list[str]:
+    """The names that belong to the given blocks, or to no block and begin with none of `without`."""
     kept = set(layers)
-    return [name for name in names if (layer := layer_of(name)) is None or layer in kept]
+
+    def belongs(name: str) -> bool:
+        layer = layer_of(name)
+        return layer in kept if layer is not None else not name.startswith(without)
+
+    return [name for name in names if belongs(name)]

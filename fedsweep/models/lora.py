@@ -42,8 +42,8 @@ class LoraConfig(Config):
         return self.scaling if self.scaling is not None else (self.alpha or 0.0) / self.rank
 
 
-def add_lora(model: LayeredModel, config: LoraConfig, seed: int) -> None:
-    """Insert adapters in place; afterwards exactly the adapters and the head are trainable.
+def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool = False) -> None:
+    """Insert adapters in place; afterwards exactly the adapters (with `freeze_a` their B) and the head are trainable.
 
     B starts at zero, A Kaiming-uniform from a stream of its own name, so that a tensor's start does not depend on
     which other tensors an arm adapts.
@@ -64,7 +64,8 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int) -> None:
     )
     inject_adapter_in_model(peft_config, model)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(".lora_" in name or name.startswith(model.head_prefix))
+        adapter = ".lora_B." in name if freeze_a else ".lora_" in name
+        parameter.requires_grad_(adapter or name.startswith(model.head_prefix))
         if ".lora_A." in name:
             generator = torch.Generator().manual_seed(derived_seed(seed, "adapter", name))
             fresh = torch.empty(parameter.shape)

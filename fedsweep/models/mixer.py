@@ -19,7 +19,6 @@ class LayeredMixer(LayeredModel):
     backbone: MlpMixer
     sublayers: ClassVar = {"l0": "mlp_tokens.fc2", "l1": "mlp_channels.fc2"}
     patch_projection = "backbone.stem.proj"
-    head_prefix = "backbone.head"
 
     @staticmethod
     def fits(backbone: nn.Module) -> bool:

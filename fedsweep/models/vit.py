@@ -29,7 +29,6 @@ class LayeredViT(LayeredModel):
     backbone: VisionTransformer
     sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
     patch_projection = "backbone.patch_embed.proj"
-    head_prefix = "backbone.head"  # without a dot: a distilled DeiT has `head_dist` too
 
     @staticmethod
     def fits(backbone: nn.Module) -> bool:

@@ -23,6 +23,7 @@ ENGINE_MODULES = (
     "types",
     "config",
     "seeding",
+    "base_optimizer",
     "training",
     "aggregation",
     "evaluation",

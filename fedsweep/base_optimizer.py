@@ -1,0 +1,118 @@
+"""FedAvg, FedProx and FedDyn, the optimization below a method: they combine with every one.
+
+A method decides who holds which blocks and heads and what their loss is; a base optimizer, how far a client moves from
+the global model and what is remembered of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsweep.config import Config
+from fedsweep.types import AdapterState, ClientId, ClientUpdate, ServerState
+
+
+class FedAvg(Config):
+    """Clients descend their own loss, the server averages (McMahan et al., 2017)."""
+
+    name: Literal["fedavg"] = "fedavg"
+
+    def steer(
+        self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
+    ) -> list[Tensor]:
+        """The gradients of a client's objective, from those of its loss.
+
+        The four lists are parallel: `start` is where the session began, `memory` what is remembered of the client.
+        """
+        return gradients
+
+    def conclude(
+        self,
+        before: ServerState,
+        after: ServerState,
+        updates: Sequence[ClientUpdate],
+        shares: Mapping[ClientId, float],
+    ) -> ServerState:
+        """The state after the round, from the one `before` it and the method's aggregate.
+
+        `shares` are the weights of all clients, those outside the cohort included, and sum to one.
+        """
+        return after
+
+
+class FedProx(Config):
+    """Clients are held near the global model by mu / 2 ||theta - theta^t||^2 (Li et al., 2020, Eq. 2)."""
+
+    name: Literal["fedprox"] = "fedprox"
+    mu: float = Field(0.01, ge=0, description="weight of the proximal term; 0 is FedAvg")
+
+    def steer(
+        self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
+    ) -> list[Tensor]:
+        """Add mu (theta - theta^t)."""
+        return _pulled(gradients, parameters, start, self.mu)
+
+    def conclude(
+        self,
+        before: ServerState,
+        after: ServerState,
+        updates: Sequence[ClientUpdate],
+        shares: Mapping[ClientId, float],
+    ) -> ServerState:
+        """As FedAvg."""
+        return after
+
+
+class FedDyn(Config):
+    """Dynamic regularisation: clients and server remember gradients, so that local optima agree (Acar et al., 2021).
+
+    Kept for each tensor apart: a client that does not hold a block neither changes its memory of it nor is counted.
+    """
+
+    name: Literal["feddyn"] = "feddyn"
+    alpha: float = Field(0.1, gt=0, description="weight of the regulariser")
+
+    def steer(
+        self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
+    ) -> list[Tensor]:
+        """The gradient of L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2 (Eq. 1)."""
+        pulled = _pulled(gradients, parameters, start, self.alpha)
+        return [one if known is None else one - known for one, known in zip(pulled, memory, strict=True)]
+
+    def conclude(
+        self,
+        before: ServerState,
+        after: ServerState,
+        updates: Sequence[ClientUpdate],
+        shares: Mapping[ClientId, float],
+    ) -> ServerState:
+        """g_k -= alpha (theta_k - theta^t); h -= alpha sum_k p_k (theta_k - theta^t); theta = mean - h / alpha.
+
+        p_k is client k's share of all, 1 / m in the paper.
+        """
+        clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
+        for update in sorted(updates, key=lambda one: one.client):
+            known = clients.get(update.client, {})
+            moved = {name: tensor - before.adapter[name] for name, tensor in update.adapter.items()}
+            clients[update.client] = known | {
+                name: known.get(name, torch.zeros_like(step)) - self.alpha * step for name, step in moved.items()
+            }
+            for name, step in moved.items():
+                drift = server.get(name, torch.zeros_like(step))
+                server[name] = drift - self.alpha * shares[update.client] * step
+        for name in {name for update in updates for name in update.adapter}:
+            adapter[name] = adapter[name] - server[name] / self.alpha
+        return replace(after, adapter=adapter, client_memory=clients, server_memory=server)
+
+
+def _pulled(gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], strength: float) -> list[Tensor]:
+    """gradients + strength (parameters - start)."""
+    return list(torch._foreach_add(gradients, torch._foreach_sub(parameters, start), alpha=strength))
+
+
+AnyBaseOptimizer = FedAvg | FedProx | FedDyn
+BaseOptimizerConfig = Annotated[AnyBaseOptimizer, Field(discriminator="name")]

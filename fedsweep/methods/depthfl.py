@@ -1,0 +1,117 @@
+"""DepthFL: clients hold the first blocks; heads at several depths teach each other.
+
+Minjae Kim, Sangyoon Yu, Suhyun Kim, Soo-Mook Moon. DepthFL: Depthwise Federated Learning for Heterogeneous Clients.
+ICLR 2023. As FedRA compares with it: LoRA and heads are trained, with a head after every three blocks.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedsweep.aggregation import layerwise_mean
+from fedsweep.methods.base import Allocations, FederatedMethod, Server, first_blocks, same_start
+from fedsweep.models.layered import LayeredModel
+from fedsweep.training import CohortTrainer
+from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+
+
+class DepthFL(FederatedMethod):
+    """InclusiveFL's split with extra heads and mutual self-distillation (FedRA, Section 4.1, baseline 4)."""
+
+    name: Literal["depthfl"] = "depthfl"
+    heads: tuple[int, ...] = Field(
+        (3, 6, 9), min_length=1, description="blocks after which a head sits (FedRA's released code: 4, 7, 10)"
+    )
+    own_head: Literal["by_depth", "shared"] = Field(
+        "by_depth",
+        description="a client's last head is that of its depth, or the model's own for all (FedRA's released code)",
+    )
+    ramp: float = Field(
+        0.3, gt=0, description="share of the rounds until the distillation has its full weight (released code: 5)"
+    )
+    prediction: Literal["mean", "last"] = Field(
+        "mean", description="mean of all heads' logits, or the last head alone (FedRA's released code)"
+    )
+
+    def check(self, capacities: Sequence[int], num_layers: int) -> None:
+        """Heads sit between blocks."""
+        if list(self.heads) != sorted(set(self.heads)) or not 1 <= min(self.heads) <= max(self.heads) < num_layers:
+            raise ValueError(
+                f"`method.heads` must ascend between 1 and {num_layers - 1}, the blocks before the last one, "
+                f"but they are {list(self.heads)}"
+            )
+
+    def prepare(self, model: LayeredModel, depths: Collection[int], seed: int) -> None:
+        """One head after each of `heads`, and where `own_head` is by_depth one at each depth that a client can have."""
+        own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
+        model.add_heads({*self.heads, *own}, seed)
+
+    def allocate(
+        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
+    ) -> dict[ClientId, LayerAllocation]:
+        """The first L_i blocks, and of the heads those that lie within and the client's own."""
+        rows = first_blocks(cohort)
+        return {client: self._with_heads(row, state, server.num_layers) for client, row in rows.items()}
+
+    def local_updates(
+        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
+    ) -> list[ClientUpdate]:
+        """Every head's cross-entropy, and its distance from the other heads with a weight that grows over rounds."""
+        weight = ramp_up(trainer.round - 1, self.ramp * trainer.rounds)
+
+        def objective(model: LayeredModel, images: Tensor, labels: Tensor, allocation: LayerAllocation) -> Tensor:
+            depths, last = self.exits_of(len(allocation.held), model.num_layers)
+            return mutual_loss(model.exits(images, allocation.held, depths, last), labels, weight)
+
+        return trainer.fit(same_start(state.adapter, cohort, allocations, objective))
+
+    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
+        """Every block's adapter and every head is averaged over those who trained it."""
+        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
+
+    def predict(self, state: ServerState, model: LayeredModel, images: Tensor, client: Client | None = None) -> Tensor:
+        """The mean of the logits of a full model's heads, or those of the last one."""
+        depths = self.heads if self.prediction == "mean" else ()
+        return torch.stack(model.exits(images, state.layers, depths, last=True)).mean(0)
+
+    def exits_of(self, depth: int, num_layers: int) -> tuple[tuple[int, ...], bool]:
+        """The depths at which a client of `depth` blocks has heads, and whether the model's own head is one too."""
+        within = tuple(head for head in self.heads if head <= depth)
+        if self.own_head == "shared" or depth == num_layers:
+            return within, True
+        return tuple(sorted({*within, depth})), False
+
+    def _with_heads(self, row: LayerAllocation, state: ServerState, num_layers: int) -> LayerAllocation:
+        depths, last = self.exits_of(len(row.held), num_layers)
+        present = {name.split(".")[1] for name in state.adapter if name.startswith("heads.")}
+        missing = tuple(f"heads.{head}." for head in sorted(present, key=int) if int(head) not in depths)
+        return replace(row, without=missing if last else (*missing, LayeredModel.head_prefix))
+
+
+def mutual_loss(logits: Sequence[Tensor], labels: Tensor, weight: float) -> Tensor:
+    """sum_i CE(z_i) + weight / (K - 1) sum_i sum_{k != i} KL(softmax(z_k) || softmax(z_i)), the teacher k held fixed.
+
+    `logits` are K of shape (batch, classes), temperature 1 (DepthFL, Section 3.3).
+    """
+    loss = torch.stack([F.cross_entropy(one, labels) for one in logits]).sum()
+    if len(logits) == 1 or not weight:
+        return loss
+    logs = [F.log_softmax(one, dim=1) for one in logits]
+    distances = [
+        F.kl_div(student, teacher.detach(), reduction="batchmean", log_target=True)
+        for student, teacher in permutations(logs, 2)
+    ]
+    return loss + weight / (len(logits) - 1) * torch.stack(distances).sum()
+
+
+def ramp_up(done: float, length: float) -> float:
+    """exp(-5 (1 - t / T)^2) after t rounds, 1 from T on: the consistency ramp of the DepthFL authors' code."""
+    return math.exp(-5.0 * (1.0 - min(done / length, 1.0)) ** 2)

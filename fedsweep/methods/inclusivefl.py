@@ -1,0 +1,104 @@
+"""InclusiveFL: clients hold the first blocks, and small models learn from the large ones' last blocks.
+
+Ruixuan Liu, Fangzhao Wu, Chuhan Wu, Yanlin Wang, Lingjuan Lyu, Hong Chen, Xing Xie. No One Left Behind: Inclusive
+Federated Learning over Heterogeneous Devices. KDD 2022. As FedRA compares with it: LoRA and head instead of all weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedsweep.aggregation import layerwise_mean
+from fedsweep.methods.base import Allocations, FederatedMethod, Server, first_blocks, same_start
+from fedsweep.models.layered import LayeredModel, layer_of, moved_to
+from fedsweep.training import CohortTrainer, cross_entropy
+from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+
+
+@dataclass(frozen=True)
+class InclusiveState(ServerState):
+    """`steps` is the mean update of each size class (clients of one depth) in the last round, blocks only."""
+
+    steps: dict[int, AdapterState] = field(default_factory=dict)
+
+
+class InclusiveFL(FederatedMethod):
+    """Layer-wise averaging of prefixes with momentum distillation (FedRA, Section 4.1, baseline 3)."""
+
+    name: Literal["inclusivefl"] = "inclusivefl"
+    beta: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="share of the larger class's last update in that of a class's last block; 0 for none",
+    )
+
+    def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> InclusiveState:
+        """Nothing is remembered yet."""
+        return InclusiveState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
+
+    def allocate(
+        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
+    ) -> dict[ClientId, LayerAllocation]:
+        """The first L_i blocks."""
+        return first_blocks(cohort)
+
+    def local_updates(
+        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
+    ) -> list[ClientUpdate]:
+        """Cross-entropy on the prefix."""
+        return trainer.fit(same_start(state.adapter, cohort, allocations, cross_entropy))
+
+    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
+        """The layer-wise mean, after the last block of each smaller class has been given its momentum."""
+        if not isinstance(state, InclusiveState):
+            raise TypeError("InclusiveFL goes on from its own state")
+        distilled = [self._distilled(update, state) for update in updates] if self.beta else updates
+        mean = layerwise_mean(state.adapter, distilled, server.aggregation)
+        steps = class_steps(state.adapter, updates, server) if self.beta else {}
+        return replace(state, adapter=mean, steps=steps)
+
+    def _distilled(self, update: ClientUpdate, state: InclusiveState) -> ClientUpdate:
+        """d' = (1 - beta) d + beta m for the client's last block, m from the next larger class of last round."""
+        depth = len(update.allocation.held)
+        larger = min((other for other in state.steps if other > depth), default=None)
+        if larger is None:
+            return update
+        last, mixed = depth - 1, dict(update.adapter)
+        momentum = mean_of_blocks(state.steps[larger], range(depth, larger), last)
+        for name, tensor in update.adapter.items():
+            if layer_of(name) == last:
+                before = state.adapter[name]
+                mixed[name] = before + (1 - self.beta) * (tensor - before) + self.beta * momentum[name]
+        return replace(update, adapter=mixed)
+
+
+def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: Server) -> dict[int, AdapterState]:
+    """By depth, the mean over the clients of that depth of what they changed in their blocks."""
+    classes: dict[int, list[ClientUpdate]] = {}
+    for update in updates:
+        classes.setdefault(len(update.allocation.held), []).append(update)
+    factors = server.aggregation.model_copy(update={"lora": "factors"})
+    steps: dict[int, AdapterState] = {}
+    for depth, members in sorted(classes.items()):
+        names = [name for name in members[0].adapter if layer_of(name) is not None]
+        mean = layerwise_mean({name: before[name] for name in names}, [_blocks_of(one) for one in members], factors)
+        steps[depth] = {name: mean[name] - before[name] for name in names}
+    return steps
+
+
+def mean_of_blocks(step: Mapping[str, torch.Tensor], blocks: range, place: int) -> AdapterState:
+    """The mean over several blocks of what is alike in them, under the names that it has in block `place`."""
+    gathered: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in step.items():
+        if layer_of(name) in blocks:
+            gathered.setdefault(moved_to(name, place), []).append(tensor)
+    return {name: torch.stack(tensors).mean(0) for name, tensors in gathered.items()}
+
+
+def _blocks_of(update: ClientUpdate) -> ClientUpdate:
+    return replace(update, adapter={name: one for name, one in update.adapter.items() if layer_of(name) is not None})
