@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.config import Config
-from fedsweep.types import AdapterState, ClientId, ClientUpdate, ServerState
+from fedsweep.types import ClientId, ClientUpdate, ServerState
 
 
 class FedAvg(Config):

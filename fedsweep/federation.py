@@ -27,7 +27,6 @@ from fedsweep.types import (
     ServerState,
 )
 
-
 GAMMA, GAMMA_STAR, IDLE, RESIDUAL = "allocation/gamma", "allocation/gamma_star", "allocation/idle", "lora/residual"
 ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL]
 

@@ -6,8 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.aggregation import AggregationConfig, layerwise_mean, lora_residual
+from fedsweep.federation import federate
 from fedsweep.types import ClientUpdate, LayerAllocation
+from tests.compare import identical, identical_rounds
 from tests.references import aggregation as reference
 
 SHAPES = [(2, 3), (4,), (1, 5), (3, 2)]
@@ -54,3 +56,120 @@ def test_weights_are_images_or_one():
     update = sent("a", {}, 40)
     assert AggregationConfig(weights="samples").weight(update) == 40.0
     assert AggregationConfig(weights="uniform").weight(update) == 1.0
+
+
+A, B = "backbone.blocks.0.mlp.fc2.lora_A.default.weight", "backbone.blocks.0.mlp.fc2.lora_B.default.weight"
+RULES = ["factors", "product_svd"]
+SVD = AggregationConfig(lora="product_svd")
+
+
+def lora(rng: np.random.Generator, rank: int = 2, kind: str = "linear") -> dict[str, torch.Tensor]:
+    """The factors of a layer from 7 features to 5, or of a convolution with 3 channels and a 2 x 2 kernel."""
+    shapes = {"linear": ((rank, 7), (5, rank)), "convolution": ((rank, 3, 2, 2), (5, rank, 1, 1))}[kind]
+    a, b = (torch.tensor(rng.normal(size=shape).astype(np.float32)) for shape in shapes)
+    return {A: a, B: b, "head": torch.tensor(rng.normal(size=4).astype(np.float32))}
+
+
+def product(adapter: dict[str, torch.Tensor]) -> np.ndarray:
+    return adapter[B].flatten(1).double().numpy() @ adapter[A].flatten(1).double().numpy()
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.sampled_from(["linear", "convolution"]), st.integers(0, 2**31))
+def test_refactored_products_are_the_best_of_their_rank(rank, clients, kind, seed):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 50, size=clients)
+    updates = [sent(f"{i}", lora(rng, rank, kind), int(size)) for i, size in enumerate(sizes)]
+    previous = lora(rng, rank, kind)
+    mean = layerwise_mean(previous, updates, SVD)
+    wanted = sum(size * product(update.adapter) for size, update in zip(sizes, updates, strict=True)) / sizes.sum()
+    u, s, v = np.linalg.svd(wanted)
+    np.testing.assert_allclose(product(mean), (u[:, :rank] * s[:rank]) @ v[:rank], rtol=1e-4, atol=1e-5)
+    assert {name: tensor.shape for name, tensor in mean.items()} == {name: one.shape for name, one in previous.items()}
+    rows = mean[A].flatten(1).double()
+    torch.testing.assert_close(rows @ rows.T, torch.eye(rank, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+    factors = layerwise_mean(previous, updates, AggregationConfig())
+    assert torch.equal(mean["head"], factors["head"])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_copies_of_one_update_keep_its_product(rule):
+    rng = np.random.default_rng(0)
+    one = lora(rng)
+    mean = layerwise_mean(lora(rng), [sent(f"{i}", one, i + 1) for i in range(4)], AggregationConfig(lora=rule))
+    np.testing.assert_allclose(product(mean), product(one), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_order_of_arrival_is_irrelevant_to_the_last_bit(rule):
+    rng = np.random.default_rng(0)
+    previous, updates = lora(rng), [sent(f"{i}", lora(rng), i + 1) for i in range(4)]
+    config = AggregationConfig(lora=rule)
+    assert identical(*(layerwise_mean(previous, order, config) for order in (updates, updates[::-1])))
+    assert lora_residual(previous, updates, config) == lora_residual(previous, updates[::-1], config)
+
+
+def test_a_product_of_nothing_leaves_an_adapter_that_can_learn():
+    rng = np.random.default_rng(0)
+    idle = lora(rng) | {B: torch.zeros(5, 2)}
+    mean = layerwise_mean(idle, [sent("a", idle), sent("b", idle)], SVD)
+    assert not mean[B].any()
+    assert torch.linalg.matrix_rank(mean[A]) == 2
+
+
+def test_a_layer_that_nobody_trained_is_not_refactored():
+    rng = np.random.default_rng(0)
+    previous = lora(rng)
+    mean = layerwise_mean(previous, [sent("a", {"head": torch.ones(4)})], SVD)
+    assert torch.equal(mean[A], previous[A])
+    assert torch.equal(mean[B], previous[B])
+
+
+@given(st.integers(1, 6), st.sampled_from(["samples", "uniform"]), st.integers(0, 2**31))
+def test_the_residual_of_averaged_factors_is_their_covariance(clients, weights, seed):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 50, size=clients)
+    updates = [sent(f"{i}", lora(rng), int(size)) for i, size in enumerate(sizes)]
+    share = sizes / sizes.sum() if weights == "samples" else np.full(clients, 1 / clients)
+    a, b = (np.stack([update.adapter[name].double().numpy() for update in updates]) for name in (A, B))
+    centred = [b - np.tensordot(share, b, 1), a - np.tensordot(share, a, 1)]
+    covariance = sum(w * left @ right for w, left, right in zip(share, *centred, strict=True))
+    whole = sum(w * left @ right for w, left, right in zip(share, b, a, strict=True))
+    expected = np.linalg.norm(covariance) / np.linalg.norm(whole)
+    assert lora_residual(lora(rng), updates, AggregationConfig(weights=weights)) == pytest.approx(expected, abs=2e-7)
+
+
+def test_the_residual_of_refactored_products_is_what_the_rank_leaves_out():
+    rng = np.random.default_rng(0)
+    updates = [sent(f"{i}", lora(rng)) for i in range(3)]
+    s = np.linalg.svd(sum(product(update.adapter) for update in updates), compute_uv=False)
+    expected = np.sqrt((s[2:] ** 2).sum() / (s**2).sum())
+    assert lora_residual(lora(rng), updates, SVD) == pytest.approx(expected, rel=1e-5)
+    assert expected < lora_residual(lora(rng), updates, AggregationConfig())
+
+
+def test_without_trained_adapters_there_is_no_residual():
+    assert lora_residual({"head": torch.zeros(4)}, [sent("a", {"head": torch.ones(4)})], AggregationConfig()) == 0.0
+
+
+def test_under_a_frozen_a_the_mean_of_products_is_the_product_of_means(federation):
+    small = federation({"aggregation.lora": "freeze_a"})
+    before = dict(small.model.named_parameters())
+    frozen = {name: tensor.detach().clone() for name, tensor in before.items() if ".lora_A." in name}
+    start, *rounds = federate(small)
+    assert len(frozen) == 24
+    assert not any(".lora_A." in name for name in start.state.adapter)
+    assert identical(frozen, {name: tensor.detach() for name, tensor in before.items() if name in frozen})
+    other = federation({"aggregation.lora": "factors"}).initial_state().adapter  # the same A, were it trained
+    assert all(torch.equal(other[name], tensor) for name, tensor in frozen.items())
+    assert [result.metrics["lora/residual"] for result in rounds] == [0.0, 0.0]
+    blocks = 12 + 6 + 3
+    assert rounds[0].metrics["parameters/trained"] == pytest.approx(650 + blocks / 3 * 2 * 64 * 8)  # two B of 64 x 8
+
+
+@pytest.mark.parametrize("rule", ["freeze_a", "product_svd"])
+def test_a_rule_is_a_run_of_its_own_that_repeats(federation, rule):
+    runs = [list(federate(federation({"aggregation.lora": rule}))) for _ in range(2)]
+    assert identical_rounds(*runs)
+    factors = list(federate(federation()))
+    assert factors[-1].metrics["loss/test"] != runs[0][-1].metrics["loss/test"]
+    assert 0 < factors[1].metrics["lora/residual"] < 1

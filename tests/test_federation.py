@@ -6,10 +6,11 @@ from typing import ClassVar
 
 import pytest
 
-from fedsweep.federation import Federation, federate
+from fedsweep.errors import UserError
+from fedsweep.federation import Federation, coverage, federate
 from fedsweep.training import CohortTrainer, LocalTask
-from fedsweep.types import Client, ClientUpdate
-from tests.compare import identical
+from fedsweep.types import Client, ClientUpdate, LayerAllocation, ServerState
+from tests.compare import identical, identical_rounds
 
 
 def ids(clients: list[Client]) -> list[str]:
@@ -107,3 +108,71 @@ def test_every_round_has_its_own_batches_and_allocation(federation, heard):
     list(federate(listened(federation({"method": "fedra", "federation.rounds": 3, "local.steps": 1}))))
     assert [round for round, _, _ in heard] == [1, 2, 3]
     assert len({tuple(task.allocation for task in tasks) for _, tasks, _ in heard}) == 3
+
+
+def test_dynamic_depths_are_drawn_anew_for_every_client_and_round(federation):
+    small = federation({"federation.depths": "dynamic"})
+    drawn = {(round, client.id): client.capacity for round in range(1, 401) for client in small.cohort(round)}
+    counts = Counter(drawn.values())
+    assert set(counts) == set(range(1, 13))
+    assert all(60 <= times <= 140 for times in counts.values())  # 100 expected, deviation 10
+    first = [drawn[round, "plain"] for round in range(1, 401)]
+    assert first != [drawn[round, "noisy"] for round in range(1, 401)]
+    other = replace(small, seed=1)
+    assert first != [other.cohort(round)[2].capacity for round in range(1, 401)]
+    assert [client.capacity for client in small.cohort(7)] == [drawn[7, client.id] for client in small.cohort(7)]
+
+
+def test_a_clients_drawn_depth_does_not_depend_on_its_company(federation):
+    whole, part = (
+        federation({"federation.depths": "dynamic", "federation.clients_per_round": size}) for size in (None, 1)
+    )
+    for round in range(1, 20):
+        (alone,) = part.cohort(round)
+        assert (alone.id, alone.capacity) in [(client.id, client.capacity) for client in whole.cohort(round)]
+
+
+@pytest.mark.parametrize("method", ["fedra", "inclusivefl"])
+def test_dynamic_depths_resume_bit_for_bit(federation, method):
+    changes = {"method": method, "federation.depths": "dynamic", "federation.rounds": 3, "local.steps": 1}
+    straight = list(federate(federation(changes)))
+    assert identical_rounds(federate(federation(changes), straight[1]), straight[2:])
+    assert len({client.capacity for round in (1, 2, 3) for client in federation(changes).cohort(round)}) > 3
+
+
+def test_dynamic_depths_that_may_not_cover_are_refused(tiny):
+    with pytest.raises(UserError, match="ensure_cover needs depths that sum to at least 12"):
+        tiny.override({"federation.depths": "dynamic", "method.missing_layers": "ensure_cover"}, "test")
+
+
+def holding(*rows: list[int]) -> list[LayerAllocation]:
+    return [LayerAllocation.of(row) for row in rows]
+
+
+def test_gamma_is_the_fewest_holders_of_an_active_block():
+    state = ServerState({}, (0, 1, 2, 3))
+    first = coverage(state, holding([0, 1], [0, 1], [0, 2]))
+    assert first == {"allocation/gamma": 1.0, "allocation/gamma_star": 1.0, "allocation/idle": 1.0}
+    assert coverage(state, holding([0, 1], [0, 1]))["allocation/gamma"] == 2.0
+    later = coverage(replace(state, gamma_star=1), holding([0, 1], [0, 1]))
+    assert (later["allocation/gamma"], later["allocation/gamma_star"]) == (2.0, 1.0)
+
+
+def test_gamma_star_is_the_smallest_gamma_so_far_and_survives_a_stop(federation):
+    changes = {"method": "fedra", "federation.depths": [8, 6, 3], "federation.rounds": 4, "local.steps": 1}
+    results = list(federate(federation(changes)))
+    gammas = [result.metrics["allocation/gamma"] for result in results[1:]]
+    stars = [result.metrics["allocation/gamma_star"] for result in results[1:]]
+    assert stars == [min(gammas[: place + 1]) for place in range(4)]
+    assert [result.state.gamma_star for result in results] == [None, *stars]
+    resumed = list(federate(federation(changes), results[2]))
+    assert [result.metrics["allocation/gamma_star"] for result in resumed] == stars[2:]
+
+
+def test_prefixes_leave_the_top_block_to_the_largest_clients(federation):
+    """Why InclusiveFL's Gamma* is small (FedRA, second version, below Theorem 1)."""
+    changes = {"federation.depths": [12, 6, 3], "federation.rounds": 1, "local.steps": 1}
+    _, prefix = federate(federation({**changes, "method": "inclusivefl"}))
+    _, large = federate(federation({**changes, "method": "all_large"}))
+    assert prefix.metrics["allocation/gamma"] == 1.0
+    assert large.metrics["allocation/gamma"] == 3.0

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsweep.experiment import build
 from fedsweep.models.layered import layer_of
 from fedsweep.seeding import stream
 from fedsweep.training import (
@@ -60,7 +61,7 @@ def test_sgd_follows_its_equations(steps, momentum, weight_decay, clip_norm):
     gradients = [[np.array(step[:2], dtype=np.float32), np.array([step[2:]], dtype=np.float32)] for step in steps]
     parameters = [torch.nn.Parameter(torch.tensor(one)) for one in start]
     config = OptimizerConfig(lr=0.1, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm)
-    sgd = _SGD(config, parameters)
+    sgd = _SGD(config, [parameter.data for parameter in parameters])
     for step in gradients:
         sgd.step([torch.tensor(one) for one in step])
     expected = reference.descend(start, gradients, 0.1, momentum, weight_decay, clip_norm)
@@ -75,7 +76,8 @@ def test_sgd_is_torchs_to_the_last_bit(momentum, weight_decay, clip_norm):
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=generator) for shape in [(8, 5), (7,), (1, 3, 2)]]
     ours, theirs = ([torch.nn.Parameter(one.clone()) for one in start] for _ in range(2))
-    sgd = _SGD(OptimizerConfig(lr=0.03, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm), ours)
+    config = OptimizerConfig(lr=0.03, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm)
+    sgd = _SGD(config, [one.data for one in ours])
     optimizer = torch.optim.SGD(theirs, lr=0.03, momentum=momentum, weight_decay=weight_decay)
     for _ in range(5):
         gradients = [torch.randn(one.shape, generator=generator) for one in start]
@@ -104,7 +106,7 @@ def tasks(small, objective=cross_entropy, blocks=range(12)) -> list[LocalTask]:
     ("steps", "sizes"),
     [
         ("epoch", [[15, 15, 10], [15, 15, 5], [15, 15]]),
-        ("min_client", [[15, 15], [15, 15], [15, 15]]),
+        ("min_client", [[15, 15, 10], [15, 15, 5], [15, 15]]),
         (1, [[15], [15], [15]]),
         (4, [[15, 15, 10, 15], [15, 15, 5, 15], [15, 15, 15, 15]]),
     ],
@@ -116,9 +118,29 @@ def test_steps_are_an_epoch_the_smallest_clients_epoch_or_a_number(small, steps,
         seen.append(len(images))
         return cross_entropy(model, images, labels, allocation)
 
-    updates = replace(small.trainer, local=LocalConfig(batch_size=15, steps=steps)).fit(tasks(small, noting, [0]))
+    trainer = replace(small.trainer, local=LocalConfig(batch_size=15, steps=steps), fewest=30)
+    updates = trainer.fit(tasks(small, noting, [0]))
     assert seen == [size for client in sizes for size in client]
     assert [update.num_examples for update in updates] == [40, 35, 30]
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 64))
+def test_the_released_codes_cap_is_one_step_above_the_smallest_clients_epoch(images, fewest, size):
+    """Its loop is left at the first batch whose number, from 0, exceeds the smallest client's number of batches."""
+    of_all = -(-min(images, fewest) // size)
+    taken = 0
+    for number in range(-(-images // size)):
+        if number > of_all:
+            break
+        taken += 1
+    assert LocalConfig(batch_size=size, steps="min_client").steps_for(images, min(images, fewest)) == taken
+
+
+def test_a_built_trainer_knows_the_smallest_of_all_clients(tiny):
+    skew = {"partition": {"name": "feature_label_skew", "clients_per_domain": 2}, "federation.clients_per_round": 1}
+    built = build(tiny.override(skew, "test"))
+    assert built.trainer.fewest == min(len(client.train) for client in built.clients)
+    assert len({len(client.train) for client in built.clients}) > 1
 
 
 def test_a_client_is_trained_alike_in_any_company(small):

@@ -1,7 +1,7 @@
 """InclusiveFL: clients hold the first blocks, and small models learn from the large ones' last blocks.
 
 Ruixuan Liu, Fangzhao Wu, Chuhan Wu, Yanlin Wang, Lingjuan Lyu, Hong Chen, Xing Xie. No One Left Behind: Inclusive
-Federated Learning over Heterogeneous Devices. KDD 2022. As FedRA compares with it: LoRA and head instead of all weights.
+Federated Learning over Heterogeneous Devices. KDD 2022. As FedRA compares with it: LoRA and head, not all weights.
 """
 
 from collections.abc import Mapping, Sequence

@@ -23,6 +23,8 @@ ROW_SUMS = {
     "fedra": lambda depths, layers: depths,
     "all_large": lambda depths, layers: [layers] * len(depths),
     "all_small": lambda depths, layers: [min(depths)] * len(depths),
+    "inclusivefl": lambda depths, layers: depths,
+    "depthfl": lambda depths, layers: depths,
 }
 """Blocks that each client runs, from the clients' depths and L. A new method adds its line."""
 
@@ -74,7 +76,7 @@ def test_the_list_holds_every_method_file():
     assert {method.model_fields["name"].default for method in ALL} == files
     assert {method.__module__ for method in ALL} == {f"fedsweep.methods.{file}" for file in files}
     assert set(ROW_SUMS) == files
-    assert len(ALL) == len(files) >= 3
+    assert len(ALL) == len(files) >= 5
 
 
 def test_the_same_seed_gives_the_same_bits(federation, name, straight):
@@ -149,9 +151,11 @@ def test_training_moves_the_head_and_what_the_clients_hold(small):
     start, updates = one_round(small)
     after = small.method.aggregate(start.state, updates, small.server)
     trained = {layer for update in updates for layer in update.allocation.trained}
-    for name, old in start.state.adapter.items():
-        if (layer_of(name) is None or layer_of(name) in trained) and "lora_A" not in name:  # B = 0: A waits for B
-            assert not torch.equal(after.adapter[name], old), name
+    sent = {name for update in updates for name in update.adapter}
+    assert {layer_of(name) for name in sent} == {None, *trained}
+    for name in sent:
+        if "lora_A" not in name:  # B = 0: A waits for B
+            assert not torch.equal(after.adapter[name], start.state.adapter[name]), name
 
 
 def test_a_layer_that_nobody_trained_does_not_move(small):
@@ -176,7 +180,8 @@ def test_every_update_lies_in_what_its_client_trains(small):
     assert [update.client for update in updates] == [client.id for client in small.cohort(1)]
     for update in updates:
         assert set(update.allocation.trained) <= set(update.allocation.held)
-        assert set(update.adapter) <= set(names_within(start.state.adapter, update.allocation.trained))
+        row = update.allocation
+        assert set(update.adapter) == set(names_within(start.state.adapter, row.trained, row.without))
         assert {layer_of(name) for name in update.adapter} == {None, *update.allocation.trained}
         for name, tensor in update.adapter.items():
             assert tensor.shape == start.state.adapter[name].shape
@@ -241,8 +246,41 @@ def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, name):
     promised = tiny.override({"method": name}, "test").metrics()
     untuned, *rounds = straight
     assert len(rounds) == 2
-    assert len(promised) == len(set(promised)) == 3 + 3 + 1 + 4
+    assert len(promised) == len(set(promised)) == 3 + 3 + 1 + 4 + 4
     assert set(untuned.metrics) == {metric for metric in promised if metric.startswith(("accuracy/", "loss/test"))}
     for result in rounds:
         assert list(result.metrics) == promised
         assert all(type(value) is float and math.isfinite(value) for value in result.metrics.values())
+
+
+STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
+
+
+@pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
+def test_every_base_optimizer_combines_with_the_method(federation, name, base, straight, tmp_path):
+    """The same bits again, whatever the order of the clients; resume equals straight; idle blocks stay; it matters."""
+    changes = {"method": name, "base_optimizer": base, "local.steps": 3, "federation.depths": [9, 6, 3]}
+    given = federation(changes)
+    start, first, second = federate(given)
+    turned = replace(given, clients=list(reversed(given.clients)))
+    assert identical_rounds([first, second], federate(turned, start))
+
+    save(tmp_path / "checkpoint", Checkpoint(1, first.state, ()))
+    fresh = federation(changes)
+    read = load(tmp_path / "checkpoint", like=fresh.initial_state())
+    assert identical(read.state, first.state)
+    assert identical_rounds([second], federate(fresh, RoundResult(1, read.state)))
+
+    idle = [held for held in range(12) if held not in held_in(given, start, 1)]
+    assert len(idle) >= 12 - 9 - 6 - 3
+    for tensor in (one for one in start.state.adapter if layer_of(one) in idle):
+        assert torch.equal(first.state.adapter[tensor], start.state.adapter[tensor])
+    plain = list(federate(federation({**changes, "base_optimizer": "fedavg"}), first))
+    assert plain[-1].metrics["loss/test"] != second.metrics["loss/test"]
+
+
+def held_in(federation: Federation, start: RoundResult, round: int) -> set[int]:
+    """The blocks that somebody trains in a round."""
+    rng = stream(federation.seed, "allocation", round)
+    rows = federation.method.allocate(start.state, federation.cohort(round), federation.server, rng)
+    return {layer for row in rows.values() for layer in row.trained}

@@ -1,5 +1,8 @@
 """What only AllSmall promises."""
 
+import pytest
+
+from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.models.layered import layer_of
 from tests.compare import identical_rounds, moved
@@ -31,3 +34,13 @@ def test_the_larger_clients_depths_do_not_matter(federation):
 def test_with_a_cohort_the_depth_stays_that_of_all_clients(federation):
     small = federation({"method": "all_small", "federation.depths": [2, 6, 9], "federation.clients_per_round": 1})
     assert [result.state.layers for result in federate(small)] == [(0, 1)] * 3
+
+
+def test_the_depth_can_be_given(federation):
+    small = federation({"method": {"name": "all_small", "depth": 2}, "federation.depths": [12, 6, 3]})
+    assert small.initial_state().layers == (0, 1)
+
+
+def test_more_blocks_than_there_are_are_refused(tiny):
+    with pytest.raises(UserError, match=r"`method\.depth` must be at most the 12 blocks, but it is 13"):
+        tiny.override({"method": {"name": "all_small", "depth": 13}}, "test")

@@ -1,0 +1,140 @@
+"""FedAvg, FedProx and FedDyn alone, against tests/references/feddyn.py, and under a method."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.base_optimizer import FedAvg, FedDyn, FedProx
+from fedsweep.errors import UserError
+from fedsweep.federation import federate
+from fedsweep.models.layered import layer_of
+from fedsweep.types import ClientUpdate, LayerAllocation, ServerState
+from tests.compare import identical, identical_rounds, moved
+from tests.references import feddyn as reference
+
+NOBODY = LayerAllocation.of([])
+UNIFORM = AggregationConfig(weights="uniform")
+
+
+class Quadratics:
+    """Clients with L_k(x) = 1/2 (x - c_k)^T diag(q_k) (x - c_k), played through a base optimizer."""
+
+    def __init__(self, centres: np.ndarray, curvatures: np.ndarray, lr: float = 0.1, steps: int = 5) -> None:
+        self.centres, self.curvatures = torch.tensor(centres), torch.tensor(curvatures)
+        self.lr, self.steps = lr, steps
+
+    def session(self, base: FedAvg | FedProx | FedDyn, state: ServerState, client: int) -> ClientUpdate:
+        x = [state.adapter["x"].clone()]
+        start, memory = [state.adapter["x"]], [state.client_memory.get(str(client), {}).get("x")]
+        for _ in range(self.steps):
+            gradients = base.steer([self.curvatures[client] * (x[0] - self.centres[client])], x, start, memory)
+            x = [x[0] - self.lr * gradients[0]]
+        return ClientUpdate(str(client), NOBODY, {"x": x[0]}, 1, {})
+
+    def play(
+        self, base: FedAvg | FedProx | FedDyn, start: np.ndarray, cohorts: Sequence[Sequence[int]]
+    ) -> list[np.ndarray]:
+        state, seen = ServerState({"x": torch.tensor(start)}, ()), []
+        shares = {str(client): 1 / len(self.centres) for client in range(len(self.centres))}
+        for cohort in cohorts:
+            updates = [self.session(base, state, client) for client in cohort]
+            mean = layerwise_mean(state.adapter, updates, UNIFORM)
+            after = ServerState(mean, (), state.client_memory, state.server_memory)
+            state = base.conclude(state, after, updates, shares)
+            seen.append(state.adapter["x"].numpy())
+        return seen
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.05, 0.1, 1.0]))
+def test_feddyn_is_the_papers_algorithm_whoever_takes_part(seed, alpha):
+    rng = np.random.default_rng(seed)
+    centres, curvatures = rng.normal(size=(4, 3)), rng.uniform(0.5, 2.0, size=(4, 3))
+    cohorts = [sorted(rng.choice(4, size=rng.integers(1, 5), replace=False).tolist()) for _ in range(6)]
+    start = rng.normal(size=3)
+    ours = Quadratics(centres, curvatures).play(FedDyn(alpha=alpha), start, cohorts)
+    theirs = reference.feddyn(start, centres, curvatures, np.full(4, 0.25), cohorts, alpha, 0.1, 5)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_feddyn_finds_the_optimum_of_all_where_fedavg_does_not():
+    centres = np.array([[4.0], [-1.0], [0.0]])
+    curvatures = np.array([[0.2], [1.0], [3.0]])
+    best = (centres * curvatures).sum() / curvatures.sum()
+    played = Quadratics(centres, curvatures, steps=60)
+    everyone = [[0, 1, 2]] * 60
+    assert played.play(FedDyn(alpha=0.5), np.zeros(1), everyone)[-1] == pytest.approx(best, abs=1e-3)
+    assert abs(played.play(FedAvg(), np.zeros(1), everyone)[-1] - best) > 0.5
+
+
+def test_fedprox_descends_the_proximal_objective():
+    rng = np.random.default_rng(0)
+    centres, curvatures, start = rng.normal(size=(1, 3)), rng.uniform(0.5, 2.0, size=(1, 3)), rng.normal(size=3)
+    (ours,) = Quadratics(centres, curvatures).play(FedProx(mu=0.7), start, [[0]])
+    np.testing.assert_allclose(ours, reference.fedprox(start, centres[0], curvatures[0], 0.7, 0.1, 5), rtol=1e-12)
+
+
+def test_fedprox_without_its_term_is_fedavg(federation):
+    fedprox = federation({"base_optimizer": {"name": "fedprox", "mu": 0.0}})
+    assert identical_rounds(federate(fedprox), federate(federation()))
+
+
+def test_a_first_feddyn_session_is_fedproxs(federation):
+    """Nothing is remembered yet: the linear term is zero and the quadratic ones agree."""
+    strength = {"base_optimizer": {"name": "fedprox", "mu": 0.3}}, {"base_optimizer": {"name": "feddyn", "alpha": 0.3}}
+    losses = []
+    for change in strength:
+        _, first, _ = federate(federation({**change, "local.steps": 3}))  # the third step feels the pull of the second
+        losses.append(first.metrics["loss/train"])
+    assert losses[0] == losses[1]
+    _, plain, _ = federate(federation({"local.steps": 3}))
+    assert plain.metrics["loss/train"] != losses[0]
+
+
+def test_feddyn_keeps_to_the_blocks_that_a_client_held(federation):
+    small = federation({"base_optimizer": "feddyn", "federation.depths": [2, 1, 3]})
+    start, first, second = federate(small)
+    assert not start.state.client_memory
+    for before, after in ((start, first), (first, second)):
+        touched = {layer_of(name) for name in moved(before.state.adapter, after.state.adapter)}
+        held = 12 - after.metrics["allocation/idle"]
+        assert len(touched - {None}) == held
+    layers = {client: {layer_of(name) for name in kept} for client, kept in first.state.client_memory.items()}
+    assert {client: len(mine - {None}) for client, mine in layers.items()} == {"plain": 2, "inverted": 1, "noisy": 3}
+
+
+def test_feddyn_remembers_what_a_client_moved(federation):
+    small = federation({"base_optimizer": {"name": "feddyn", "alpha": 0.3}, "aggregation.weights": "uniform"})
+    start, first, _ = federate(small)
+    memory = first.state.client_memory
+    assert set(memory) == {"plain", "inverted", "noisy"}
+    head = "backbone.head.bias"
+    total = sum(kept[head] for kept in memory.values()) / 3
+    torch.testing.assert_close(first.state.server_memory[head], total)
+    # theta = mean - h / alpha, and the mean moved by -(sum of g_k) / (3 alpha): twice the mean's step.
+    step = first.state.adapter[head] - start.state.adapter[head]
+    torch.testing.assert_close(step, -2 * total / 0.3, rtol=1e-4, atol=1e-6)
+
+
+def test_clients_weigh_in_shares_of_all(federation):
+    shares = federation().shares()
+    assert shares == pytest.approx({"plain": 40 / 105, "inverted": 35 / 105, "noisy": 30 / 105})
+    alike = federation({"aggregation.weights": "uniform"}).shares()
+    assert set(alike.values()) == {1 / 3}
+
+
+def test_feddyn_and_refactored_products_are_refused_together(tiny):
+    with pytest.raises(UserError, match="feddyn remembers A and B apart") as refusal:
+        tiny.override({"base_optimizer": "feddyn", "aggregation.lora": "product_svd"}, "test")
+    assert str(refusal.value).count(".") <= 2
+
+
+def test_a_base_optimizer_changes_neither_state_nor_updates(federation):
+    small = federation({"base_optimizer": "feddyn"})
+    rounds = list(federate(small))
+    again = list(federate(small, rounds[1]))
+    assert identical(again[0].state, rounds[2].state)
