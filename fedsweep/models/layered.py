@@ -58,6 +58,12 @@ class LayeredModel(nn.Module, ABC):
         logits: Tensor = backbone.forward_head(backbone.norm(tokens))
         return logits
 
+    def features(self, tokens: Tensor) -> Tensor:
+        """What the head sees, final norm and timm's pooling: (batch, tokens, width) to (batch, width)."""
+        backbone = cast(Any, self.backbone)
+        pooled: Tensor = backbone.forward_head(backbone.norm(tokens), pre_logits=True)
+        return pooled
+
     @property
     def num_layers(self) -> int:
         """L, the number of blocks of the full model."""

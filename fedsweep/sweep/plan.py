@@ -29,6 +29,7 @@ ENGINE_MODULES = (
     "costs",
     "federation",
     "experiment",
+    "embedding/tsne",
 )
 
 
@@ -101,7 +102,9 @@ class Plan:
         """
         seen: set[str] = set()
         for config in self._reachable():
-            asked = config.model_dump_json(include={"data", "partition", "federation", "seed", "backbone"})
+            asked = config.model_dump_json(
+                include={"data", "partition", "federation", "seed", "backbone", "evaluation"}
+            )
             if asked not in seen:
                 seen.add(asked)
                 check_content(config)
