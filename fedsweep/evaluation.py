@@ -18,6 +18,14 @@ class EvaluationConfig(Config):
     """How the global model is evaluated after each round."""
 
     batch_size: int = Field(256, gt=0, description="images per forward pass; does not change the result")
+    tsne_classes: int | None = Field(
+        None,
+        gt=1,
+        description="classes of the t-SNE of the global model's features after the last round; null for none",
+    )
+    tsne_images: int = Field(
+        500, ge=10, description="test images in the t-SNE, drawn evenly over the domains and these classes"
+    )
 
 
 @torch.inference_mode()

@@ -8,13 +8,15 @@ from pydantic import Field, model_validator
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.base_optimizer import BaseOptimizerConfig
-from fedsweep.checkpoint import Checkpoint
+from fedsweep.checkpoint import Checkpoint, write_atomically
 from fedsweep.checkpoint import load as load_checkpoint
 from fedsweep.checkpoint import save as save_checkpoint
 from fedsweep.config import Config
 from fedsweep.costs import COST_METRICS
 from fedsweep.data import DataConfig, PartitionConfig, load
 from fedsweep.data.partition import Split
+from fedsweep.embedding.picture import files
+from fedsweep.embedding.tsne import draw
 from fedsweep.errors import UserError
 from fedsweep.evaluation import EvaluationConfig, metric_names
 from fedsweep.federation import ROUND_METRICS, Federation, FederationConfig, federate
@@ -160,13 +162,15 @@ def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
 
 
 def check_content(config: RunConfig) -> None:
-    """Open the data, divide it, and load the weights, as the run will.
+    """Open the data, divide it, load the weights, and draw the images of a t-SNE, as the run will.
 
     Raises:
         UserError: something is missing, does not fit, or cannot be divided.
     """
     data, _ = split(config)
     config.backbone.check_weights(len(data.class_names), data.class_names)
+    if (classes := config.evaluation.tsne_classes) is not None:
+        draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.seed)
 
 
 def build(config: RunConfig, device: Device = "cpu") -> Federation:
@@ -183,6 +187,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
         fresh=model.adapter(),
         clients=parts.clients,
         domains=data.domains,
+        class_names=data.class_names,
         server=Server(model.num_layers, config.aggregation, parts.proxy),
         trainer=CohortTrainer(
             model,
@@ -208,6 +213,7 @@ def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = N
 def run_durably(config: RunConfig, checkpoint: Path, device: Device = "cpu") -> Iterator[RoundRecord]:
     """Play a run with every round on disk before it is yielded; rounds found there are yielded again first.
 
+    A t-SNE stands beside the checkpoint before that of the last round does: a run that has all rounds has its picture.
     A run that was stopped at any moment goes on as if it had not been.
     """
     federation = build(config, device)
@@ -220,5 +226,8 @@ def run_durably(config: RunConfig, checkpoint: Path, device: Device = "cpu") -> 
         yield from history
     for result in federate(federation, start):
         history.append(RoundRecord(result.round, dict(result.metrics), result.seconds))
+        if result.round == config.federation.rounds and (embedding := federation.embed(result.state)):
+            for name, content in files(embedding).items():
+                write_atomically(checkpoint.with_name(name), content)
         save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
         yield history[-1]

@@ -11,6 +11,8 @@ from fedsweep.aggregation import lora_residual
 from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.config import Config
 from fedsweep.costs import round_costs
+from fedsweep.embedding.points import Embedding
+from fedsweep.embedding.tsne import draw, embed
 from fedsweep.evaluation import EvaluationConfig, evaluate
 from fedsweep.methods import FederatedMethod, Server
 from fedsweep.models import LayeredModel
@@ -54,6 +56,7 @@ class Federation:
     fresh: AdapterState
     clients: Sequence[Client]
     domains: Sequence[Domain]
+    class_names: tuple[str, ...]
     server: Server
     trainer: CohortTrainer
     config: FederationConfig
@@ -99,6 +102,15 @@ class Federation:
         """Metrics of the global model."""
         self.model.load_adapter(state.adapter)
         return evaluate(lambda images: self.method.predict(state, self.model, images), self.domains, self.evaluation)
+
+    def embed(self, state: ServerState) -> Embedding | None:
+        """The t-SNE of the global model's features; None where none is asked for, or there is nothing to show."""
+        classes, images = self.evaluation.tsne_classes, self.evaluation.tsne_images
+        if classes is None:
+            return None
+        sample = draw(self.domains, self.class_names, classes, images, self.seed)
+        self.model.load_adapter(state.adapter)
+        return embed(self.model, state.layers, sample, self.evaluation.batch_size, self.seed)
 
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:

@@ -6,12 +6,13 @@
     rungs.jsonl study.journal       the scheduler's and the search's memory, where they have one
     trials/<key>/trial.json         what is to be run
     trials/<key>/checkpoint.safetensors   state and history after the last whole round
+    trials/<key>/tsne.csv tsne.png  features after the last round, where the experiment asks for them
     trials/<key>/outcome.json       how it ended; absent while it has not
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -19,6 +20,7 @@ from pydantic import Field
 
 from fedsweep.checkpoint import load_history, write_atomically
 from fedsweep.config import Config, Json
+from fedsweep.embedding.points import FILES
 from fedsweep.errors import UserError, near
 from fedsweep.history import RoundRecord
 
@@ -77,6 +79,8 @@ class TrialRecord:
     plan: TrialPlan
     outcome: Outcome | None
     history: Sequence[RoundRecord]
+    artifacts: Mapping[str, Path] = field(default_factory=dict)
+    """Files by name that the trial left for people to look at."""
 
     @property
     def last_round(self) -> int:
@@ -131,7 +135,9 @@ class TrialStore:
     def read(self) -> TrialRecord:
         """Everything about the trial."""
         path = self.folder / "trial.json"
-        return TrialRecord(TrialPlan.of(json.loads(path.read_text()), str(path)), self.outcome(), self.history())
+        plan = TrialPlan.of(json.loads(path.read_text()), str(path))
+        artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
+        return TrialRecord(plan, self.outcome(), self.history(), artifacts)
 
 
 class SweepStore:

@@ -13,7 +13,7 @@ REFUSALS = parse_yaml((Path(__file__).parent / "golden" / "refusals.yaml").read_
 
 
 def test_the_table_of_refusals_is_read():
-    assert len(REFUSALS) == 58
+    assert len(REFUSALS) == 60
 
 
 @pytest.mark.parametrize("refused", REFUSALS, ids=lambda refused: " ".join(refused["overrides"]))
@@ -89,7 +89,7 @@ def test_flat_holds_every_resolved_value_under_its_dotted_name(experiment):
     assert values["federation.clients_per_round"] is None
     assert values["method.name"] == "fedra"
     assert values["optimizer.weight_decay"] == 1e-5
-    assert len(values) == 28
+    assert len(values) == 30
     assert json.loads(json.dumps(values)) == values
 
 

@@ -63,7 +63,7 @@ class LayeredModel(nn.Module, ABC):
         return logits
 
     def features(self, tokens: Tensor) -> Tensor:
-        """What the head sees: final norm and timm's pooling; (batch, tokens, width) to (batch, width)."""
+        """What the head sees, final norm and timm's pooling: (batch, tokens, width) to (batch, width)."""
         backbone = cast(Any, self.backbone)
         pooled: Tensor = backbone.forward_head(backbone.norm(tokens), pre_logits=True)
         return pooled

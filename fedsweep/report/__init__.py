@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.errors import UserError
-from fedsweep.report import figures
+from fedsweep.report import embeddings, figures
 from fedsweep.report.statistics import ArmStatistics, Comparison, summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
@@ -23,15 +23,20 @@ class Report:
     markdown: Path
     curves: Path
     domains: Path
+    tsne: Path | None
+    """None where no finished trial left a t-SNE."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """All files written."""
-        return self.csv, self.markdown, self.curves, self.domains
+        always = self.csv, self.markdown, self.curves, self.domains
+        return always if self.tsne is None else (*always, self.tsne)
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
     """Write table.csv, table.md, curves.png and domains.png into the folder, which is made where it is missing.
+
+    tsne.png comes with them where trials left a t-SNE.
 
     Raises:
         UserError: no trial has recorded a round.
@@ -41,6 +46,8 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
             f"nothing to report: no trial of sweep `{manifest.id}` of {manifest.name} has recorded a round."
         )
     table = AblationTable(manifest, summarise(manifest, trials))
+    folder.mkdir(parents=True, exist_ok=True)
+    tsne = folder / "tsne.png"
     report = Report(
         arms=table.arms,
         renderable=TerminalTable(table),
@@ -48,8 +55,8 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         markdown=folder / "table.md",
         curves=folder / "curves.png",
         domains=folder / "domains.png",
+        tsne=tsne if embeddings.panels(manifest, table.arms, tsne) else None,
     )
-    folder.mkdir(parents=True, exist_ok=True)
     report.csv.write_text(table.csv(), encoding="utf-8")
     report.markdown.write_text(table.markdown(), encoding="utf-8")
     figures.curves(manifest, table.arms, report.curves)

@@ -30,6 +30,7 @@ ENGINE_MODULES = (
     "costs",
     "federation",
     "experiment",
+    "embedding/tsne",
 )
 
 
@@ -102,7 +103,9 @@ class Plan:
         """
         seen: set[str] = set()
         for config in self._reachable():
-            asked = config.model_dump_json(include={"data", "partition", "federation", "seed", "backbone"})
+            asked = config.model_dump_json(
+                include={"data", "partition", "federation", "seed", "backbone", "evaluation"}
+            )
             if asked not in seen:
                 seen.add(asked)
                 check_content(config)

@@ -177,6 +177,8 @@ class Recorder:
             if outcome.error:
                 self.client.log_text(run_id, outcome.error, "error.txt")
                 self.client.set_tag(run_id, "fedsweep.error", outcome.error.strip().splitlines()[-1][:500])
+            for path in trial.artifacts.values():
+                self.client.log_artifact(run_id, str(path))
             there = self.client.get_run(run_id).data.metrics
             for metric, value in _summary(trial).items():
                 if there.get(metric) != value:

@@ -84,6 +84,33 @@ def test_the_walk_is_timms_forward_to_the_last_bit(name, images):
 
 
 @torch.no_grad()
+def test_features_are_what_timms_head_sees(name, images):
+    model = layered(name)
+    tokens = model.embed(model.normalize(images))
+    for layer in range(model.num_layers):
+        tokens = model.block(layer, tokens)
+    backbone, found = model.backbone, model.features(tokens)
+    assert found.shape == (2, model.embed(model.normalize(images)).shape[-1])
+    assert torch.equal(found, backbone.forward_head(backbone.forward_features(model.normalize(images)), True))
+    if "distilled" in name:  # the two heads see a token each; their mean is shown
+        assert torch.equal(found, backbone.norm(tokens)[:, :2].mean(1))
+    else:
+        assert torch.equal(backbone.head(found), model.classify(tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "pool"),
+    [("vit_tiny_patch16_224", lambda tokens: tokens[:, 0]), ("mixer_b16_224", lambda tokens: tokens.mean(1))],
+)
+@torch.no_grad()
+def test_features_are_the_pooled_output_of_the_last_block(name, pool, images):
+    model, last = layered(name), []
+    model.backbone.blocks[-1].register_forward_hook(lambda block, given, out: last.append(out))
+    model(images)
+    assert torch.equal(model.features(last[0]), pool(model.backbone.norm(last[0])))
+
+
+@torch.no_grad()
 def test_held_blocks_are_timms_blocks_in_their_order(name, images):
     model = layered(name)
     pixels, whole = model.normalize(images), model(images)

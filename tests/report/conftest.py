@@ -1,10 +1,13 @@
 """Sweeps made by hand: every test says which arm ended how on which seed, nothing is run."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedsweep.embedding.points import Embedding, Point
 from fedsweep.history import RoundRecord
 from fedsweep.store import Outcome, SweepManifest, TrialPlan, TrialRecord
 
@@ -80,6 +83,19 @@ class Trials:
 def trials() -> Trials:
     """An empty plan."""
     return Trials()
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Callable[[Sequence[TrialRecord]], list[TrialRecord]]:
+    """Gives every trial the same t-SNE: three classes in two domains."""
+
+    def give(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        cells = [(label, domain) for label in ("cat", "dog", "owl") for domain in DOMAINS]
+        points = [Point(place, place % 3, label, domain, place / 10) for place, (label, domain) in enumerate(cells)]
+        (tmp_path / "tsne.csv").write_text(Embedding(tuple(points)).csv())
+        return [replace(record, artifacts={"tsne.csv": tmp_path / "tsne.csv"}) for record in records]
+
+    return give
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`write_report`: four files and something to print, or one sentence."""
+"""`write_report`: four files, or five, and something to print, or one sentence."""
 
 import io
 
@@ -19,6 +19,14 @@ def test_writes_all_files_where_it_says(manifest, trials, tmp_path):
     console.print(made.renderable)
     assert "rank 4 against 8: " in console.file.getvalue()
     assert [one.n for one in made.arms] == [3, 3]
+
+
+def test_a_t_sne_is_among_the_files_where_trials_left_one(manifest, trials, tmp_path, tables):
+    trials.arms({4: [0.5], 8: [0.6]})
+    made = write_report(manifest(), tables(trials.records), tmp_path)
+    assert made.paths[-1] == made.tsne == tmp_path / "tsne.png"
+    assert made.tsne.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert set(tmp_path.iterdir()) == {*made.paths, tmp_path / "tsne.csv"}
 
 
 def test_the_same_records_give_the_same_files_in_any_order(manifest, trials, tmp_path):

@@ -95,6 +95,12 @@ def test_a_baseline_is_an_arm_to_the_letter(read: Any) -> None:
         read({**GRID, "space": {"optimizer.lr": {"grid": [0.1, 1.0]}}, "baseline": {"optimizer.lr": 1}})
 
 
+def test_every_arms_t_sne_is_drawn_before_anything_runs(read: Any) -> None:
+    axis = {"evaluation.tsne_classes": {"grid": [None, 10, 11]}}
+    with pytest.raises(UserError, match="at most the 10 classes of the data, but it is 11"):
+        read({**GRID, "space": axis, "baseline": None}).preflight()
+
+
 def test_the_definition_does_not_depend_on_the_order_of_overrides(read: Any) -> None:
     changes = {"local.steps": 2, "optimizer.lr": 0.5}
     backwards = dict(reversed(changes.items()))

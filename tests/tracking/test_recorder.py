@@ -3,6 +3,7 @@
 import datetime
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,26 @@ def test_trials_of_two_sweeps_with_the_same_content_are_two_runs(recorder: Recor
     recorder.sync(trial(2))
     runs = recorder.client.search_runs([recorder.experiment_id], "tags.`fedsweep.kind` = 'trial'")
     assert len(runs) == 2
+
+
+def test_the_files_of_an_ended_trial_are_its_runs_artifacts(recorder: Recorder, tmp_path: Path) -> None:
+    left = {name: tmp_path / name for name in ("tsne.csv", "tsne.png")}
+    for path in left.values():
+        path.write_text("x,y")
+
+    def logged() -> set[str]:
+        return {file.path for file in recorder.client.list_artifacts(child(recorder).info.run_id)}
+
+    recorder.sync(replace(trial(3), artifacts=left))
+    assert logged() == set()
+    ended = replace(trial(4, Outcome(outcome="finished", round=3)), artifacts=left)
+    for _ in range(2):
+        recorder.sync(ended)
+        assert logged() == set(left)
+    recorder.interrupt(ended)
+    recorder._written.clear()
+    recorder.sync(ended)  # logged a second time
+    assert (logged(), recorder.unsynced) == (set(left), {})
 
 
 def test_closing_a_sweep_attaches_the_report(recorder: Recorder, tmp_path: Path) -> None:

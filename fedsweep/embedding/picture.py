@@ -1,0 +1,118 @@
+"""The points of a t-SNE as a picture: colour for the class, marker for the domain. Matplotlib loads when called."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.embedding.points import PICTURE, TABLE, Embedding
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = (
+    "#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE", "#000000", "#44AA99", "#AA4499", "#999933", "#882255",
+)  # fmt: skip
+"""Paul Tol's muted colours and black, told apart with any colour vision. No palette does that for more classes."""
+MARKERS = ("o", "^", "s", "P", "X", "D", "v", "*")
+INK = "#404040"
+FRAME = "#C4C4C4"
+
+
+@dataclass(frozen=True)
+class Look:
+    """One colour per class and one marker per domain."""
+
+    colours: Mapping[str, str]
+    markers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, embeddings: Iterable[Embedding]) -> Look:
+        """The same look for all pictures that stand side by side."""
+        shown = list(embeddings)
+        classes = list(dict.fromkeys(name for one in shown for name in one.classes))
+        domains = list(dict.fromkeys(name for one in shown for name in one.domains))
+        markers = {name: MARKERS[place % len(MARKERS)] for place, name in enumerate(domains)}
+        return cls(dict(zip(classes, palette(len(classes)), strict=True)), markers)
+
+
+def palette(count: int) -> Sequence[str]:
+    """That many colours: `COLOURS`, or evenly over a rainbow where they do not suffice."""
+    if count <= len(COLOURS):
+        return COLOURS[:count]
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colour) for colour in colormaps["turbo"]([place / (count - 1) for place in range(count)])]
+
+
+def files(embedding: Embedding) -> dict[str, bytes]:
+    """The content of `tsne.csv` and `tsne.png`."""
+    return {TABLE: embedding.csv().encode(), PICTURE: png(embedding)}
+
+
+def png(embedding: Embedding) -> bytes:
+    """One picture with its legends, about 1000 pixels wide where the names are short."""
+    figure = blank(6.2, 5.4)
+    axes, look = figure.add_subplot(), Look.of([embedding])
+    scatter(axes, embedding, look, size=26)
+    axes.set_title(
+        f"t-SNE of the global model's features, {len(embedding.points)} test images\n"
+        f"silhouette by class, on the features: {embedding.silhouette:.3f}",
+        fontsize=10.5, color=INK, loc="left",
+    )  # fmt: skip
+    legends(figure, look)
+    return to_png(figure)
+
+
+def blank(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches. No pyplot: it would keep the figure and choose a screen."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
+    """Draw the points, markers of `size` square points; the plane of a t-SNE has no unit, hence no ticks."""
+    for domain, marker in look.markers.items():
+        here = [point for point in embedding.points if point.domain == domain]
+        axes.scatter(
+            [point.x for point in here], [point.y for point in here], c=[look.colours[point.label] for point in here],
+            marker=marker, s=size, linewidths=0.4, edgecolors="white",
+        )  # fmt: skip
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.spines[:].set_color(FRAME)
+
+
+def legends(figure: Figure, look: Look) -> None:
+    """Classes right of everything, domains below."""
+    from matplotlib.lines import Line2D
+
+    coloured = [
+        Line2D([], [], linestyle="", marker="o", color=colour, label=name) for name, colour in look.colours.items()
+    ]
+    marked = [
+        Line2D([], [], linestyle="", marker=marker, color=INK, label=name) for name, marker in look.markers.items()
+    ]
+    beside = int(figure.get_figwidth())  # a name takes about an inch
+    common: dict[str, Any] = {
+        "loc": "upper left", "frameon": False, "fontsize": 9.5, "title_fontsize": 9.5, "alignment": "left",
+        "handletextpad": 0.2,
+    }  # fmt: skip
+    figure.legend(handles=coloured, title="class", bbox_to_anchor=(1, 1), ncols=1 + len(coloured) // 16, **common)
+    figure.legend(handles=marked, title="domain", bbox_to_anchor=(0, 0), ncols=min(beside, len(marked)), **common)
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure and all that stands beside it. Without matplotlib's version, the same points give the same bytes."""
+    written = io.BytesIO()
+    figure.savefig(written, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+    return written.getvalue()

@@ -1,0 +1,107 @@
+"""From the test splits to the points of a t-SNE (van der Maaten and Hinton 2008; scikit-learn's)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedsweep.embedding.points import Embedding, Point
+from fedsweep.errors import UserError
+from fedsweep.models.layered import LayeredModel
+from fedsweep.seeding import derived_seed, stream
+from fedsweep.types import Domain, ImageSet
+
+PERPLEXITY = 30.0
+"""Neighbours that count, scikit-learn's default; fewer where there are fewer than 91 images."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The images of a t-SNE by domain, and the names of the classes that their labels count."""
+
+    images: dict[str, ImageSet]
+    classes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.images.values()))
+
+
+def draw(domains: Sequence[Domain], class_names: Sequence[str], classes: int, images: int, seed: int) -> Sample:
+    """At most `images` test images of the first `classes` classes, evenly over domains and classes while they last.
+
+    The method and the model have no part in it, so that all arms of a seed show the same images.
+
+    Raises:
+        UserError: there are fewer classes, or too few images of them for a silhouette.
+    """
+    if classes > len(class_names):
+        raise UserError(
+            f"`evaluation.tsne_classes` must be at most the {len(class_names)} classes of the data, "
+            f"but it is {classes}."
+        )
+    queue: list[tuple[int, int, int, int]] = []
+    cells = [(place, label) for place in range(len(domains)) for label in range(classes)]
+    turns = stream(seed, "tsne", "cells").permutation(len(cells)).tolist()
+    for turn, (place, label) in zip(turns, cells, strict=True):
+        rows = np.flatnonzero(domains[place].test.labels.numpy() == label)
+        shuffled = stream(seed, "tsne", domains[place].name, label).permutation(rows).tolist()
+        queue += [(lap, turn, place, row) for lap, row in enumerate(shuffled)]
+    chosen = sorted(queue)[:images]  # one image of every cell, then a second of every cell that has one, ...
+    rows_of = {place: sorted(row for *_, at, row in chosen if at == place) for place in range(len(domains))}
+    parts = {
+        domains[place].name: domains[place].test.select(torch.tensor(rows)) for place, rows in rows_of.items() if rows
+    }
+    present = {int(label) for part in parts.values() for label in part.labels}
+    if not 2 <= len(present) < len(chosen):
+        raise UserError(
+            f"`evaluation.tsne_classes` {classes} needs two classes with test images and more images than classes, "
+            f"but {len(chosen)} images of {len(present)} were drawn."
+        )
+    return Sample(parts, tuple(class_names[:classes]))
+
+
+def embed(model: LayeredModel, layers: Iterable[int], sample: Sample, batch_size: int, seed: int) -> Embedding | None:
+    """The t-SNE of what the model's head sees behind the given blocks; the model holds the adapter that is meant.
+
+    None where the features are not finite or all the same, as those of a run that diverged: there is nothing to show,
+    and nothing that should end the run.
+    """
+    found = features(model, layers, sample, batch_size)
+    if not np.isfinite(found).all() or np.ptp(found, axis=0).max() == 0:
+        return None
+    labels = np.concatenate([part.labels.numpy() for part in sample.images.values()])
+    places = np.repeat(np.arange(len(sample.images)), [len(part) for part in sample.images.values()])
+    plane, silhouettes = _plane(found, labels, seed)
+    names, points = list(sample.images), []
+    for i in np.lexsort((places, labels)):
+        x, y = plane[i].tolist()
+        points.append(Point(x, y, sample.classes[labels[i]], names[places[i]], float(silhouettes[i])))
+    return Embedding(tuple(points))
+
+
+@torch.inference_mode()
+def features(model: LayeredModel, layers: Iterable[int], sample: Sample, batch_size: int) -> np.ndarray:
+    """Features (images, width) of the sample, domain by domain."""
+    held, found = tuple(layers), []
+    for part in sample.images.values():
+        for images, _ in part.batches(batch_size):
+            tokens = model.embed(model.normalize(images))
+            for layer in held:
+                tokens = model.block(layer, tokens)
+            found.append(model.features(tokens).float().cpu())
+    return torch.cat(found).numpy()
+
+
+def _plane(found: np.ndarray, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places (images, 2) and silhouettes (images,) of features (images, width)."""
+    from sklearn.manifold import TSNE
+    from sklearn.metrics import silhouette_samples
+    from threadpoolctl import threadpool_limits
+
+    perplexity = min(PERPLEXITY, (len(found) - 1) / 3)
+    # scikit-learn takes 32 bits.
+    state = derived_seed(seed, "tsne", "start") % 2**32
+    with threadpool_limits(1):  # several threads add in no fixed order, and t-SNE makes the last bit visible
+        plane = TSNE(2, init="pca", perplexity=perplexity, random_state=state).fit_transform(found)
+        return plane, silhouette_samples(found, labels)

@@ -1,0 +1,239 @@
+"""The t-SNE of the global model's features: its images, its points, its files."""
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import silhouette_score
+
+from fedsweep.checkpoint import load, save
+from fedsweep.embedding.picture import COLOURS, Look, palette, png
+from fedsweep.embedding.points import FILES, Embedding, Point
+from fedsweep.embedding.tsne import draw, embed, features
+from fedsweep.errors import UserError
+from fedsweep.experiment import check_content, run, run_durably
+from fedsweep.federation import federate
+from fedsweep.store import TrialPlan, TrialStore
+from fedsweep.types import Domain, ImageSet
+
+ASKED = {"evaluation.tsne_classes": 4, "evaluation.tsne_images": 36}
+NAMES = ("ant", "bee", "cat", "dog")
+
+
+def domain(name: str, labels: list[int]) -> Domain:
+    images = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+    test = ImageSet(images, torch.tensor(labels))
+    return Domain(name, ImageSet(images[:0], test.labels[:0]), test)
+
+
+def counts(sample) -> dict[str, list[int]]:
+    """Images per class by domain."""
+    return {name: np.bincount(part.labels, minlength=2).tolist() for name, part in sample.images.items()}
+
+
+def drawn_rows(sample) -> dict[str, list[int]]:
+    return {name: part.rows.tolist() for name, part in sample.images.items()}
+
+
+def test_images_are_drawn_evenly_over_classes_and_domains_while_they_last():
+    domains = [domain("a", [0, 1, 2] * 10), domain("b", [1, 0, 2] * 10)]
+    assert counts(draw(domains, NAMES, 2, 20, seed=0)) == {"a": [5, 5], "b": [5, 5]}
+    uneven = counts(draw(domains, NAMES, 2, 18, seed=0))
+    assert Counter(number for row in uneven.values() for number in row) == {4: 2, 5: 2}
+    scarce = [domain("a", [0, 0, 0, 1]), domain("b", [0] * 10 + [1] * 10)]
+    assert counts(draw(scarce, NAMES, 2, 16, seed=0)) == {"a": [3, 1], "b": [6, 6]}
+    assert counts(draw(scarce, NAMES, 2, 500, seed=0)) == {"a": [3, 1], "b": [10, 10]}
+    assert list(draw([domain("a", [2] * 9), scarce[1]], NAMES, 2, 10, seed=0).images) == ["b"]
+
+
+def test_the_draw_depends_on_the_seed_alone():
+    domains = [domain("a", [0, 1] * 40), domain("b", [0, 1] * 40)]
+    first, again, other = (draw(domains, NAMES, 2, 20, seed) for seed in (0, 0, 1))
+    assert drawn_rows(first) == drawn_rows(again) != drawn_rows(other)
+    assert all(len(set(rows)) == 10 for rows in drawn_rows(first).values())
+    assert len(first) == 20
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "sentence"),
+    [
+        (
+            [0, 1] * 9,
+            5,
+            "`evaluation.tsne_classes` must be at most the 4 classes of the data, but it is 5.",
+        ),
+        (
+            [0, 3] * 9,
+            3,
+            "`evaluation.tsne_classes` 3 needs two classes with test images and more images than classes, "
+            "but 9 images of 1 were drawn.",
+        ),
+        (
+            [0, 1, 2, 3],
+            4,
+            "`evaluation.tsne_classes` 4 needs two classes with test images and more images than classes, "
+            "but 4 images of 4 were drawn.",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence(labels, classes, sentence):
+    with pytest.raises(UserError) as refusal:
+        draw([domain("a", labels)], NAMES, classes, 20, seed=0)
+    assert str(refusal.value) == sentence
+
+
+def test_more_classes_than_the_data_has_end_before_anything_runs(tiny):
+    check_content(tiny.override({"evaluation.tsne_classes": 10}, "test"))
+    with pytest.raises(UserError, match=r"at most the 10 classes of the data, but it is 11\.$"):
+        check_content(tiny.override({"evaluation.tsne_classes": 11}, "test"))
+
+
+@pytest.mark.parametrize("held", [tuple(range(12)), (0, 3)])
+def test_features_are_those_of_the_heads_input_behind_the_states_blocks(federation, held):
+    small = federation(ASKED, test=40)
+    sample = draw(small.domains, small.class_names, 4, 36, small.seed)
+    one_by_one, at_once = (features(small.model, held, sample, size) for size in (1, 256))
+    assert at_once.shape == (len(sample), 64)
+    np.testing.assert_allclose(one_by_one, at_once, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        logits = torch.cat(
+            [small.model(part.take(torch.arange(len(part)))[0], held) for part in sample.images.values()]
+        )
+        torch.testing.assert_close(small.model.backbone.head(torch.from_numpy(at_once)), logits)
+
+
+def test_points_carry_their_class_domain_and_silhouette(federation):
+    small = federation(ASKED, test=60)
+    state = small.initial_state()
+    found = small.embed(state)
+    sample = draw(small.domains, small.class_names, 4, 36, small.seed)
+    assert len(found.points) == len(sample) == 36
+    assert (list(found.classes), list(found.domains)) == (["0", "1", "2", "3"], list(sample.images))
+    expected = Counter((str(int(one)), name) for name, part in sample.images.items() for one in part.labels)
+    assert Counter((point.label, point.domain) for point in found.points) == expected
+    labels = torch.cat([part.labels for part in sample.images.values()])
+    score = silhouette_score(features(small.model, state.layers, sample, 256), labels)
+    assert found.silhouette == pytest.approx(score, rel=1e-5)
+
+
+def test_classes_that_lie_apart_have_a_high_silhouette_and_neighbours_in_the_plane(federation, monkeypatch):
+    small = federation(ASKED, test=60)
+    sample = draw(small.domains, small.class_names, 4, 36, small.seed)
+    labels = torch.cat([part.labels for part in sample.images.values()])
+    noise = 0.1 * torch.randn(36, 8, generator=torch.Generator().manual_seed(0))
+    apart = torch.nn.functional.one_hot(labels, 8) + noise
+    monkeypatch.setattr("fedsweep.embedding.tsne.features", lambda *given: apart.numpy())
+    found = embed(small.model, (), sample, 256, seed=0)
+    assert found.silhouette > 0.6
+    for point in found.points:
+        others = [one for one in found.points if one is not point]
+        nearest = min(others, key=lambda one: math.dist((one.x, one.y), (point.x, point.y)))
+        assert nearest.label == point.label
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, 0.0])
+def test_a_model_that_diverged_has_no_picture_and_no_error(federation, broken):
+    small = federation(ASKED, test=60)
+    state = small.initial_state()
+    small.model.backbone.norm.weight.data.fill_(broken)
+    assert small.embed(state) is None
+
+
+def test_the_states_adapter_and_layers_are_shown_and_not_the_models(federation):
+    small = federation(ASKED, test=60)
+    state = small.initial_state()
+    before = small.embed(state)
+    small.model.load_adapter({name: torch.ones_like(tensor) for name, tensor in state.adapter.items()})
+    assert small.embed(state) == before
+    assert small.embed(replace(state, layers=(0, 1))) != before
+
+
+def test_without_classes_nothing_is_drawn(federation):
+    assert federation().embed(federation().initial_state()) is None
+
+
+def test_a_table_comes_back():
+    points = (Point(1.25, -3.5, 'a, "b"', "x", 0.125), Point(0.0, 1e-7, "c", "y", -1.0))
+    text = Embedding(points).csv()
+    assert text.splitlines()[0] == "x,y,class,domain,silhouette"
+    assert Embedding.of_csv(text) == Embedding(points)
+    assert Embedding(points).silhouette == -0.4375
+
+
+def test_every_class_has_a_colour_and_every_domain_a_marker():
+    classes, domains = [str(one) for one in range(10)], ["a", "b", "c"]
+    look = Look.of([Embedding(tuple(Point(0, 0, label, name, 0) for label in classes for name in domains))])
+    assert list(look.colours) == classes
+    assert len(set(look.colours.values())) == 10 == len(COLOURS)
+    assert len(set(look.markers.values())) == 3
+    assert len(set(palette(65))) == 65
+
+
+def test_the_same_points_give_the_same_picture():
+    points = tuple(Point(place, place**2, str(place % 2), str(place % 3), 0.1) for place in range(12))
+    pictures = [png(Embedding(points)) for _ in range(2)]
+    assert pictures[0][:8] == b"\x89PNG\r\n\x1a\n"
+    assert pictures[0] == pictures[1]
+
+
+@pytest.fixture
+def asking(tiny):
+    """A run of two rounds on one domain that asks for a t-SNE."""
+    return tiny.override({**ASKED, "data.domains": ["plain"], "federation.depths": [4]}, "test")
+
+
+def digests(folder) -> list[str]:
+    return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES]
+
+
+def test_a_durable_run_leaves_its_picture_before_its_last_checkpoint(asking, tmp_path):
+    path = tmp_path / "straight" / "checkpoint.safetensors"
+    durable = run_durably(asking, path)
+    assert [next(durable).round for _ in range(2)] == [0, 1]
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert [one.round for one in durable] == [2]
+    assert {one.name for one in path.parent.iterdir()} == {path.name, *FILES}
+    points = Embedding.of_csv((path.parent / "tsne.csv").read_text()).points
+    assert len(points) == 36
+
+    TrialStore(path.parent).plan(TrialPlan(key="k", number=0, arm={}, seed=0, config={}))
+    assert TrialStore(path.parent).read().artifacts == {name: path.parent / name for name in FILES}
+
+    stopped = run_durably(asking, tmp_path / "resumed" / path.name)
+    next(stopped), next(stopped)
+    stopped.close()
+    list(run_durably(asking, tmp_path / "resumed" / path.name))
+    list(run_durably(asking, tmp_path / "again" / path.name))
+    assert digests(tmp_path / "resumed") == digests(tmp_path / "again") == digests(path.parent)
+
+
+def test_a_killed_run_that_has_all_rounds_has_its_picture(asking, tmp_path, monkeypatch):
+    def killed(path, checkpoint):
+        if checkpoint.round == 2:
+            raise KeyboardInterrupt
+        save(path, checkpoint)
+
+    monkeypatch.setattr("fedsweep.experiment.save_checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        list(run_durably(asking, tmp_path / "checkpoint"))
+    assert all((tmp_path / name).exists() for name in FILES)
+    untuned = next(run(asking))
+    assert load(tmp_path / "checkpoint", like=untuned.state).round == 1
+
+
+def test_a_t_sne_changes_no_round(asking, tmp_path):
+    asked = [(one.round, dict(one.metrics)) for one in run_durably(asking, tmp_path / "a" / "checkpoint")]
+    plain = asking.override({"evaluation.tsne_classes": None}, "test")
+    assert asked == [(one.round, dict(one.metrics)) for one in run_durably(plain, tmp_path / "b" / "checkpoint")]
+    assert [one.name for one in (tmp_path / "b").iterdir()] == ["checkpoint"]
+
+
+def test_a_method_with_fewer_blocks_shows_those(federation):
+    small = federation({**ASKED, "method": "all_small"}, test=60)
+    *_, last = federate(small)
+    assert last.state.layers == (0, 1, 2)
+    assert len(small.embed(last.state).points) == 36
