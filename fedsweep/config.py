@@ -248,6 +248,8 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
             break
         if isinstance(node, dict) and part not in node and node.get("name") == part:
             continue
+        if isinstance(node, list) and isinstance(part, str):  # the kind of list, where something else is allowed too
+            continue
         parts.append(str(part))
         if isinstance(node, dict):
             node = node.get(part)

@@ -8,12 +8,14 @@ import pytest
 from fedsweep.config import flat, parse_overrides, parse_yaml
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
+from fedsweep.methods.all_small import AllSmall
+from fedsweep.methods.depthfl import DepthFL
 
 REFUSALS = parse_yaml((Path(__file__).parent / "golden" / "refusals.yaml").read_text(), "refusals.yaml")
 
 
 def test_the_table_of_refusals_is_read():
-    assert len(REFUSALS) == 60
+    assert len(REFUSALS) == 69
 
 
 @pytest.mark.parametrize("refused", REFUSALS, ids=lambda refused: " ".join(refused["overrides"]))
@@ -69,7 +71,8 @@ def test_an_override_by_nothing_is_the_same_run(experiment):
 
 
 def test_a_bare_string_exchanges_the_method_with_its_defaults(experiment):
-    assert experiment.override({"method": "all_small"}, "test").method.model_dump() == {"name": "all_small"}
+    assert experiment.override({"method": "all_small"}, "test").method == AllSmall()
+    assert experiment.override({"method": "depthfl"}, "test").method == DepthFL()
     covered = experiment.override({"method.missing_layers": "ensure_cover"}, "test")
     assert covered.override({"method": "fedra"}, "test").method.missing_layers == "keep_previous"
 
@@ -89,7 +92,7 @@ def test_flat_holds_every_resolved_value_under_its_dotted_name(experiment):
     assert values["federation.clients_per_round"] is None
     assert values["method.name"] == "fedra"
     assert values["optimizer.weight_decay"] == 1e-5
-    assert len(values) == 30
+    assert len(values) == 32
     assert json.loads(json.dumps(values)) == values
 
 
