@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedsweep.arms import arm_label
 from fedsweep.history import RoundRecord
-from fedsweep.store import arm_label, count_outcomes
+from fedsweep.store import count_outcomes
 
 if TYPE_CHECKING:
     from fedsweep.sweep.plan import Plan

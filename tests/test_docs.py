@@ -75,8 +75,8 @@ def check(command: str) -> None:
         case "run":
             resolve(given["experiment"], changes)
         case "tune":
-            options = [given[name] for name in ("seeds", "samples", "scheduler", "cpus_per_trial", "gpus_per_trial")]
-            Plan.read(given["space"], changes, verbs._space_changes(*options))
+            options = ("experiment", "seeds", "samples", "scheduler", "cpus_per_trial", "gpus_per_trial")
+            Plan.read(given["space"], changes, verbs._space_changes(*[given[name] for name in options]))
         case "show" | "data partition":
             kind, _ = find_either(given["name"])
             resolve(given["name"], changes) if kind == "experiments" else Plan.read(given["name"], changes, {})

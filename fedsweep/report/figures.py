@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.arms import is_accuracy
 from fedsweep.report.arms import Arm, ended, final, recorded
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.report.wording import arm_words, is_accuracy, names, title
+from fedsweep.report.wording import arm_words, names, title
 from fedsweep.store import SweepManifest
 
 if TYPE_CHECKING:

@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from fedsweep.arms import shown_setting
 from fedsweep.config import Json
 from fedsweep.report.arms import ended
 from fedsweep.report.statistics import ArmStatistics, Comparison
-from fedsweep.report.wording import Units, arm_words, names, shown_p, shown_setting
+from fedsweep.report.wording import Units, arm_words, names, shown_p
 from fedsweep.store import SweepManifest
 
 

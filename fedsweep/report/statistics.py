@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from fedsweep.arms import identity
 from fedsweep.history import mean_of_last, total_megabytes
-from fedsweep.report.arms import Arm, final, group, identity, mean
+from fedsweep.report.arms import Arm, final, group, mean
 from fedsweep.store import SweepManifest, TrialRecord
 
 LEVEL = 0.05

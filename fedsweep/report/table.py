@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from fedsweep.arms import shown_setting
 from fedsweep.report.arms import ended, notes
 from fedsweep.report.prose import caption, findings
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.report.wording import NOTHING, PERCENT, Units, decimals, names, shown_p, shown_setting
+from fedsweep.report.wording import NOTHING, PERCENT, Units, decimals, names, shown_p
 from fedsweep.store import SweepManifest
 
 PROSE = {"arm", "worst domain", "note"}

@@ -1,22 +1,17 @@
 """How numbers and arms are said: the same words and digits in terminal, Markdown and figures."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from fedsweep.arms import is_accuracy, shown_setting
 from fedsweep.config import Json
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.store import SweepManifest
 
 NOTHING = "-"
 """A cell for which there is no number."""
-
-
-def is_accuracy(metric: str) -> bool:
-    """Whether the metric is a share from 0 to 1, shown in percent, with differences in percentage points."""
-    return metric.startswith("accuracy/")
 
 
 @dataclass(frozen=True)
@@ -104,13 +99,6 @@ def short_names(dotted: Sequence[str]) -> dict[str, str]:
     """
     leaves = [name.rpartition(".")[2] for name in dotted]
     return {name: leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(dotted, leaves, strict=True)}
-
-
-def shown_setting(value: Json) -> str:
-    """A hyperparameter's value as in YAML; floats in four significant digits."""
-    if isinstance(value, str):
-        return value
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
 
 
 def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
