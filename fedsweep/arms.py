@@ -1,7 +1,7 @@
 """Arms of a sweep: which one it is, how it is said, and what a paper printed for it. No torch."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -36,8 +36,10 @@ class Reference(Config):
 
     @model_validator(mode="after")
     def _each_arm_once(self) -> Self:
-        if twins := twice([one.arm for one in self.arms]):
-            raise ValueError(f"`reference` must name each arm once, but {arm_label(twins[0])} stands twice")
+        keys = [identity(one.arm) for one in self.arms]
+        for place, one in enumerate(self.arms):
+            if keys[place] in keys[:place]:
+                raise ValueError(f"`reference` must name each arm once, but {arm_label(one.arm)} stands twice")
         return self
 
     def metrics(self) -> list[str]:
@@ -65,12 +67,6 @@ def is_accuracy(metric: str) -> bool:
 def identity(values: Json | Mapping[str, Json]) -> str:
     """A key for an arm or a value. JSON, because in Python `1`, `1.0` and `True` are one key and lists are none."""
     return json.dumps(values, sort_keys=True)
-
-
-def twice(arms: Sequence[Arm]) -> list[Arm]:
-    """Arms that stand there a second time."""
-    keys = [identity(arm) for arm in arms]
-    return [arm for place, arm in enumerate(arms) if keys[place] in keys[:place]]
 
 
 def arm_label(arm: Mapping[str, Json]) -> str:

@@ -118,7 +118,8 @@ def show_plan(plan: Plan, estimate: bool = True) -> None:
     from fedsweep.sweep.tuner import concurrency
 
     console = result_console()
-    console.print(plan_table(plan.name, plan.space.space, plan.space.arms() if plan.sampled is None else None))
+    title, arms = f"{plan.name} around {plan.space.experiment}", plan.space.arms() if plan.sampled is None else None
+    console.print(plan_table(title, plan.space.space, arms))
     rounds, side = plan.base.federation.rounds, concurrency(plan.space.resources)
     console.print(
         f"{plan.num_trials} trials of {rounds} rounds ({plan.num_trials * rounds} in all), seeds "

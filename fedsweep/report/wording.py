@@ -105,3 +105,21 @@ def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
     """An arm in a sentence or a figure, e.g. `rank 4, lr 0.1`."""
     short = short_names(dotted)
     return ", ".join(f"{short[name]} {shown_setting(arm[name])}" for name in dotted if name in arm) or "as is"
+
+
+def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
+    """The cells that name an arm, by column."""
+    values = one.arm.values
+    cells = {name: shown_setting(values[name]) if name in values else NOTHING for name in dotted}
+    return cells or {"arm": "as is"}
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool]) -> str:
+    """A table in Markdown; columns of words are aligned to the left, others to the right."""
+    rules = ["---" if word else "---:" for word in words]
+    cells = [[*map(_escaped, head)], rules, *([*map(_escaped, row)] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
