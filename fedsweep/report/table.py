@@ -86,7 +86,7 @@ class AblationTable:
             name: json.dumps(value) if isinstance(value, list | dict) else value
             for name, value in one.arm.values.items()
         }
-        paper = self.manifest.reference
+        paper, printed = self.manifest.reference, self._paper(one)
         furthest, reached = one.arm.reached(self.manifest.metric)
         counts = Counter(ended(trial) for trial in one.arm.trials)
         return {
@@ -95,7 +95,11 @@ class AblationTable:
             "mean": one.mean,
             "sd": one.sd,
             "mean_of_last_4_rounds": one.mean_of_last,
-            **({"reference": self._paper(one), "reference_source": paper.source} if paper else {}),
+            **(
+                {"reference": printed, "reference_source": paper.source if printed is not None else None}
+                if paper
+                else {}
+            ),
             **(_tests(one) if self.compared else {}),
             "worst_domain_accuracy": one.worst_domain,
             "worst_domain": one.worst_domain_name,
