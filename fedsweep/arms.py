@@ -31,11 +31,13 @@ class ReferenceArm(Config):
 class Reference(Config):
     """Values of a paper, shown beside ours and never mixed with them."""
 
-    source: str = Field(min_length=1, description="where they are printed, e.g. `FedRA (Su, Li and Xue), Table 1`")
+    source: str = Field(description="where they are printed, e.g. `FedRA (Su, Li and Xue), Table 1`")
     arms: tuple[ReferenceArm, ...] = Field(min_length=1, description="`{arm: ..., values: {metric: number}}` of each")
 
     @model_validator(mode="after")
-    def _each_arm_once(self) -> Self:
+    def _source_and_arms(self) -> Self:
+        if not self.source.strip():
+            raise ValueError(f"`reference.source` must say where the values are printed, but it is `{self.source}`")
         keys = [identity(one.arm) for one in self.arms]
         for place, one in enumerate(self.arms):
             if keys[place] in keys[:place]:

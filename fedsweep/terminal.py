@@ -118,11 +118,11 @@ def show_plan(plan: Plan, estimate: bool = True) -> None:
     from fedsweep.sweep.tuner import concurrency
 
     console = result_console()
-    title, arms = f"{plan.name} around {plan.space.experiment}", plan.space.arms() if plan.sampled is None else None
-    console.print(plan_table(title, plan.space.space, arms))
+    console.print(plan_table(plan.name, plan.space.space, plan.space.arms() if plan.sampled is None else None))
     rounds, side = plan.base.federation.rounds, concurrency(plan.space.resources)
     console.print(
-        f"{plan.num_trials} trials of {rounds} rounds ({plan.num_trials * rounds} in all), seeds "
+        f"{plan.num_trials} trials around {plan.space.experiment}, of {rounds} rounds "
+        f"({plan.num_trials * rounds} in all), seeds "
         f"{', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
         f"{plan.space.scheduler.name}, {side} at a time."
     )
