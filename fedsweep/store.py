@@ -18,6 +18,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
+from fedsweep.arms import Arm, Reference, arm_label
 from fedsweep.checkpoint import load_history, write_atomically
 from fedsweep.config import Config, Json
 from fedsweep.embedding.points import FILES
@@ -38,7 +39,8 @@ class SweepManifest(Config):
     mode: Literal["max", "min"]
     rounds: int = Field(description="rounds of a whole trial")
     varied: tuple[str, ...] = Field(description="dotted names that differ between arms")
-    baseline: dict[str, Json] | None = Field(None, description="the arm that others are compared to")
+    baseline: Arm | None = Field(None, description="the arm that others are compared to")
+    reference: Reference | None = Field(None, description="a paper's values of some arms")
     seeds: tuple[int, ...]
     scheduler: str
     search: str
@@ -53,7 +55,7 @@ class TrialPlan(Config):
 
     key: str = Field(description="digest of resolved configuration, code and data")
     number: int = Field(ge=0, description="place in the plan")
-    arm: dict[str, Json] = Field(description="the varied hyperparameters, by dotted name")
+    arm: Arm = Field(description="the varied hyperparameters, by dotted name")
     seed: int
     config: dict[str, Json] = Field(description="the whole resolved run, nested as in an experiment file")
     digests: dict[str, str] = Field(default_factory=dict, description="of the data and weights that it names")
@@ -92,16 +94,6 @@ def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
     """Ended trials by outcome."""
     ended = [trial.outcome.outcome for trial in trials if trial.outcome]
     return {name: ended.count(name) for name in get_args(OutcomeName)}
-
-
-def arm_label(arm: Mapping[str, Json]) -> str:
-    """`name=value` pairs; floats in six significant digits.
-
-    >>> arm_label({"lora.rank": 4, "optimizer.lr": 0.012345678})
-    'lora.rank=4, optimizer.lr=0.0123457'
-    """
-    shown = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in arm.items())
-    return ", ".join(shown) or "as is"
 
 
 class TrialStore:

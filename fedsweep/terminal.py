@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedsweep.arms import arm_label
 from fedsweep.history import RoundRecord
-from fedsweep.store import arm_label, count_outcomes
+from fedsweep.store import count_outcomes
 
 if TYPE_CHECKING:
     from fedsweep.sweep.plan import Plan
@@ -120,7 +121,8 @@ def show_plan(plan: Plan, estimate: bool = True) -> None:
     console.print(plan_table(plan.name, plan.space.space, plan.space.arms() if plan.sampled is None else None))
     rounds, side = plan.base.federation.rounds, concurrency(plan.space.resources)
     console.print(
-        f"{plan.num_trials} trials of {rounds} rounds ({plan.num_trials * rounds} in all), seeds "
+        f"{plan.num_trials} trials around {plan.space.experiment}, of {rounds} rounds "
+        f"({plan.num_trials * rounds} in all), seeds "
         f"{', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
         f"{plan.space.scheduler.name}, {side} at a time."
     )

@@ -63,6 +63,7 @@ def run(
 def tune(
     space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
     overrides: Overrides = None,
+    experiment: Annotated[str | None, typer.Option(help="start from this experiment instead of the file's")] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's, e.g. `0,1,2,3,4`")] = None,
     samples: Annotated[int | None, typer.Option(help="configurations that a sampled search tries")] = None,
     scheduler: Annotated[str | None, typer.Option(help="`none` or `asha` instead of the file's")] = None,
@@ -86,7 +87,7 @@ def tune(
         raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
     home = Store(store)
     changes = parse_overrides(overrides or [])
-    space_changes = _space_changes(seeds, samples, scheduler, cpus_per_trial, gpus_per_trial)
+    space_changes = _space_changes(experiment, seeds, samples, scheduler, cpus_per_trial, gpus_per_trial)
     if resume:  # with what the sweep was started with
         find("search_spaces", space)
         started = home.find(space, sweep).manifest()
@@ -204,13 +205,20 @@ def show(
 
 
 def _space_changes(
-    seeds: str | None, samples: int | None, scheduler: str | None, cpus: float | None, gpus: float | None
+    experiment: str | None,
+    seeds: str | None,
+    samples: int | None,
+    scheduler: str | None,
+    cpus: float | None,
+    gpus: float | None,
 ) -> dict[str, Any]:
     """The options of `tune` as dotted changes to the search space."""
     from fedsweep.config import parse_yaml
     from fedsweep.errors import UserError
 
     changes: dict[str, Any] = {}
+    if experiment is not None:
+        changes["experiment"] = experiment
     if seeds is not None:
         parsed = parse_yaml(f"[{seeds}]", "`--seeds`")
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in parsed):
@@ -231,6 +239,8 @@ def _plan(space: str, changes: dict[str, Any], space_changes: dict[str, Any]) ->
     from fedsweep.paths import find
 
     find("search_spaces", space)  # a wrong name is told before torch is imported
+    if "experiment" in space_changes:
+        find("experiments", space_changes["experiment"])
     from fedsweep.sweep.plan import Plan
 
     return Plan.read(space, changes, space_changes)

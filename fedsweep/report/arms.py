@@ -1,10 +1,10 @@
 """Arms of a sweep: trials that share the varied hyperparameters and differ in the seed."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fedsweep.arms import identity
 from fedsweep.config import Json
 from fedsweep.history import RoundRecord
 from fedsweep.store import TrialRecord
@@ -48,11 +48,6 @@ def _places(name: str, arms: Sequence[Arm]) -> dict[str, int]:
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     ordered = sorted(numbers) if len(numbers) == len(values) else values
     return {key: place for place, key in enumerate(dict.fromkeys(map(identity, ordered)))}
-
-
-def identity(values: Json | Mapping[str, Json]) -> str:
-    """A key for an arm or a value. JSON, because in Python `1`, `1.0` and `True` are one key and lists are none."""
-    return json.dumps(values, sort_keys=True)
 
 
 def ended(trial: TrialRecord) -> str:

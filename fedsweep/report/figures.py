@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.arms import is_accuracy
 from fedsweep.report.arms import Arm, ended, final, recorded
-from fedsweep.report.statistics import ArmStatistics
-from fedsweep.report.wording import arm_words, is_accuracy, names, title
+from fedsweep.report.statistics import ArmStatistics, domain_metric
+from fedsweep.report.wording import arm_words, names, title
 from fedsweep.store import SweepManifest
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _draw_domains(axes: "Axes", accuracies: Sequence[Sequence[float]], colour: s
 
 def _finals(arm: Arm, objective: str, domain: str) -> list[float]:
     """Accuracies on a domain in percent at the end of finished trials."""
-    ends = [final(trial, f"accuracy/domain/{domain}") for trial in arm.finished(objective).values()]
+    ends = [final(trial, domain_metric(domain)) for trial in arm.finished(objective).values()]
     return [100 * end for end in ends if end is not None]
 
 

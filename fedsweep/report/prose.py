@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from fedsweep.arms import Reference, shown_setting
 from fedsweep.config import Json
 from fedsweep.report.arms import ended
 from fedsweep.report.statistics import ArmStatistics, Comparison
-from fedsweep.report.wording import Units, arm_words, names, shown_p, shown_setting
+from fedsweep.report.wording import Units, arm_words, names, shown_p
 from fedsweep.store import SweepManifest
 
 
@@ -34,6 +35,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]
         *(_about_tests(one, arms, units) for one in arms if one.is_baseline),
         "Worst domain: accuracy on each seed's worst domain in percent, mean over seeds, "
         "and the domain that is worst on average. MB sent: 10^6 bytes, both directions, whole run.",
+        *([_about_paper(manifest.reference)] if manifest.reference else []),
         _about_lost(arms),
     ]
 
@@ -46,6 +48,13 @@ def _about_tests(baseline: ArmStatistics, arms: Sequence[ArmStatistics], units: 
         f"Baseline: {setting or 'as is'}. Difference: arm minus baseline{points}, paired over the seeds that both "
         "finished; 95% t interval, uncorrected; two-sided paired t-test, "
         f"Holm-corrected over {tested} arm{'s' * (tested != 1)}."
+    )
+
+
+def _about_paper(reference: Reference) -> str:
+    return (
+        f"Paper: {reference.source}, as printed there and in no mean or test; "
+        "from other data, weights or seeds than these unless they were made the same."
     )
 
 

@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from fedsweep.arms import identity
 from fedsweep.history import mean_of_last, total_megabytes
-from fedsweep.report.arms import Arm, final, group, identity, mean
+from fedsweep.report.arms import Arm, final, group, mean
 from fedsweep.store import SweepManifest, TrialRecord
 
 LEVEL = 0.05
@@ -17,6 +18,8 @@ LEVEL = 0.05
 
 ROUNDING = 1e-12
 """Paired differences that spread less than this, relative to the values, differ by rounding only."""
+
+MEAN_ACCURACY = "accuracy/mean"
 
 Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
 
@@ -64,6 +67,8 @@ class ArmStatistics:
     """Mean over seeds of the accuracy on the domain that is worst for that seed, 0 to 1."""
     worst_domain_name: str | None
     """The domain with the lowest accuracy on average over seeds."""
+    accuracies: Mapping[str, float | None]
+    """Mean over seeds of each domain's accuracy and of their mean, 0 to 1, by the metric's name."""
     megabytes: float | None
     """Mean over seeds of the MB (10^6 bytes) sent in both directions in the whole run."""
     comparison: Comparison | None
@@ -156,8 +161,9 @@ def _describe(
     trials = arm.finished(manifest.metric).values()
     histories = [trial.history for trial in trials]
     smoothed = [mean_of_last(history, manifest.metric) for history in histories if history[-1].round > 0]
-    domains = {name: _mean_final(trials, f"accuracy/domain/{name}") for name in manifest.domains}
+    domains = {name: _mean_final(trials, domain_metric(name)) for name in manifest.domains}
     known = {name: value for name, value in domains.items() if value is not None}
+    by_metric = {domain_metric(name): value for name, value in domains.items()}
     return ArmStatistics(
         arm=arm,
         is_baseline=is_baseline,
@@ -167,9 +173,15 @@ def _describe(
         mean_of_last=mean(smoothed) if all(map(math.isfinite, smoothed)) else None,
         worst_domain=_mean_final(trials, "accuracy/worst_domain"),
         worst_domain_name=min(known, key=lambda name: known[name]) if known else None,
+        accuracies={**by_metric, MEAN_ACCURACY: _mean_final(trials, MEAN_ACCURACY)},
         megabytes=mean(total_megabytes(history) for history in histories),
         comparison=comparison,
     )
+
+
+def domain_metric(domain: str) -> str:
+    """The metric's name of the accuracy on a domain."""
+    return f"accuracy/domain/{domain}"
 
 
 def _mean_final(trials: Iterable[TrialRecord], metric: str) -> float | None:

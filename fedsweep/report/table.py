@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fedsweep.report.arms import ended, notes
+from fedsweep.report.by_domain import by_domain
 from fedsweep.report.prose import caption, findings
-from fedsweep.report.statistics import ArmStatistics
-from fedsweep.report.wording import NOTHING, PERCENT, Units, decimals, names, shown_p, shown_setting
+from fedsweep.report.statistics import MEAN_ACCURACY, ArmStatistics
+from fedsweep.report.wording import NOTHING, PERCENT, Units, decimals, markdown_table, names, settings, shown_p
 from fedsweep.store import SweepManifest
 
 PROSE = {"arm", "worst domain", "note"}
@@ -36,19 +37,15 @@ class AblationTable:
 
     def cells(self) -> list[dict[str, str]]:
         """Rows as text by column, without columns that are empty in every row."""
-        rows = [self._settings(one) | self._numbers(one) for one in self.arms]
-        optional = {"sd", "worst domain", "MB sent", "note"}
+        rows = [settings(one, self.names) | self._numbers(one) for one in self.arms]
+        optional = {"paper", "sd", "worst domain", "MB sent", "note"}
         empty = {name for name in optional if all(row[name] == NOTHING for row in rows)}
         return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
 
-    def _settings(self, one: ArmStatistics) -> dict[str, str]:
-        values = one.arm.values
-        cells = {name: shown_setting(values[name]) if name in values else NOTHING for name in self.names}
-        return cells or {"arm": "as is"}
-
     def _numbers(self, one: ArmStatistics) -> dict[str, str]:
         units, found = Units.of(self.manifest.metric, self.arms), one.comparison
-        row = {"n": str(one.n), "mean": units.value(one.mean), "sd": units.value(one.sd)}
+        row = {"n": str(one.n), "mean": units.value(one.mean), "paper": units.value(self._paper(one))}
+        row["sd"] = units.value(one.sd)
         if self.compared:
             row |= {
                 "difference": "baseline" if one.is_baseline else units.difference(found.difference if found else None),
@@ -64,6 +61,11 @@ class AblationTable:
             "MB sent": NOTHING if one.megabytes is None else f"{one.megabytes:.{digits}f}",
             "note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING,
         }
+
+    def _paper(self, one: ArmStatistics) -> float | None:
+        """What a paper printed for the objective of this arm."""
+        reference = self.manifest.reference
+        return reference.value(one.arm.values, self.manifest.metric) if reference else None
 
     def findings(self) -> list[str]:
         """Plain sentences for below the table."""
@@ -84,6 +86,7 @@ class AblationTable:
             name: json.dumps(value) if isinstance(value, list | dict) else value
             for name, value in one.arm.values.items()
         }
+        paper, printed = self.manifest.reference, self._paper(one)
         furthest, reached = one.arm.reached(self.manifest.metric)
         counts = Counter(ended(trial) for trial in one.arm.trials)
         return {
@@ -92,9 +95,15 @@ class AblationTable:
             "mean": one.mean,
             "sd": one.sd,
             "mean_of_last_4_rounds": one.mean_of_last,
+            **(
+                {"reference": printed, "reference_source": paper.source if printed is not None else None}
+                if paper
+                else {}
+            ),
             **(_tests(one) if self.compared else {}),
             "worst_domain_accuracy": one.worst_domain,
             "worst_domain": one.worst_domain_name,
+            **{metric: value for metric, value in one.accuracies.items() if metric != MEAN_ACCURACY},
             "megabytes_sent": one.megabytes,
             **{how: counts[how] for how in ("finished", "pruned", "failed", "unfinished")},
             "last_round": furthest if furthest >= 0 else None,
@@ -107,17 +116,13 @@ class AblationTable:
         return self.frame().to_csv(index=False)
 
     def markdown(self) -> str:
-        """The table with a title, its caption and the sentences."""
+        """The table with a title, its caption and the sentences; then the accuracies by domain."""
         rows = self.cells()
-        left = PROSE | set(self.names)
-        lines = [
-            "| " + " | ".join(map(_escaped, rows[0])) + " |",
-            "| " + " | ".join("---" if name in left else "---:" for name in rows[0]) + " |",
-            *("| " + " | ".join(map(_escaped, row.values())) + " |" for row in rows),
-        ]
+        words = [name in PROSE or name in self.names for name in rows[0]]
+        table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)
         bullets = "\n".join(f"- {sentence}" for sentence in self.findings())
         head = f"# {self.manifest.name} around {self.manifest.experiment}"
-        parts = [head, "\n".join(lines), bullets, " ".join(self.caption())]
+        parts = [head, table, bullets, " ".join(self.caption()), by_domain(self.manifest, self.arms)]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -135,7 +140,3 @@ def _tests(one: ArmStatistics) -> dict[str, object]:
         "p_holm": found.p_holm if found else None,
         "verdict": found.verdict if found else None,
     }
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")

@@ -1,22 +1,17 @@
 """How numbers and arms are said: the same words and digits in terminal, Markdown and figures."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from fedsweep.arms import is_accuracy, shown_setting
 from fedsweep.config import Json
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.store import SweepManifest
 
 NOTHING = "-"
 """A cell for which there is no number."""
-
-
-def is_accuracy(metric: str) -> bool:
-    """Whether the metric is a share from 0 to 1, shown in percent, with differences in percentage points."""
-    return metric.startswith("accuracy/")
 
 
 @dataclass(frozen=True)
@@ -106,14 +101,25 @@ def short_names(dotted: Sequence[str]) -> dict[str, str]:
     return {name: leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(dotted, leaves, strict=True)}
 
 
-def shown_setting(value: Json) -> str:
-    """A hyperparameter's value as in YAML; floats in four significant digits."""
-    if isinstance(value, str):
-        return value
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
-
-
 def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
     """An arm in a sentence or a figure, e.g. `rank 4, lr 0.1`."""
     short = short_names(dotted)
     return ", ".join(f"{short[name]} {shown_setting(arm[name])}" for name in dotted if name in arm) or "as is"
+
+
+def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
+    """The cells that name an arm, by column."""
+    values = one.arm.values
+    cells = {name: shown_setting(values[name]) if name in values else NOTHING for name in dotted}
+    return cells or {"arm": "as is"}
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool]) -> str:
+    """A table in Markdown; columns of words are aligned to the left, others to the right."""
+    rules = ["---" if word else "---:" for word in words]
+    cells = [[*map(_escaped, head)], rules, *([*map(_escaped, row)] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")

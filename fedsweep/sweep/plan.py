@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import fedsweep
+from fedsweep.arms import Arm, arm_label
 from fedsweep.config import Json, flat, read_yaml
 from fedsweep.errors import UserError, near
 from fedsweep.experiment import RunConfig, check_content, content_digests
 from fedsweep.paths import find
 from fedsweep.seeding import stream
-from fedsweep.store import TrialPlan, arm_label
-from fedsweep.sweep.space import Arm, SearchSpace
+from fedsweep.store import TrialPlan
+from fedsweep.sweep.space import SearchSpace
 
 # What decides a run's numbers; the rest of the package may change between the sessions of a sweep.
 ENGINE = ("images", "data", "models", "methods")
@@ -66,7 +67,7 @@ class Plan:
         if "search.samples" in space_changes and space.search.name == "grid":
             raise UserError(f"--samples is for a sampled search, but {where} runs every arm of its grid.")
         space = space.override({**space_changes, "fixed": {**space.fixed, **changes}}, where)
-        experiment = find("experiments", space.experiment, where)
+        experiment = find("experiments", space.experiment, "" if "experiment" in space_changes else where)
         base = RunConfig.of(read_yaml(experiment), f"experiment {space.experiment}")
         base = base.override(space.fixed, where)
         files = {"search_space.yaml": path.read_text(), "experiment.yaml": experiment.read_text()}
@@ -88,12 +89,27 @@ class Plan:
                 twins = f"{arm_label(seen[resolved])} and {arm_label(arm)}"
                 raise UserError(f"search space {self.name}: the arms {twins} are the same run.")
             seen[resolved] = arm
-        metric = self.space.objective.metric
-        if metric not in (metrics := self.base.metrics()):
-            raise UserError(
-                f"search space {self.name}: `objective.metric` {metric} is not reported by this run"
-                f"{near(metric, metrics) or '; it reports ' + ', '.join(metrics) + '.'}"
-            )
+        self._check_metrics()
+
+    def _check_metrics(self) -> None:
+        """Find what is compared among the metrics; a paper's domains may be missing where the user took other data."""
+        metrics = self.base.metrics()
+        asked = [("objective.metric", self.space.objective.metric)]
+        for metric in self.space.reference.metrics() if self.space.reference else ():
+            if not (self._other_data and metric.startswith("accuracy/domain/")):
+                asked.append(("reference", metric))
+        for entry, metric in asked:
+            if metric not in metrics:
+                raise UserError(
+                    f"search space {self.name}: `{entry}` {metric} is not reported by this run"
+                    f"{near(metric, metrics) or '; it reports ' + ', '.join(metrics) + '.'}"
+                )
+
+    @property
+    def _other_data(self) -> bool:
+        """Whether the user runs the space on an experiment, or on data, that its file does not name."""
+        overrides = self.changes["overrides"]
+        return "experiment" in self.changes["options"] or any(name.split(".")[0] == "data" for name in overrides)
 
     def preflight(self) -> None:
         """Open what the trials read, and divide it as they will, so that nothing is missed once workers run.
@@ -159,7 +175,7 @@ class Plan:
     def digests(self) -> dict[str, str]:
         """What must be the same for a sweep to be gone on with."""
         definition = json.dumps(
-            [self.space.model_dump(mode="json", exclude={"resources"}), self.base.model_dump(mode="json")],
+            [self.space.model_dump(mode="json", exclude={"resources", "reference"}), self.base.model_dump(mode="json")],
             sort_keys=True,
         )
         content = sorted({json.dumps(content_digests(config), sort_keys=True) for config in self._reachable()})

@@ -18,11 +18,12 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
+from fedsweep.arms import Arm
 from fedsweep.config import Json
 from fedsweep.seeding import derived_seed
 from fedsweep.store import Outcome, OutcomeName, SweepStore, TrialPlan
 from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.space import Arm, Axis
+from fedsweep.sweep.space import Axis
 
 Announce = Callable[[TrialPlan], None]
 

@@ -1,14 +1,13 @@
 """A search space file: what varies around an experiment. No ray, no torch."""
 
 import itertools
-import json
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsweep.arms import Arm, Reference, identity
 from fedsweep.config import Config, Json
-
-Arm = dict[str, Json]
 
 
 class Axis(Config):
@@ -102,6 +101,7 @@ class SearchSpace(Config):
     space: dict[str, Axis] = Field(min_length=1, description="what varies: an axis under each dotted name")
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(None, description="the arm that others are compared to")
+    reference: Reference | None = Field(None, description="a paper's values of arms, shown beside ours, never mixed in")
     objective: Objective = Field(default_factory=Objective)
     search: Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="name")]
     scheduler: Annotated[NoScheduler | ASHAScheduler, Field(discriminator="name")]
@@ -124,16 +124,19 @@ class SearchSpace(Config):
             raise ValueError(
                 f"`search` {self.search.name} runs each sample once: give one seed, not {list(self.seeds)}"
             )
-        if self.baseline is not None:
-            self._check_baseline(self.baseline, gridded)
+        named = {"baseline": self.baseline} if self.baseline is not None else {}
+        for place, one in enumerate(self.reference.arms if self.reference else ()):
+            named[f"reference.arms.{place}.arm"] = one.arm
+        self._check_arms(named, gridded)
         return self
 
-    def _check_baseline(self, baseline: Arm, gridded: bool) -> None:
-        if not gridded:
-            raise ValueError(f"`baseline` names an arm of a grid, and `search` {self.search.name} has none")
-        # As JSON: 1 and 1.0 are equal in Python, but two different arms of a table.
-        if json.dumps(baseline, sort_keys=True) not in {json.dumps(arm, sort_keys=True) for arm in self.arms()}:
-            raise ValueError(f"`baseline` must be one of the arms, but {baseline} is not")
+    def _check_arms(self, named: Mapping[str, Arm], gridded: bool) -> None:
+        known = {identity(arm) for arm in self.arms()} if gridded else set()
+        for entry, arm in named.items():
+            if not gridded:
+                raise ValueError(f"`{entry}` names an arm of a grid, and `search` {self.search.name} has none")
+            if identity(arm) not in known:
+                raise ValueError(f"`{entry}` must be one of the arms, but {arm} is not")
 
     def arms(self) -> list[Arm]:
         """All arms of a grid, in the order of the file."""

@@ -119,6 +119,7 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None) -> 
         rounds=plan.base.federation.rounds,
         varied=tuple(plan.space.space),
         baseline=plan.space.baseline,
+        reference=plan.space.reference,
         seeds=plan.space.seeds,
         scheduler=plan.space.scheduler.name,
         search=plan.space.search.name,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
+from fedsweep.arms import shown_setting
 from fedsweep.config import Json, flat
 from fedsweep.errors import UserError
 from fedsweep.history import mean_of_last, total_megabytes
@@ -32,6 +33,11 @@ BATCH = 900  # MLflow takes at most 1,000 items in one request
 STATUS = {"finished": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
 OUTCOME = "fedsweep.outcome"
 DESCRIBED = "fedsweep.described"
+NO_PARAMETERS: Mapping[str, bool | Mapping[str, bool]] = {
+    **dict.fromkeys(("id", "name", "digests"), True),
+    "reference": {"arms": True},
+}
+"""Of a sweep's manifest: what tags say, and what may be longer than a parameter of MLflow; sweep.json has all."""
 
 
 class Recorder:
@@ -76,7 +82,7 @@ class Recorder:
                 found = self.client.create_run(self.experiment_id, run_name=name, tags=shown).info.run_id
             self.parent = found
             if not self._is_described(found):
-                self._describe(found, manifest.model_dump(mode="json", exclude={"digests", "id", "name"}))
+                self._describe(found, manifest.model_dump(mode="json", exclude=NO_PARAMETERS))
                 for file in ("search_space.yaml", "experiment.yaml", "sweep.json"):
                     self.client.log_artifact(found, str(folder / file))
                 self.client.log_dict(found, environment(), "environment.json")
@@ -223,8 +229,5 @@ def _summary(trial: TrialRecord) -> dict[str, float]:
 
 def run_name(plan: TrialPlan) -> str:
     """For people: `rank 4 · seed 0`."""
-    values = []
-    for name, value in plan.arm.items():
-        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        values.append(f"{name.rsplit('.', 1)[-1]} {shown}")
+    values = [f"{name.rsplit('.', 1)[-1]} {shown_setting(value)}" for name, value in plan.arm.items()]
     return " · ".join([*values, f"seed {plan.seed}"])

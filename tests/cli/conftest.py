@@ -13,6 +13,7 @@ from fedsweep.sweep import tuner
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = (ROOT / "experiments" / "fedra_digits.yaml").read_text()
 GRID = (ROOT / "search_spaces" / "ablations" / "lora_rank.yaml").read_text()
+METHODS = (ROOT / "search_spaces" / "ablations" / "method_bounds.yaml").read_text()
 SAMPLED = (ROOT / "search_spaces" / "tuning" / "fedra.yaml").read_text()
 
 

@@ -14,7 +14,7 @@ from fedsweep.sweep import plan as plan_module
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.tuner import available_cpus, open_sweep
 from fedsweep.training import DivergenceError
-from tests.cli.conftest import EXPERIMENT, GRID, SAMPLED, Call, Refused, write
+from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 
 SPACE = "ablations/lora_rank"
 LISTED = "; `fedsweep list` names those that are there."
@@ -325,6 +325,57 @@ def test_a_misspelt_hyperparameter_of_the_space_is_refused(refused: Refused):
 def test_a_wrong_sampled_search_is_refused(refused: Refused, change, sentence):
     write("search_spaces", "mine", SAMPLED, change)
     assert refused("tune", "mine") == f"search space mine{sentence}"
+
+
+PRINTED = """reference:
+  source: Table 1
+  arms:
+    - arm: {method: all_large}
+      values: {accuracy/mean: 77.17, accuracy/domain/plain: 85}
+    - arm: {method: fedra}
+      values: {loss/test: 1.5}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("  source: Table 1\n", ""), "`reference.source` is missing."),
+        (("Table 1", "' '"), "`reference.source` must say where the values are printed, but it is ` `."),
+        (("source: Table", "sauce: Table"), "`reference.sauce` is not an entry of a search space; did you mean "
+         "`reference.source`"),
+        (("method: all_large", "method: all_medium"),
+         "`reference.arms.0.arm` must be one of the arms, but {'method': 'all_medium'} is not."),
+        (("{method: fedra}", "{method: {name: fedra}}"),
+         "`reference.arms.1.arm` must be one of the arms, but {'method': {'name': 'fedra'}} is not."),
+        (("method: fedra", "method: all_large"),
+         "`reference` must name each arm once, but method=all_large stands twice."),
+        (("{loss/test: 1.5}", "{}"), "`reference.arms.1.values` must have at least 1 item"),
+        (("loss/test: 1.5", "loss/tset: 1.5"),
+         "`reference` loss/tset is not reported by this run; did you mean `loss/test`"),
+        (("accuracy/domain/plain: 85", "accuracy/domain/plan: 85"),
+         "`reference` accuracy/domain/plan is not reported by this run; did you mean `accuracy/domain/plain`"),
+        (("77.17", "107.17"), "`reference` gives accuracies in percent, from 0 to 100, but `accuracy/mean` of "
+         "method=all_large is 107.17."),
+        (("77.17", "-0.5"), "`reference` gives accuracies in percent, from 0 to 100, but `accuracy/mean` of "
+         "method=all_large is -0.5."),
+        (("77.17", "77,17"), "`reference.arms.0.values.17` must be a valid number, but it is null."),
+        (("77.17", "77.17 (2)"),
+         '`reference.arms.0.values.accuracy/mean` must be a valid number, but it is "77.17 (2)".'),
+        (("77.17", ".nan"), "`reference.arms.0.values.accuracy/mean` must be a finite number, but it is NaN."),
+    ],
+)  # fmt: skip
+def test_wrong_values_of_a_paper_are_refused(refused: Refused, change, sentence):
+    write("search_spaces", "mine", METHODS + PRINTED.replace(*change))
+    assert PRINTED.count(change[0]) == 1
+    assert refused("tune", "mine").startswith(f"search space mine: {sentence}")
+
+
+def test_a_sampled_search_has_no_arms_that_a_paper_could_name(refused: Refused):
+    write("search_spaces", "mine", SAMPLED + PRINTED)
+    assert refused("tune", "mine") == (
+        "search space mine: `reference.arms.0.arm` names an arm of a grid, and `search` tpe has none."
+    )
 
 
 @pytest.mark.parametrize("override", ["lora.rank=4", "lora.dropout=0.5"])

@@ -75,7 +75,8 @@ def test_show_prints_an_experiment_resolved(call: Call):
 def test_show_prints_a_search_space_as_its_arms(call: Call):
     text = call("show", "ablations/lora_rank", "federation.rounds=7").out
     assert [f"lora.rank={rank} " in text for rank in (1, 4, 8, 16)] == [True] * 4
-    assert "12 trials of 7 rounds (84 in all), seeds 0, 1, 2, search grid, scheduler none, 2 at a time." in text
+    assert "12 trials around fedra_digits, of 7 rounds (84 in all), seeds 0, 1, 2, search grid, scheduler none," in text
+    assert "2 at a time." in text
 
 
 def test_show_prints_a_sampled_space_as_its_ranges(call: Call):

@@ -35,7 +35,9 @@ def ablation(trials):
 
 
 def rows_of(markdown: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines() if line[:1] == "|"]
+    """The ablation table's rows, without those of the section below it."""
+    lines = markdown.partition("\n## ")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
 
 
 def test_markdown_by_hand(manifest, ablation):

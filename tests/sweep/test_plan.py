@@ -7,8 +7,10 @@ import pytest
 
 from fedsweep.config import flat
 from fedsweep.errors import UserError
+from fedsweep.store import Store
 from fedsweep.sweep import plan as plan_module
 from fedsweep.sweep.plan import Plan, engine_digest
+from fedsweep.sweep.tuner import open_sweep
 from tests.sweep.helpers import GRID, SAMPLED, write_space
 
 
@@ -99,6 +101,51 @@ def test_every_arms_t_sne_is_drawn_before_anything_runs(read: Any) -> None:
     axis = {"evaluation.tsne_classes": {"grid": [None, 10, 11]}}
     with pytest.raises(UserError, match="at most the 10 classes of the data, but it is 11"):
         read({**GRID, "space": axis, "baseline": None}).preflight()
+
+
+def with_paper(**values: float) -> dict[str, Any]:
+    named = {name.replace("__", "/"): value for name, value in values.items()}
+    return {**GRID, "reference": {"source": "Table 1", "arms": [{"arm": {"lora.rank": 4}, "values": named}]}}
+
+
+def test_a_papers_values_change_neither_the_definition_nor_a_trial(read: Any) -> None:
+    plain, paper, corrected = (
+        read(space) for space in (GRID, with_paper(accuracy__mean=77.1), with_paper(accuracy__mean=77.2))
+    )
+    assert len({plan.digests()["definition"] for plan in (plain, paper, corrected)}) == 1
+    assert (
+        [one.key for one in plain.grid()] == [one.key for one in paper.grid()] == [one.key for one in corrected.grid()]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "refused"),
+    [
+        ({}, {}, True),
+        ({"local.steps": 2}, {"seeds": [0]}, True),
+        ({"data.domains": ["noisy", "rotated"]}, {}, False),
+        ({}, {"experiment": "fedra_digits"}, False),
+    ],
+)
+def test_a_papers_domains_may_be_missing_from_data_that_the_user_took_instead(
+    read: Any, changes: dict[str, Any], options: dict[str, Any], refused: bool
+) -> None:
+    space = with_paper(accuracy__mean=77.1, accuracy__domain__clipart=85)
+    if refused:
+        with pytest.raises(UserError, match=r"tiny: `reference` accuracy/domain/clipart is not reported by this run"):
+            read(space, changes, **options)
+    else:
+        kept = read(space, changes, **options).space.reference.metrics()
+        assert sorted(kept) == ["accuracy/domain/clipart", "accuracy/mean"]
+    with pytest.raises(UserError, match="`reference` accuracy/men is not reported by this run; did you mean"):
+        read(with_paper(accuracy__men=77.1), changes, **options)
+
+
+def test_the_manifest_has_the_papers_values(read: Any, tmp_path: Path) -> None:
+    plan = read(with_paper(accuracy__mean=77.1))
+    sweep = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None)
+    assert sweep.manifest().reference == plan.space.reference
+    assert sweep.manifest().reference.value({"lora.rank": 4}, "accuracy/mean") == 0.771
 
 
 def test_the_definition_does_not_depend_on_the_order_of_overrides(read: Any) -> None:

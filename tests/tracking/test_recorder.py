@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from fedsweep.arms import Arm, Reference, ReferenceArm
 from fedsweep.errors import UserError
 from fedsweep.history import RoundRecord
 from fedsweep.store import Outcome, Store, SweepManifest, TrialPlan, TrialRecord
@@ -133,6 +134,21 @@ def test_children_hang_below_their_parent_and_have_names_for_people(recorder: Re
     run = child(recorder)
     assert run.data.tags["mlflow.parentRunId"] == recorder.parent
     assert run.info.run_name == run_name(PLAN) == "rank 4 · lr 0.01235 · seed 2"
+    arm: Arm = {"method": {"name": "all_small", "depth": 3}, "federation.depths": [4, 4], "lora.patch_embed": True}
+    plan = PLAN.model_copy(update={"arm": arm})
+    assert run_name(plan) == "method all_small (depth 3) · depths [4, 4] · patch_embed true · seed 2"
+    assert plan.label == "method=all_small (depth 3), federation.depths=[4, 4], lora.patch_embed=true"
+
+
+def test_a_long_table_of_a_paper_is_no_parameter_but_its_source_is(recorder: Recorder, tmp_path: Path) -> None:
+    values = {"accuracy/mean": 77.17, "accuracy/domain/clipart": 85.01}
+    arms = tuple(ReferenceArm(arm={"lora.rank": rank}, values=values) for rank in range(200))
+    paper = Reference(source="A Paper, Table 1", arms=arms)
+    recorder.open_sweep(MANIFEST.model_copy(update={"id": "s3", "reference": paper}), tmp_path)
+    assert recorder.unsynced == {}
+    assert recorder.parent is not None
+    params = recorder.client.get_run(recorder.parent).data.params
+    assert {name: value for name, value in params.items() if "reference" in name} == {"reference.source": paper.source}
 
 
 def test_trials_of_two_sweeps_with_the_same_content_are_two_runs(recorder: Recorder, tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""Arms of a sweep: which one it is, how it is said, and what a paper printed for it. No torch."""
+
+import json
+from collections.abc import Mapping
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from fedsweep.config import Config, Json
+
+Arm = dict[str, Json]
+
+
+class ReferenceArm(Config):
+    """What a paper printed for one arm."""
+
+    arm: Arm = Field(description="an arm of the grid")
+    values: dict[str, float] = Field(min_length=1, description="the last round's metrics; accuracies in percent")
+
+    @model_validator(mode="after")
+    def _in_percent(self) -> Self:
+        for metric, value in self.values.items():
+            if is_accuracy(metric) and not 0 <= value <= 100:
+                raise ValueError(
+                    "`reference` gives accuracies in percent, from 0 to 100, "
+                    f"but `{metric}` of {arm_label(self.arm)} is {value:g}"
+                )
+        return self
+
+
+class Reference(Config):
+    """Values of a paper, shown beside ours and never mixed with them."""
+
+    source: str = Field(description="where they are printed, e.g. `FedRA (Su, Li and Xue), Table 1`")
+    arms: tuple[ReferenceArm, ...] = Field(min_length=1, description="`{arm: ..., values: {metric: number}}` of each")
+
+    @model_validator(mode="after")
+    def _source_and_arms(self) -> Self:
+        if not self.source.strip():
+            raise ValueError(f"`reference.source` must say where the values are printed, but it is `{self.source}`")
+        keys = [identity(one.arm) for one in self.arms]
+        for place, one in enumerate(self.arms):
+            if keys[place] in keys[:place]:
+                raise ValueError(f"`reference` must name each arm once, but {arm_label(one.arm)} stands twice")
+        return self
+
+    def metrics(self) -> list[str]:
+        """All metrics that it has a value of."""
+        return list(dict.fromkeys(metric for one in self.arms for metric in one.values))
+
+    def value(self, arm: Mapping[str, Json], metric: str) -> float | None:
+        """The paper's value in our unit, accuracies from 0 to 1, or None where it has none.
+
+        >>> paper = Reference(source="Table 1", arms=(ReferenceArm(arm={"rank": 4}, values={"accuracy/mean": 54.73}),))
+        >>> paper.value({"rank": 4}, "accuracy/mean"), paper.value({"rank": 8}, "accuracy/mean")
+        (0.5473, None)
+        """
+        printed = next((one.values.get(metric) for one in self.arms if identity(one.arm) == identity(arm)), None)
+        if printed is None or not is_accuracy(metric):
+            return printed
+        return round(printed / 100, 12)  # 54.73 / 100 is not the number closest to 0.5473
+
+
+def is_accuracy(metric: str) -> bool:
+    """Whether the metric is a share from 0 to 1, shown in percent, with differences in percentage points."""
+    return metric.startswith("accuracy/")
+
+
+def identity(values: Json | Mapping[str, Json]) -> str:
+    """A key for an arm or a value. JSON, because in Python `1`, `1.0` and `True` are one key and lists are none."""
+    return json.dumps(values, sort_keys=True)
+
+
+def arm_label(arm: Mapping[str, Json]) -> str:
+    """`name=value` pairs; floats in six significant digits.
+
+    >>> arm_label({"lora.rank": 4, "optimizer.lr": 0.012345678})
+    'lora.rank=4, optimizer.lr=0.0123457'
+    >>> arm_label({"method": {"name": "all_small", "depth": 3}})
+    'method=all_small (depth 3)'
+    """
+    return ", ".join(f"{name}={shown_setting(value, 6)}" for name, value in arm.items()) or "as is"
+
+
+def shown_setting(value: Json, digits: int = 4) -> str:
+    """A hyperparameter's value for people: as in YAML, floats in significant digits, an object by its name.
+
+    >>> shown_setting({"name": "all_small", "depth": 3}), shown_setting([4, 4]), shown_setting(["l0", None])
+    ('all_small (depth 3)', '[4, 4]', '[l0, null]')
+    >>> shown_setting({"rank": 4, "alpha": 0.123456})
+    '(rank 4, alpha 0.1235)'
+    """
+    match value:
+        case str():
+            return value
+        case float():
+            return f"{value:.{digits}g}"
+        case list():
+            return f"[{', '.join(shown_setting(one, digits) for one in value)}]"
+        case dict():
+            named = isinstance(value.get("name"), str)
+            fields = {field: one for field, one in value.items() if not (named and field == "name")}
+            inner = ", ".join(f"{field} {shown_setting(one, digits)}" for field, one in fields.items())
+            return " ".join([*([value["name"]] if named else []), *([f"({inner})"] if inner or not named else [])])
+        case _:
+            return json.dumps(value)

@@ -1,0 +1,178 @@
+"""A paper's values stand beside ours in every form of the table, and change none of our numbers."""
+
+import csv
+import io
+import re
+
+import pytest
+
+from fedsweep.arms import Reference
+from fedsweep.store import SweepManifest
+from tests.report.conftest import make_manifest
+from tests.report.test_table import printed, rows_of, tabulate
+
+SOURCE = "A Paper, Table 1"
+PAPER = Reference.of(
+    {
+        "source": SOURCE,
+        "arms": [
+            {
+                "arm": {"lora.rank": 4},
+                "values": {"accuracy/mean": 54.73, "accuracy/domain/photo": 85.01, "loss/test": 1.5},
+            },
+            {"arm": {"lora.rank": 16}, "values": {"accuracy/domain/sketch": 7}},
+        ],
+    },
+    "test",
+)
+
+
+@pytest.fixture
+def finished(trials):
+    return trials.arms({4: [0.50, 0.52, 0.49], 8: [0.60, 0.62, 0.59], 16: [0.61, 0.62, 0.60]})
+
+
+def by_domain(markdown: str) -> list[list[str]]:
+    section = markdown.partition("## By domain")[2].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in section if line[:1] == "|"]
+
+
+def test_the_table_has_the_papers_value_after_our_mean(manifest, finished):
+    table = tabulate(manifest(reference=PAPER), finished)
+    head, _, *rows = rows_of(table.markdown())
+    assert head[:5] == ["lora.rank", "n", "mean", "paper", "sd"]
+    assert [row[:4] for row in rows] == [
+        ["4", "3", "50.33", "54.73"],
+        ["8", "3", "60.33", "-"],
+        ["16", "3", "61.00", "-"],
+    ]
+    said = re.sub(r"\s+", " ", printed(table, 120))
+    assert "4 3 50.33 54.73 1.53" in said
+    for text in (said, table.markdown()):
+        assert f"Paper: {SOURCE}, as printed there and in no mean or test; from other data, weights or seeds" in text
+
+
+def test_it_changes_none_of_our_numbers(manifest, finished):
+    """What is left of each output without the paper's cells is the output of a sweep without a reference."""
+    with_paper, without = (tabulate(manifest(reference=one), finished) for one in (PAPER, None))
+    assert with_paper.arms == without.arms
+    assert [
+        {name: cell for name, cell in row.items() if name != "paper"} for row in with_paper.cells()
+    ] == without.cells()
+    assert with_paper.findings() == without.findings()
+    frame = with_paper.frame()
+    assert {"reference", "reference_source"} < set(frame)
+    assert frame.drop(columns=["reference", "reference_source"]).equals(without.frame())
+    assert [row for row in by_domain(with_paper.markdown()) if row[0] != "*paper*"] == by_domain(without.markdown())
+
+
+def test_without_a_reference_nothing_speaks_of_a_paper(manifest, finished):
+    table = tabulate(manifest(), finished)
+    for text in (table.markdown(), table.csv(), printed(table)):
+        assert "paper" not in text.lower()
+        assert "reference" not in text
+
+
+def test_the_csv_has_it_in_our_unit_and_every_domain(manifest, finished):
+    rows = list(csv.DictReader(io.StringIO(tabulate(manifest(reference=PAPER), finished).csv())))
+    assert [(row["reference"], row["reference_source"]) for row in rows] == [("0.5473", SOURCE), ("", ""), ("", "")]
+    for row in rows:  # see conftest: photo lies 0.1 above the mean, sketch 0.1 below
+        assert float(row["accuracy/domain/photo"]) == pytest.approx(float(row["mean"]) + 0.1)
+        assert float(row["accuracy/domain/sketch"]) == pytest.approx(float(row["mean"]) - 0.1)
+
+
+def test_a_loss_of_a_paper_is_no_percentage(manifest, trials):
+    for seed, end in enumerate((1.2, 1.3)):
+        trials.add(4, seed, [2.0, end], metric="loss/test")
+    loss = manifest(metric="loss/test", mode="min", baseline=None, reference=PAPER)
+    table = tabulate(loss, trials)
+    assert table.cells()[0]["paper"] == "1.500"
+    assert float(next(csv.DictReader(io.StringIO(table.csv())))["reference"]) == 1.5
+
+
+def test_the_papers_row_follows_the_arms_own(manifest, finished):
+    head, rule, *rows = by_domain(tabulate(manifest(reference=PAPER), finished).markdown())
+    assert head == ["lora.rank", "n", "photo", "sketch", "mean"]
+    assert rule == ["---", "---:", "---:", "---:", "---:"]
+    assert rows == [
+        ["4", "3", "60.33", "40.33", "50.33"],
+        ["*paper*", "-", "85.01", "-", "54.73"],
+        ["8", "3", "70.33", "50.33", "60.33"],
+        ["16", "3", "71.00", "51.00", "61.00"],
+        ["*paper*", "-", "-", "7.00", "-"],
+    ]
+
+
+def test_pruned_seeds_are_in_no_domains_mean(manifest, finished):
+    before = by_domain(tabulate(manifest(), finished).markdown())
+    finished.add(4, 3, [0.2, 0.9], "pruned")
+    finished.add(32, 0, [0.2, 0.3], "pruned")
+    assert by_domain(tabulate(manifest(), finished).markdown()) == [*before, ["32", "0", "-", "-", "-"]]
+
+
+def test_by_domain_is_for_several_domains_and_something_finished(manifest, trials):
+    trials.add(4, 0, [0.2, 0.3], None)
+    assert "## By domain" not in tabulate(manifest(reference=PAPER), trials).markdown()
+    trials.add(4, 1, [0.2, 0.3])
+    assert "## By domain" in tabulate(manifest(), trials).markdown()
+    assert "## By domain" not in tabulate(manifest(domains=("photo",)), trials).markdown()
+
+
+def test_domains_of_any_name_keep_their_columns(manifest, trials):
+    trials.add(4, 0, [0.2, 0.3])
+    for trial in trials.records:
+        for record in trial.history:
+            record.metrics.update({"accuracy/domain/mean": 0.25, "accuracy/domain/n|": 0.35})
+    head, _, row = by_domain(tabulate(manifest(domains=("mean", "n|")), trials).markdown().replace("\\|", "!"))
+    assert head == ["lora.rank", "n", "mean", "n!", "mean"]
+    assert row == ["4", "1", "25.00", "35.00", "30.00"]
+
+
+@pytest.mark.parametrize("width", [56, 80, 100])
+@pytest.mark.parametrize("long", [False, True])
+def test_no_number_is_cut_where_there_is_a_paper(manifest, finished, width, long):
+    names = ("lora.rank", "optimizer.lr", "method") if long else ("lora.rank",)
+    more = {"optimizer.lr": 0.012345, "method": {"name": "all_small", "depth": 3}} if long else {}
+    for place, trial in enumerate(finished.records):
+        plan = trial.plan.model_copy(update={"arm": {**trial.plan.arm, **more}})
+        finished.records[place] = type(trial)(plan, trial.outcome, trial.history)
+    arms = [one.model_copy(update={"arm": {**one.arm, **more}}) for one in PAPER.arms]
+    paper = PAPER.model_copy(update={"arms": tuple(arms)})
+    table = tabulate(manifest(varied=names, baseline={"lora.rank": 8, **more}, reference=paper), finished)
+    said = printed(table, width)
+    assert max(map(len, said.splitlines())) <= width
+    assert "…" not in said
+    dropped = re.search(r"Not shown for want of width: (.+) \(see", re.sub(r"\s+", " ", said))
+    shown = set(table.cells()[0]) - set(dropped[1].split(", ") if dropped else ()) - {*names}
+    assert {"n", "mean", "sd", "difference", "Holm p"} <= shown
+    if width >= 80 or not long:
+        assert all(cell in said for row in table.cells() for name, cell in row.items() if name in shown)
+    assert ("54.73" in said) == ("paper" in shown)
+    assert "paper" in shown or width < 100
+
+
+def test_arms_that_are_records_or_lists_are_said_without_their_quotes(manifest, trials):
+    small = {"name": "all_small", "depth": 3}
+    for method, depths, end in (("fedra", [4, 4], 0.5), (small, [4, 4], 0.4), (small, [12], 0.6)):
+        for seed in range(3):
+            trials.add({"method": method, "federation.depths": depths}, seed, [0.2, end + seed / 100 * end])
+    base = {"method": "fedra", "federation.depths": [4, 4]}
+    table = tabulate(manifest(varied=("method", "federation.depths"), baseline=base), trials)
+    assert [row[:2] for row in rows_of(table.markdown())[2:]] == [
+        ["fedra", "[4, 4]"],
+        ["all_small (depth 3)", "[4, 4]"],
+        ["all_small (depth 3)", "[12]"],
+    ]
+    assert [sentence.partition(":")[0] for sentence in table.findings()] == [
+        "method all_small (depth 3) against fedra",
+        "method all_small (depth 3), depths [12] against method fedra, depths [4, 4]",
+    ]
+    assert not re.search("[{}'\"]", table.markdown().replace("seed's", ""))
+
+
+def test_the_manifest_of_an_older_sweep_is_read(manifest):
+    older = make_manifest().model_dump(mode="json")
+    del older["reference"]
+    assert SweepManifest.of(older, "sweep.json").reference is None
+    now = manifest(reference=PAPER)
+    assert SweepManifest.of(now.model_dump(mode="json"), "sweep.json") == now

@@ -1,0 +1,61 @@
+"""Which arm is which, how arms are said, and what a paper printed for them."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.arms import Reference, identity, shown_setting
+from fedsweep.errors import UserError
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("abc", min_size=1)
+VALUES = st.recursive(
+    LEAVES, lambda one: st.lists(one) | st.dictionaries(st.text("abc", min_size=1), one), max_leaves=9
+)
+
+
+def reference(*arms: tuple[dict, dict]) -> Reference:
+    data = {"source": "Table 1", "arms": [{"arm": arm, "values": values} for arm, values in arms]}
+    return Reference.of(data, "test")
+
+
+@given(VALUES, VALUES)
+def test_two_values_are_one_arm_if_their_json_is(one, other):
+    same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert (identity({"x": one}) == identity({"x": other})) == same
+
+
+@given(VALUES)
+def test_a_value_is_said_in_one_line_without_quotes_or_braces(value):
+    shown = shown_setting(value)
+    assert not set(shown) & set("{}'\"\n")
+    assert shown
+
+
+@given(st.floats(0, 100), st.text("abc/", min_size=1))
+def test_accuracies_are_printed_in_percent_and_compared_as_shares(printed, name):
+    paper = reference(({"rank": 4}, {f"accuracy/{name}": printed, f"loss/{name}": printed}))
+    assert paper.value({"rank": 4}, f"accuracy/{name}") == pytest.approx(printed / 100, abs=1e-12)
+    assert paper.value({"rank": 4}, f"loss/{name}") == printed
+    assert paper.value({"rank": 8}, f"loss/{name}") is None
+    assert paper.value({"rank": 4.0}, f"loss/{name}") is None, "1 and 1.0 are two arms"
+
+
+def test_every_accuracy_with_two_decimals_has_short_digits():
+    for hundredths in range(10_001):
+        paper = reference(({"rank": 4}, {"accuracy/mean": hundredths / 100}))
+        assert paper.value({"rank": 4}, "accuracy/mean") == hundredths / 10_000
+
+
+@pytest.mark.parametrize("wrong", [-0.01, 100.01, 7717])
+def test_an_accuracy_outside_of_a_hundred_percent_is_refused(wrong):
+    with pytest.raises(UserError, match=f"but `accuracy/mean` of rank=4 is {wrong:g}"):
+        reference(({"rank": 4}, {"accuracy/mean": wrong}))
+    assert reference(({"rank": 4}, {"loss/test": wrong})).metrics() == ["loss/test"]
+
+
+def test_an_arm_stands_once_to_the_letter():
+    reference(({"rank": 1}, {"accuracy/mean": 1}), ({"rank": 1.0}, {"accuracy/mean": 1}))
+    with pytest.raises(UserError, match=r"must name each arm once, but rank=1, lr=2 stands twice"):
+        reference(({"lr": 2, "rank": 1}, {"accuracy/mean": 1}), ({"rank": 1, "lr": 2}, {"accuracy/mean": 1}))
