@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedsweep.aggregation import AggregationConfig
-from fedsweep.base_optimizer import BaseOptimizerConfig
+from fedsweep.base_optimizer import BaseOptimizerConfig, FedAvg
 from fedsweep.checkpoint import Checkpoint, write_atomically
 from fedsweep.checkpoint import load as load_checkpoint
 from fedsweep.checkpoint import save as save_checkpoint
@@ -41,7 +41,7 @@ class RunConfig(Config):
     federation: FederationConfig
     local: LocalConfig
     optimizer: OptimizerConfig
-    base_optimizer: BaseOptimizerConfig
+    base_optimizer: BaseOptimizerConfig = FedAvg()
     aggregation: AggregationConfig
     evaluation: EvaluationConfig
 
