@@ -1,0 +1,56 @@
+"""The papers' search spaces, each by its one command, on data in the authors' layout but in miniature."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from tests.preparation.sources.trees import grow
+from tests.sweep.helpers import fedsweep, newest, table
+
+DOMAINNET = ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]
+NICO = ["autumn", "dim", "grass", "outdoor", "rock", "water"]
+TINY = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "num_blocks": 12, "pretrained": "none", "name": "timm"}
+VIT, MIXER = {**TINY, "model": "vit_tiny_patch16_224", "num_heads": 2}, {**TINY, "model": "mixer_s16_224"}
+QUICK = ["data.size=32", "federation.rounds=1", "local.batch_size=8", "lora.rank=2", "lora.alpha=2.0"]
+METHODS = ["all_large", "all_small", "inclusivefl", "depthfl", "fedra"]
+
+
+def plant(root: Path, domains: list[str], folder: str, lists: str) -> None:
+    """Three classes, four training and two test images of each, with the lists that the data set ships."""
+    texts = {}
+    for domain in domains:
+        for split, images in (("train", range(4)), ("test", range(4, 6))):
+            lines = [
+                f"{folder}{domain}/class_{label}/{domain}_{image}.jpg {label}" for label in range(3) for image in images
+            ]
+            texts[f"{lists}/{domain}_{split}.txt"] = "\n".join(lines) + "\n"
+    named = {line.rsplit(" ", 1)[0] for text in texts.values() for line in text.splitlines()}
+    grow(root, named, texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("space", "kind", "domains", "backbone", "paper"),
+    [
+        ("papers/fedra/table1_domainnet", "domainnet", DOMAINNET, VIT, [77.17, 32.30, 55.97, 55.00, 63.90]),
+        ("papers/fedra/table1_nico_mixer", "nico", NICO, MIXER, [84.19, 39.21, 69.38, 72.28, 77.57]),
+    ],
+)
+def test_table_1_is_run_by_one_command(tmp_path, monkeypatch, space, kind, domains, backbone, paper):
+    layout = {"domainnet": ("", "splits"), "nico": ("NICO_DG/", "NICO_DG_official")}[kind]
+    plant(tmp_path / "raw", domains, *layout)
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
+    fedsweep(tmp_path, "data", "prepare", kind, "--root", "raw", "--size", "32")
+
+    change = "backbone={" + ", ".join(f"{name}: {value}" for name, value in backbone.items()) + "}"
+    done = fedsweep(tmp_path, "tune", space, change, *QUICK, "--seeds", "0", "--gpus-per-trial", "0")
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(table(tmp_path, space)))}
+    assert list(rows) == METHODS
+    assert [float(rows[method]["reference"]) for method in METHODS] == pytest.approx([one / 100 for one in paper])
+    assert all(0 <= float(row["mean"]) <= 1 and row["finished"] == "1" for row in rows.values())
+    assert "Paper: FedRA (Su, Li and Xue), Table 1" in " ".join(done.stdout.split())
+    page = (newest(tmp_path, space).folder / "report" / "table.md").read_text()
+    assert page.count("*paper*") == 5
+    assert all(f"| {domain} |" in page for domain in domains)
