@@ -284,3 +284,24 @@ def held_in(federation: Federation, start: RoundResult, round: int) -> set[int]:
     rng = stream(federation.seed, "allocation", round)
     rows = federation.method.allocate(start.state, federation.cohort(round), federation.server, rng)
     return {layer for row in rows.values() for layer in row.trained}
+
+
+MIXER = {"name": "timm", "model": "mixer_s16_224", "pretrained": "none"}
+MIXER |= {"img_size": 16, "patch_size": 4, "embed_dim": 24, "num_blocks": 12}
+
+
+@pytest.mark.parametrize("rule", ["factors", "product_svd"])
+def test_the_method_runs_on_a_mixer(federation, name, rule):
+    """Token mixing has other shapes than channel mixing; with an adapter on the patches there is a convolution too."""
+    changes = {"method": name, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True, "aggregation.lora": rule}
+    small = federation({**changes, "federation.depths": [9, 6, 3], "federation.rounds": 1})
+    start, updates = one_round(small)
+    shapes = {tuple(tensor.shape) for tensor in start.state.adapter.values()}
+    assert {(2, 12), (16, 2), (2, 96), (24, 2), (2, 3, 4, 4)} <= shapes
+    after = small.method.aggregate(start.state, updates, small.server)
+    touched = {
+        layer_of(one) for one in start.state.adapter if not torch.equal(start.state.adapter[one], after.adapter[one])
+    }
+    assert touched == {None, *(layer for update in updates for layer in update.allocation.trained)}
+    again = federation({**changes, "federation.depths": [9, 6, 3], "federation.rounds": 1})
+    assert identical(one_round(again)[1], updates)
