@@ -57,10 +57,11 @@ def layerwise_mean(previous: AdapterState, updates: Sequence[ClientUpdate], conf
 
 
 def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> float:
-    """How far the aggregate's products are from the mean of the clients': ||mean(B A) - B' A'|| / ||mean(B A)||.
+    """How far the layer-wise mean's products are from the clients': ||mean(B A) - B' A'|| / ||mean(B A)||.
 
-    Frobenius norms over all adapted layers that somebody trained; 0 where A is frozen. For `factors` the difference is
-    the weighted covariance of B and A over clients.
+    Of what the clients sent, before a method or a base optimizer adds to it. Frobenius norms over all adapted layers
+    that somebody trained; 0 where A is frozen. For `factors` the difference is the weighted covariance of B and A over
+    clients.
     """
     if not (pairs := [(a, b) for a, b in _pairs(previous) if _parts(a, updates, config)]):
         return 0.0
@@ -101,18 +102,24 @@ def _stacked(a: Sequence[tuple[float, Tensor]], b: Sequence[tuple[float, Tensor]
 
 
 def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """A' = V^T and B' = U S of the best approximation of `left @ right` of a's rank, in the shapes of `a` and `b`.
+    """A' = c R V^T and B' = U S R^T / c: the best approximation U S V^T of `left @ right` of a's rank, as factors.
 
-    The singular values go to B: with orthonormal rows A keeps the size that it starts with, and B may be zero.
+    `a` and `b` are the means of the factors. Every rotation R and scale c give the same product, but not the same
+    steps of SGD afterwards. So A' is made to lie as near to the mean of A as it can, and is of its size: otherwise
+    arms would differ in their effective learning rate. B' may be zero.
     """
     q_left, r_left = torch.linalg.qr(left)
     q_right, r_right = torch.linalg.qr(right.T)
     u, s, v = torch.linalg.svd(r_left @ r_right.T)  # small: K r by K r at most
+    old = a.flatten(1).double()
     rank = min(len(a), len(s))
-    new_a, new_b = torch.zeros_like(a.flatten(1)), torch.zeros_like(b.flatten(1))
-    new_a[:rank] = (v[:rank] @ q_right.T).to(a.dtype)
-    new_b[:, :rank] = (q_left @ u[:, :rank] * s[:rank]).to(b.dtype)
-    return new_a.view_as(a), new_b.view_as(b)
+    rows = v[:rank] @ q_right.T
+    turn_left, _, turn_right = torch.linalg.svd(old @ rows.T, full_matrices=False)
+    turn = turn_left @ turn_right  # (r, rank): orthogonal Procrustes
+    scale = (old.square().sum() / rank).sqrt()
+    new_a = scale * turn @ rows
+    new_b = (q_left @ u[:, :rank] * s[:rank]) @ turn.T / scale
+    return new_a.to(a.dtype).view_as(a), new_b.to(b.dtype).view_as(b)
 
 
 def _squared_norm(left: Tensor, right: Tensor) -> float:

@@ -70,7 +70,8 @@ class FedProx(Config):
 class FedDyn(Config):
     """Dynamic regularisation: clients and server remember gradients, so that local optima agree (Acar et al., 2021).
 
-    Kept for each tensor apart: a client that does not hold a block neither changes its memory of it nor is counted.
+    Kept for each tensor apart: a client that does not hold a block keeps its memory of it, and counts in the server's
+    as one outside the cohort does in the paper: it has not moved.
     """
 
     name: Literal["feddyn"] = "feddyn"

@@ -79,7 +79,7 @@ class RunConfig(Config):
                 "`base_optimizer` feddyn remembers A and B apart and cannot be combined with `aggregation.lora` "
                 "product_svd, which turns them into others"
             )
-        self.method.check(self._smallest_cohort(capacities), layers)
+        self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
         return self
 
     def depths(self) -> set[int]:
@@ -188,7 +188,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
         clients=parts.clients,
         domains=data.domains,
         class_names=data.class_names,
-        server=Server(model.num_layers, config.aggregation, parts.proxy),
+        server=Server(model.num_layers, config.aggregation, tuple(sorted(config.depths())), parts.proxy),
         trainer=CohortTrainer(
             model,
             config.optimizer,

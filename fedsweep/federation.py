@@ -143,7 +143,7 @@ def coverage(state: ServerState, rows: Sequence[LayerAllocation]) -> dict[str, f
     An active block has a holder. Gamma* of FedRA's Theorem 1 (second version) is the fewest of all rounds so far.
     """
     holders = [sum(layer in row.held for row in rows) for layer in state.layers]
-    fewest = min(count for count in holders if count)
+    fewest = min((count for count in holders if count), default=0)
     star = fewest if state.gamma_star is None else min(fewest, state.gamma_star)
     return {GAMMA: float(fewest), GAMMA_STAR: float(star), IDLE: float(holders.count(0))}
 

@@ -131,6 +131,11 @@ class CohortTrainer:
             raise DivergenceError(
                 f"the loss of client {client.id} became {mean_loss} in round {self.round}; try a smaller `optimizer.lr`"
             )
+        if not torch.stack(torch._foreach_norm(values)).isfinite().all():  # by the last step, which no loss has seen
+            raise DivergenceError(
+                f"the adapter of client {client.id} left the range of numbers in round {self.round}; "
+                "try a smaller `optimizer.lr`"
+            )
         adapter = {name: parameter.detach().clone() for name, parameter in zip(names, trained, strict=True)}
         return ClientUpdate(client.id, task.allocation, adapter, len(client.train), {"loss": mean_loss})
 

@@ -1,5 +1,6 @@
 """FedAvg, FedProx and FedDyn alone, against tests/references/feddyn.py, and under a method."""
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,19 +15,21 @@ from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.models.layered import layer_of
 from fedsweep.types import ClientUpdate, LayerAllocation, ServerState
-from tests.compare import identical, identical_rounds, moved
+from tests.compare import identical, identical_rounds, memory, moved
 from tests.references import feddyn as reference
 
 NOBODY = LayerAllocation.of([])
-UNIFORM = AggregationConfig(weights="uniform")
 
 
 class Quadratics:
     """Clients with L_k(x) = 1/2 (x - c_k)^T diag(q_k) (x - c_k), played through a base optimizer."""
 
-    def __init__(self, centres: np.ndarray, curvatures: np.ndarray, lr: float = 0.1, steps: int = 5) -> None:
+    def __init__(
+        self, centres: np.ndarray, curvatures: np.ndarray, steps: int = 5, sizes: Sequence[int] | None = None
+    ) -> None:
         self.centres, self.curvatures = torch.tensor(centres), torch.tensor(curvatures)
-        self.lr, self.steps = lr, steps
+        self.lr, self.steps = 0.1, steps
+        self.sizes = sizes or [1] * len(centres)
 
     def session(self, base: FedAvg | FedProx | FedDyn, state: ServerState, client: int) -> ClientUpdate:
         x = [state.adapter["x"].clone()]
@@ -34,16 +37,16 @@ class Quadratics:
         for _ in range(self.steps):
             gradients = base.steer([self.curvatures[client] * (x[0] - self.centres[client])], x, start, memory)
             x = [x[0] - self.lr * gradients[0]]
-        return ClientUpdate(str(client), NOBODY, {"x": x[0]}, 1, {})
+        return ClientUpdate(str(client), NOBODY, {"x": x[0]}, self.sizes[client], {})
 
     def play(
         self, base: FedAvg | FedProx | FedDyn, start: np.ndarray, cohorts: Sequence[Sequence[int]]
     ) -> list[np.ndarray]:
         state, seen = ServerState({"x": torch.tensor(start)}, ()), []
-        shares = {str(client): 1 / len(self.centres) for client in range(len(self.centres))}
+        shares = {str(client): size / sum(self.sizes) for client, size in enumerate(self.sizes)}
         for cohort in cohorts:
             updates = [self.session(base, state, client) for client in cohort]
-            mean = layerwise_mean(state.adapter, updates, UNIFORM)
+            mean = layerwise_mean(state.adapter, updates, AggregationConfig())
             after = ServerState(mean, (), state.client_memory, state.server_memory)
             state = base.conclude(state, after, updates, shares)
             seen.append(state.adapter["x"].numpy())
@@ -51,13 +54,13 @@ class Quadratics:
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.05, 0.1, 1.0]))
-def test_feddyn_is_the_papers_algorithm_whoever_takes_part(seed, alpha):
+def test_feddyn_is_the_papers_algorithm_whoever_takes_part_and_weighs_what(seed, alpha):
     rng = np.random.default_rng(seed)
     centres, curvatures = rng.normal(size=(4, 3)), rng.uniform(0.5, 2.0, size=(4, 3))
     cohorts = [sorted(rng.choice(4, size=rng.integers(1, 5), replace=False).tolist()) for _ in range(6)]
-    start = rng.normal(size=3)
-    ours = Quadratics(centres, curvatures).play(FedDyn(alpha=alpha), start, cohorts)
-    theirs = reference.feddyn(start, centres, curvatures, np.full(4, 0.25), cohorts, alpha, 0.1, 5)
+    start, sizes = rng.normal(size=3), rng.integers(1, 50, size=4).tolist()
+    ours = Quadratics(centres, curvatures, sizes=sizes).play(FedDyn(alpha=alpha), start, cohorts)
+    theirs = reference.feddyn(start, centres, curvatures, np.array(sizes) / sum(sizes), cohorts, alpha, 0.1, 5)
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
@@ -107,15 +110,16 @@ def test_feddyn_keeps_to_the_blocks_that_a_client_held(federation):
     assert {client: len(mine - {None}) for client, mine in layers.items()} == {"plain": 2, "inverted": 1, "noisy": 3}
 
 
-def test_feddyn_remembers_what_a_client_moved(federation):
-    small = federation({"base_optimizer": {"name": "feddyn", "alpha": 0.3}, "aggregation.weights": "uniform"})
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_feddyn_remembers_what_a_client_moved(federation, weights):
+    small = federation({"base_optimizer": {"name": "feddyn", "alpha": 0.3}, "aggregation.weights": weights})
     start, first, _ = federate(small)
-    memory = first.state.client_memory
-    assert set(memory) == {"plain", "inverted", "noisy"}
+    remembered = first.state.client_memory
+    assert set(remembered) == {"plain", "inverted", "noisy"}
     head = "backbone.head.bias"
-    total = sum(kept[head] for kept in memory.values()) / 3
+    total = sum(small.shares()[client] * kept[head] for client, kept in remembered.items())
     torch.testing.assert_close(first.state.server_memory[head], total)
-    # theta = mean - h / alpha, and the mean moved by -(sum of g_k) / (3 alpha): twice the mean's step.
+    # theta = mean - h / alpha, and the mean itself moved by -h / alpha: twice its step.
     step = first.state.adapter[head] - start.state.adapter[head]
     torch.testing.assert_close(step, -2 * total / 0.3, rtol=1e-4, atol=1e-6)
 
@@ -133,8 +137,16 @@ def test_feddyn_and_refactored_products_are_refused_together(tiny):
     assert str(refusal.value).count(".") <= 2
 
 
-def test_a_base_optimizer_changes_neither_state_nor_updates(federation):
+def test_a_base_optimizer_changes_neither_states_nor_updates(federation):
     small = federation({"base_optimizer": "feddyn"})
-    rounds = list(federate(small))
-    again = list(federate(small, rounds[1]))
-    assert identical(again[0].state, rounds[2].state)
+    _, before, _ = federate(small)
+    cohort = small.cohort(2)
+    rows = small.method.allocate(before.state, cohort, small.server, np.random.default_rng(0))
+    trainer = small.trainer.at(2, before.state.client_memory)
+    updates = small.method.local_updates(before.state, cohort, rows, trainer)
+    after = small.method.aggregate(before.state, updates, small.server)
+    given = [before.state, after, updates]
+    kept = [copy.deepcopy(one) for one in given]
+    concluded = small.base.conclude(before.state, after, updates, small.shares())
+    assert identical(given, kept)
+    assert not memory(concluded.adapter) & memory(given)

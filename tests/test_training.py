@@ -216,6 +216,14 @@ def test_a_diverging_client_ends_the_run_in_one_sentence(small):
     assert str(refusal.value) == "the loss of client plain became inf in round 3; try a smaller `optimizer.lr`"
 
 
+def test_an_adapter_that_its_last_step_drove_out_of_range_ends_the_run(small):
+    """No loss has seen it."""
+    optimizer = small.trainer.optimizer.model_copy(update={"lr": 1e38, "clip_norm": None})
+    trainer = replace(small.trainer, optimizer=optimizer, local=LocalConfig(batch_size=8, steps=1), round=3)
+    with pytest.raises(DivergenceError, match="the adapter of client plain left the range of numbers in round 3"):
+        trainer.fit(tasks(small, lambda *given: cross_entropy(*given) * 1e4))
+
+
 def test_momentum_starts_afresh_for_every_client_and_round(small):
     """With one step momentum has nothing to remember, so it must not change anything."""
     config = small.trainer.optimizer

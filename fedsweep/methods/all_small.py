@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedsweep.aggregation import layerwise_mean
+from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, same_start
 from fedsweep.models.layered import LayeredModel
 from fedsweep.training import CohortTrainer, cross_entropy
@@ -15,12 +15,12 @@ from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, Serv
 
 
 class AllSmall(FederatedMethod):
-    """The first min_i L_i blocks for everyone (FedRA, Section 4.1, baseline 2)."""
+    """The first min_i L_i blocks for everyone (FedRA, Section 4.1, baseline 2), or as many as `depth` says."""
 
     name: Literal["all_small"] = "all_small"
     depth: int | None = Field(None, gt=0, description="blocks of everyone; null for those of the smallest client")
 
-    def check(self, capacities: Sequence[int], num_layers: int) -> None:
+    def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """There must be as many blocks."""
         if self.depth is not None and self.depth > num_layers:
             raise ValueError(f"`method.depth` must be at most the {num_layers} blocks, but it is {self.depth}")

@@ -22,6 +22,8 @@ class Server:
 
     num_layers: int
     aggregation: AggregationConfig
+    depths: tuple[int, ...] = ()
+    """All L_i that a client can have, ascending."""
     proxy: Mapping[str, ImageSet] = field(default_factory=dict)
     """Images by domain that the server holds and no client has; empty unless `partition.proxy_share` asks for them."""
 
@@ -31,7 +33,7 @@ class FederatedMethod(Config, ABC):
 
     name: str
 
-    def check(self, capacities: Sequence[int], num_layers: int) -> None:
+    def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Refuse an impossible combination before anything runs. `capacities` are those of the smallest cohort.
 
         Raises:

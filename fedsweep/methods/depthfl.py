@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.aggregation import layerwise_mean
+from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, first_blocks, same_start
 from fedsweep.models.layered import LayeredModel
 from fedsweep.training import CohortTrainer
@@ -41,7 +41,7 @@ class DepthFL(FederatedMethod):
         "mean", description="mean of all heads' logits, or the last head alone (FedRA's released code)"
     )
 
-    def check(self, capacities: Sequence[int], num_layers: int) -> None:
+    def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Heads sit between blocks."""
         if list(self.heads) != sorted(set(self.heads)) or not 1 <= min(self.heads) <= max(self.heads) < num_layers:
             raise ValueError(
@@ -50,9 +50,14 @@ class DepthFL(FederatedMethod):
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], seed: int) -> None:
-        """One head after each of `heads`, and where `own_head` is by_depth one at each depth that a client can have."""
+        """The heads that some client has: those of `heads` within the deepest, and with by_depth one at each depth."""
         own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
-        model.add_heads({*self.heads, *own}, seed)
+        model.add_heads({*(head for head in self.heads if head <= max(depths)), *own}, seed)
+
+    def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
+        """With a head of its own for each depth, the server's model is the deepest client's: no head sits above it."""
+        blocks = max(server.depths) if self.own_head == "by_depth" else server.num_layers
+        return ServerState(adapter=model.adapter(), layers=tuple(range(blocks)))
 
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
@@ -78,9 +83,12 @@ class DepthFL(FederatedMethod):
         return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
     def predict(self, state: ServerState, model: LayeredModel, images: Tensor, client: Client | None = None) -> Tensor:
-        """The mean of the logits of a full model's heads, or those of the last one."""
-        depths = self.heads if self.prediction == "mean" else ()
-        return torch.stack(model.exits(images, state.layers, depths, last=True)).mean(0)
+        """The mean of the logits of the server's heads, or those of the last one."""
+        within, last = self.exits_of(len(state.layers), model.num_layers)
+        depths = [head for head in within if str(head) in model.heads]
+        if self.prediction == "last":
+            depths = [] if last else depths[-1:]
+        return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)
 
     def exits_of(self, depth: int, num_layers: int) -> tuple[tuple[int, ...], bool]:
         """The depths at which a client of `depth` blocks has heads, and whether the model's own head is one too."""

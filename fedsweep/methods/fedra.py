@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedsweep.aggregation import layerwise_mean
+from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, same_start
 from fedsweep.training import CohortTrainer, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
@@ -25,7 +25,7 @@ class FedRA(FederatedMethod):
         description="a block that nobody drew keeps last round's parameters (Eq. 3), or all are drawn (Eq. 4)",
     )
 
-    def check(self, capacities: Sequence[int], num_layers: int) -> None:
+    def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Eq. 4 needs as many places as blocks."""
         if self.missing_layers == "ensure_cover" and sum(capacities) < num_layers:
             raise ValueError(

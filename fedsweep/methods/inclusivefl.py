@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsweep.aggregation import layerwise_mean
+from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, first_blocks, same_start
 from fedsweep.models.layered import LayeredModel, layer_of, moved_to
 from fedsweep.training import CohortTrainer, cross_entropy
@@ -21,7 +21,10 @@ from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAl
 
 @dataclass(frozen=True)
 class InclusiveState(ServerState):
-    """`steps` is the mean update of each size class (clients of one depth) in the last round, blocks only."""
+    """`steps` is the mean update of each size class (clients of one depth) in the last round, blocks only.
+
+    As the clients sent it, before momentum. A class that was absent leaves nothing: the next larger one stands in.
+    """
 
     steps: dict[int, AdapterState] = field(default_factory=dict)
 
@@ -36,6 +39,14 @@ class InclusiveFL(FederatedMethod):
         le=1,
         description="share of the larger class's last update in that of a class's last block; 0 for none",
     )
+
+    def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
+        """What is remembered of A and B is of use while they stay the same factors."""
+        if self.beta and aggregation.lora == "product_svd":
+            raise ValueError(
+                f"`method.beta` {self.beta:g} remembers A and B apart and cannot be combined with `aggregation.lora` "
+                "product_svd, which turns them into others; a beta of 0 can"
+            )
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> InclusiveState:
         """Nothing is remembered yet."""

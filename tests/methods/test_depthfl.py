@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedsweep.errors import UserError
 from fedsweep.federation import federate
+from fedsweep.methods import depthfl
 from fedsweep.methods.depthfl import DepthFL, mutual_loss, ramp_up
 from fedsweep.models.layered import layer_of, names_within
 from tests.compare import identical, moved
@@ -88,6 +89,19 @@ def test_every_client_trains_the_heads_within_its_depth_and_its_own(six):
         for name in names_within(start.adapter, row.held, row.without)
     )
     assert first.metrics["bytes/down"] == first.metrics["bytes/up"] == down
+    heads = {"plain": 4, "inverted": 2, "noisy": 1}
+    frozen = sum(tensor.numel() for name, tensor in six.model.named_parameters() if name not in start.adapter)
+    in_blocks = sum(
+        tensor.numel()
+        for name, tensor in six.model.named_parameters()
+        if name not in start.adapter and layer_of(name) is not None
+    )
+    lora = sum(start.adapter[name].numel() for name in start.adapter if layer_of(name) == 0)
+    held = [
+        frozen - in_blocks + depth * (in_blocks / 12 + lora) + heads[client] * 650
+        for client, depth in zip(heads, (12, 5, 3), strict=True)
+    ]
+    assert first.metrics["parameters/held"] == pytest.approx(sum(held) / 3)
 
 
 def test_a_shared_last_head_is_everyones(federation):
@@ -117,15 +131,42 @@ def test_the_prediction_is_the_mean_of_the_heads_or_the_last_one(six):
     assert torch.equal(alone, six.model(images, range(12)))
 
 
-def test_the_distillation_grows_over_the_rounds(federation):
-    """With a ramp of nearly no length its weight is exp(-5) in the first round and 1 in the second."""
-    runs = [
-        list(federate(federation({"method": {"name": "depthfl", "ramp": ramp}, "federation.depths": [12, 5, 3]})))
-        for ramp in (0.01, 1e6)
-    ]
-    (_, quick, later), (_, slow, slower) = runs
-    assert quick.metrics["loss/train"] == slow.metrics["loss/train"]
-    assert later.metrics["loss/train"] != slower.metrics["loss/train"]
+def test_the_distillation_grows_over_a_share_of_the_rounds(federation, monkeypatch):
+    weights = []
+
+    def noting(logits, labels, weight):
+        weights.append(weight)
+        return mutual_loss(logits, labels, weight)
+
+    monkeypatch.setattr(depthfl, "mutual_loss", noting)
+    changes = {"federation.rounds": 8, "local.steps": 1, "federation.depths": [3, 2, 1]}
+    list(federate(federation({"method": {"name": "depthfl", "ramp": 0.5}, **changes})))
+    expected = [math.exp(-5 * (1 - done / 4) ** 2) for done in range(4)] + [1.0] * 4
+    assert weights == pytest.approx([weight for weight in expected for _ in range(3)])
+
+
+@pytest.mark.parametrize("prediction", ["mean", "last"])
+def test_without_a_client_of_full_depth_the_server_has_the_deepest_clients_model(federation, prediction):
+    """Else it would predict by heads that nobody trains."""
+    method = {"name": "depthfl", "prediction": prediction}
+    small = federation({"method": method, "federation.depths": [7, 5, 3]})
+    start, *_, last = federate(small)
+    assert last.state.layers == tuple(range(7))
+    assert heads_in(start.state.adapter) == {"head", "heads.3", "heads.5", "heads.6", "heads.7"}
+    assert heads_in(moved(start.state.adapter, last.state.adapter)) == heads_in(start.state.adapter) - {"head"}
+    images = small.domains[0].test.images[:5]
+    small.model.load_adapter(last.state.adapter)
+    used = (3, 6, 7) if prediction == "mean" else (7,)
+    with torch.no_grad():
+        expected = torch.stack(small.model.exits(images, range(7), used, last=False)).mean(0)
+        assert torch.equal(small.method.predict(last.state, small.model, images), expected)
+
+
+def test_dynamic_depths_have_a_head_for_each(federation):
+    small = federation({"method": "depthfl", "federation.depths": "dynamic"})
+    start = small.initial_state()
+    assert start.layers == tuple(range(12))
+    assert heads_in(start.adapter) == {"head", *(f"heads.{depth}" for depth in range(1, 12))}
 
 
 def test_fresh_heads_depend_on_the_seed_and_their_depth_alone(federation):

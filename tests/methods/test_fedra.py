@@ -84,10 +84,10 @@ def test_a_cover_of_too_few_places_is_refused():
 
 
 def test_depths_that_cannot_cover_are_refused_before_anything_runs():
-    FedRA().check([4, 4, 3], 12)
-    FedRA(missing_layers="ensure_cover").check([4, 4, 4], 12)
+    FedRA().check([4, 4, 3], 12, AggregationConfig())
+    FedRA(missing_layers="ensure_cover").check([4, 4, 4], 12, AggregationConfig())
     with pytest.raises(ValueError, match="ensure_cover") as refusal:
-        FedRA(missing_layers="ensure_cover").check([4, 4, 3], 12)
+        FedRA(missing_layers="ensure_cover").check([4, 4, 3], 12, AggregationConfig())
     assert str(refusal.value) == (
         "`method.missing_layers` ensure_cover needs depths that sum to at least 12 in every cohort, "
         "but [4, 4, 3] sum to 11"

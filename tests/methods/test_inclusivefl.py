@@ -1,9 +1,13 @@
 """What only InclusiveFL promises; its momentum against tests/references/inclusivefl.py."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.methods import Server
 from fedsweep.methods.inclusivefl import InclusiveFL, InclusiveState
@@ -91,5 +95,15 @@ def test_only_the_last_round_is_remembered(federation):
 
 
 def test_the_order_of_the_clients_is_irrelevant_to_the_memory(federation):
-    runs = [federation({"method": "inclusivefl", "federation.depths": depths}) for depths in ([6, 6, 3], [6, 6, 3])]
-    assert identical_rounds(*map(federate, runs))
+    small = federation({"method": "inclusivefl", "federation.depths": [6, 6, 3]})
+    start = next(federate(small))
+    turned = replace(small, clients=list(reversed(small.clients)))
+    runs = [list(federate(one, start)) for one in (small, turned)]
+    assert identical_rounds(*runs)
+    assert all(set(result.state.steps) == {3, 6} for result in runs[0])
+
+
+def test_momentum_and_refactored_products_are_refused_together(tiny):
+    with pytest.raises(UserError, match=r"`method\.beta` 0\.2 remembers A and B apart"):
+        tiny.override({"method": "inclusivefl", "aggregation.lora": "product_svd"}, "test")
+    tiny.override({"method": {"name": "inclusivefl", "beta": 0.0}, "aggregation.lora": "product_svd"}, "test")
