@@ -146,9 +146,9 @@ class ServerState:
 
     adapter: AdapterState
     layers: tuple[int, ...]
-    client_memory: dict[ClientId, AdapterState] = field(default_factory=dict)
-    server_memory: AdapterState = field(default_factory=dict)
-    gamma_star: int | None = None
+    client_memory: dict[ClientId, AdapterState] = field(default_factory=dict, kw_only=True)
+    server_memory: AdapterState = field(default_factory=dict, kw_only=True)
+    gamma_star: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ class Quadratics:
         for cohort in cohorts:
             updates = [self.session(base, state, client) for client in cohort]
             mean = layerwise_mean(state.adapter, updates, AggregationConfig())
-            after = ServerState(mean, (), state.client_memory, state.server_memory)
+            after = replace(state, adapter=mean)
             state = base.conclude(state, after, updates, shares)
             seen.append(state.adapter["x"].numpy())
         return seen

@@ -26,7 +26,8 @@ NINES = "9" * 5000
     [
         (
             ["tune", "ablations/lora_rnk"],
-            f"there is no search space `ablations/lora_rnk`; did you mean `{SPACE}` or `ablations/lora_position`?",
+            f"there is no search space `ablations/lora_rnk`; did you mean `{SPACE}` or `ablations/lora_dropout` "
+            "or `ablations/lora_position`?",
         ),
         (["tune", "lora_rank"], f"there is no search space `lora_rank`; did you mean `{SPACE}`?"),
         (["tune", "zzz"], f"there is no search space `zzz`{LISTED}"),
@@ -77,7 +78,7 @@ def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sen
          "digits_vit, but one is 13."),
         ("federation.depths=[12, 10, 8, 6, 4, 0]", "`federation.depths` must lie between 1 and the 12 blocks of "
          "digits_vit, but one is 0."),
-        ("method=fedrs", "`method.name` must be one of fedra, all_large, all_small, but it is `fedrs`; did you mean "
+        ("method=fedrs", "`method.name` must be one of fedra, all_large, all_small, inclusivefl, depthfl, but it is `fedrs`; did you mean "
          "`fedra`?"),
     ],
 )  # fmt: skip
@@ -273,7 +274,8 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          "mean `accuracy/mean` or `accuracy/domain/inverted` or `accuracy/worst_domain`?"),
         (("accuracy/mean", "f1"), ": `objective.metric` f1 is not reported by this run; it reports accuracy/mean, "
          "accuracy/worst_domain, accuracy/domain/plain, accuracy/domain/rotated, accuracy/domain/inverted, "
-         "accuracy/domain/noisy, accuracy/domain/thick, accuracy/domain/textured, loss/test, loss/train, bytes/down, "
+         "accuracy/domain/noisy, accuracy/domain/thick, accuracy/domain/textured, loss/test, loss/train, "
+         "allocation/gamma, allocation/gamma_star, allocation/idle, lora/residual, bytes/down, "
          "bytes/up, parameters/held, parameters/trained."),
         (("mode: max", "mode: best"), ": `objective.mode` must be 'max' or 'min', but it is \"best\"."),
         (("{lora.rank: 8}", "{lora.rank: 7}"), ": `baseline` must be one of the arms, but {'lora.rank': 7} is not."),
