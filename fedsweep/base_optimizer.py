@@ -16,10 +16,8 @@ from fedsweep.config import Config
 from fedsweep.types import ClientId, ClientUpdate, ServerState
 
 
-class FedAvg(Config):
-    """Clients descend their own loss, the server averages (McMahan et al., 2017)."""
-
-    name: Literal["fedavg"] = "fedavg"
+class BaseOptimizer(Config):
+    """What a base optimizer may change; by itself nothing."""
 
     def steer(
         self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
@@ -44,7 +42,13 @@ class FedAvg(Config):
         return after
 
 
-class FedProx(Config):
+class FedAvg(BaseOptimizer):
+    """Clients descend their own loss, the server averages (McMahan et al., 2017)."""
+
+    name: Literal["fedavg"] = "fedavg"
+
+
+class FedProx(BaseOptimizer):
     """Clients are held near the global model by mu / 2 ||theta - theta^t||^2 (Li et al., 2020, Eq. 2)."""
 
     name: Literal["fedprox"] = "fedprox"
@@ -56,18 +60,8 @@ class FedProx(Config):
         """Add mu (theta - theta^t)."""
         return _pulled(gradients, parameters, start, self.mu)
 
-    def conclude(
-        self,
-        before: ServerState,
-        after: ServerState,
-        updates: Sequence[ClientUpdate],
-        shares: Mapping[ClientId, float],
-    ) -> ServerState:
-        """As FedAvg."""
-        return after
 
-
-class FedDyn(Config):
+class FedDyn(BaseOptimizer):
     """Dynamic regularisation: clients and server remember gradients, so that local optima agree (Acar et al., 2021).
 
     Kept for each tensor apart: a client that does not hold a block keeps its memory of it, and counts in the server's

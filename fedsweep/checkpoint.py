@@ -1,4 +1,4 @@
-"""A run's state and history in one safetensors file, written atomically. Adapters only; never pickle."""
+"""A run's state and history in one safetensors file, written atomically. No backbone, no pickle."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class RunConfig(Config):
     federation: FederationConfig
     local: LocalConfig
     optimizer: OptimizerConfig
-    base_optimizer: BaseOptimizerConfig = FedAvg()
+    base_optimizer: BaseOptimizerConfig = FedAvg()  # what every experiment was before there was a choice
     aggregation: AggregationConfig
     evaluation: EvaluationConfig
 

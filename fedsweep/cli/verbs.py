@@ -57,7 +57,8 @@ def run(
             trial = record_run(experiment, config, Store(store), device, table.add)  # type: ignore[arg-type]
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
-    table.console.print(f"Recorded in {relative(trial.folder)} and MLflow; `fedsweep ui` opens it.")
+    picture = " with `tsne.png`" if config.evaluation.tsne_classes else ""
+    table.console.print(f"Recorded in {relative(trial.folder)}{picture} and MLflow; `fedsweep ui` opens it.")
 
 
 def tune(

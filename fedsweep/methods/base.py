@@ -22,7 +22,7 @@ class Server:
 
     num_layers: int
     aggregation: AggregationConfig
-    depths: tuple[int, ...] = ()
+    depths: tuple[int, ...]
     """All L_i that a client can have, ascending."""
     proxy: Mapping[str, ImageSet] = field(default_factory=dict)
     """Images by domain that the server holds and no client has; empty unless `partition.proxy_share` asks for them."""

@@ -85,7 +85,7 @@ class DepthFL(FederatedMethod):
     def predict(self, state: ServerState, model: LayeredModel, images: Tensor, client: Client | None = None) -> Tensor:
         """The mean of the logits of the server's heads, or those of the last one."""
         within, last = self.exits_of(len(state.layers), model.num_layers)
-        depths = [head for head in within if str(head) in model.heads]
+        depths = [head for head in within if str(head) in model.heads]  # none above the deepest client
         if self.prediction == "last":
             depths = [] if last else depths[-1:]
         return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)

@@ -22,7 +22,8 @@ class FedRA(FederatedMethod):
     name: Literal["fedra"] = "fedra"
     missing_layers: Literal["keep_previous", "ensure_cover"] = Field(
         "keep_previous",
-        description="a block that nobody drew keeps last round's parameters (Eq. 3), or all are drawn (Eq. 4)",
+        description="a block that nobody drew keeps last round's parameters (Eq. 3), or random places are swapped "
+        "until all are drawn (Eq. 4)",
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill, shorten
 
 from fedsweep.embedding.picture import INK, Look, blank, legends, scatter, to_png
 from fedsweep.embedding.points import TABLE, Embedding
@@ -11,6 +12,8 @@ from fedsweep.report.wording import arm_words, names
 from fedsweep.store import SweepManifest
 
 COLUMNS = 3
+TITLE_WIDTH = 34
+"""Letters of a line above a panel."""
 MOST = 6
 """Panels of a picture. Of more arms it has the best, the baseline among them."""
 
@@ -39,7 +42,8 @@ def panels(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -
     for number, panel in enumerate(shown, 1):
         axes = figure.add_subplot(rows, columns, number)
         scatter(axes, panel.embedding, look, size=13)
-        arm = arm_words(panel.one.arm.values, dotted) + " (baseline)" * panel.one.is_baseline
+        words = arm_words(panel.one.arm.values, dotted) + " (baseline)" * panel.one.is_baseline
+        arm = fill(shorten(words, 3 * TITLE_WIDTH, placeholder=" ..."), TITLE_WIDTH)
         score = f"seed {panel.seed}, silhouette {panel.embedding.silhouette:.3f}"
         axes.set_title(f"{arm}\n{score}", fontsize=9.5, color=INK, loc="left")
     legends(figure, look)

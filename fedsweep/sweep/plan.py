@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fedsweep
-from fedsweep.arms import Arm, arm_label
+from fedsweep.arms import Arm, Reference, arm_label
 from fedsweep.config import Json, flat, read_yaml
 from fedsweep.errors import UserError, near
 from fedsweep.experiment import RunConfig, check_content, content_digests
@@ -17,6 +17,7 @@ from fedsweep.seeding import stream
 from fedsweep.store import TrialPlan
 from fedsweep.sweep.space import SearchSpace
 
+DOMAIN = "accuracy/domain/"
 # What decides a run's numbers; the rest of the package may change between the sessions of a sweep.
 ENGINE = ("images", "data", "models", "methods")
 ENGINE_PACKAGES = ("torch", "timm", "peft", "numpy", "scikit-learn")
@@ -96,7 +97,7 @@ class Plan:
         metrics = self.base.metrics()
         asked = [("objective.metric", self.space.objective.metric)]
         for metric in self.space.reference.metrics() if self.space.reference else ():
-            if not (self._other_data and metric.startswith("accuracy/domain/")):
+            if not (self._other_data and metric.startswith(DOMAIN)):
                 asked.append(("reference", metric))
         for entry, metric in asked:
             if metric not in metrics:
@@ -104,6 +105,13 @@ class Plan:
                     f"search space {self.name}: `{entry}` {metric} is not reported by this run"
                     f"{near(metric, metrics) or '; it reports ' + ', '.join(metrics) + '.'}"
                 )
+
+    @property
+    def reference(self) -> Reference | None:
+        """The paper's values, unless the user took data that lacks its domains."""
+        paper, metrics = self.space.reference, self.base.metrics()
+        lacking = paper is not None and any(one.startswith(DOMAIN) and one not in metrics for one in paper.metrics())
+        return None if lacking else paper
 
     @property
     def _other_data(self) -> bool:

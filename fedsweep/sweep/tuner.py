@@ -63,7 +63,10 @@ def check_resources(resources: Resources) -> None:
         import torch
 
         if gpus > (seen := torch.cuda.device_count()):
-            raise UserError(f"`gpus_per_trial` is {gpus:g}, but this machine has {seen} GPUs that Ray could hand out.")
+            raise UserError(
+                f"`gpus_per_trial` is {gpus:g}, but this machine has {seen} GPUs that Ray could hand out; "
+                "`--gpus-per-trial 0` would run on the CPU."
+            )
     if cpus > (cores := available_cpus()):
         raise UserError(f"`cpus_per_trial` is {cpus:g}, but this machine has {cores} cores.")
 
@@ -119,7 +122,7 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None) -> 
         rounds=plan.base.federation.rounds,
         varied=tuple(plan.space.space),
         baseline=plan.space.baseline,
-        reference=plan.space.reference,
+        reference=plan.reference,
         seeds=plan.space.seeds,
         scheduler=plan.space.scheduler.name,
         search=plan.space.search.name,

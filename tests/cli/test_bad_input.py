@@ -134,7 +134,8 @@ def test_a_malformed_override_is_refused(refused: Refused, verb, words, sentence
          f"search space {SPACE}: `resources.cpus_per_trial` must be a finite number, but it is NaN."),
         (["--cpus-per-trial", "9999"], f"`cpus_per_trial` is 9999, but this machine has {available_cpus()} cores."),
         (["--gpus-per-trial", "0.5"],
-         "`gpus_per_trial` is 0.5, but this machine has 0 GPUs that Ray could hand out."),
+         "`gpus_per_trial` is 0.5, but this machine has 0 GPUs that Ray could hand out; "
+         "`--gpus-per-trial 0` would run on the CPU."),
         (["--gpus-per-trial", "1.5"],
          "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."),
         (["--gpus-per-trial", "-1"],

@@ -15,7 +15,7 @@ from fedsweep.seeding import stream
 from fedsweep.types import Client, ImageSet, ServerState
 from tests.compare import identical_rounds, moved
 
-SERVER = Server(12, AggregationConfig())
+SERVER = Server(12, AggregationConfig(), (12,))
 STATE = ServerState({}, tuple(range(12)))
 
 

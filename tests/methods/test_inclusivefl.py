@@ -31,7 +31,7 @@ def test_the_momentum_is_the_papers():
     rng = np.random.default_rng(0)
     start = rng.normal(size=(6, 4))
     changes = [[rng.normal(size=(depth, 4)) for depth in DEPTHS] for _ in range(4)]
-    method, server = InclusiveFL(beta=0.2), Server(6, AggregationConfig())
+    method, server = InclusiveFL(beta=0.2), Server(6, AggregationConfig(), (2, 3, 5))
     state = InclusiveState(named(start), tuple(range(6)))
     for change, expected in zip(changes, reference.play(start, DEPTHS, SIZES, changes, 0.2), strict=True):
         now = np.stack([tensor.numpy() for tensor in state.adapter.values()])

@@ -1,0 +1,68 @@
+"""Every method with every base optimizer, and on the other family of backbones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedsweep.checkpoint import Checkpoint, load, save
+from fedsweep.federation import Federation, federate
+from fedsweep.models.layered import layer_of
+from fedsweep.seeding import stream
+from fedsweep.types import RoundResult
+from tests.compare import identical, identical_rounds
+from tests.conformance.rounds import one_round
+
+STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
+
+
+@pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
+def test_every_base_optimizer_combines_with_the_method(federation, name, base, tmp_path):
+    """The same bits again, whatever the order of the clients; resume equals straight; idle blocks stay; it matters."""
+    changes = {"method": name, "base_optimizer": base, "local.steps": 3, "federation.depths": [2, 1, 3]}
+    given = federation(changes)
+    start, first, second = federate(given)
+    turned = replace(given, clients=list(reversed(given.clients)))
+    assert identical_rounds([first, second], federate(turned, start))
+
+    save(tmp_path / "checkpoint", Checkpoint(1, first.state, ()))
+    fresh = federation(changes)
+    read = load(tmp_path / "checkpoint", like=fresh.initial_state())
+    assert identical(read.state, first.state)
+    assert identical_rounds([second], federate(fresh, RoundResult(1, read.state)))
+
+    idle = [held for held in range(12) if held not in held_in(given, start, 1)]
+    assert len(idle) >= 12 - 2 - 1 - 3 or name == "all_large"
+    for tensor in (one for one in start.state.adapter if layer_of(one) in idle):
+        assert torch.equal(first.state.adapter[tensor], start.state.adapter[tensor])
+    plain = list(federate(federation({**changes, "base_optimizer": "fedavg"}), first))
+    assert plain[-1].metrics["loss/test"] != second.metrics["loss/test"]
+
+
+def held_in(federation: Federation, start: RoundResult, round: int) -> set[int]:
+    """The blocks that somebody trains in a round."""
+    rng = stream(federation.seed, "allocation", round)
+    rows = federation.method.allocate(start.state, federation.cohort(round), federation.server, rng)
+    return {layer for row in rows.values() for layer in row.trained}
+
+
+MIXER = {"name": "timm", "model": "mixer_s16_224", "pretrained": "none"}
+MIXER |= {"img_size": 16, "patch_size": 4, "embed_dim": 24, "num_blocks": 12}
+
+
+@pytest.mark.parametrize("rule", ["factors", "product_svd"])
+def test_the_method_runs_on_a_mixer(federation, name, rule):
+    """Token mixing has other shapes than channel mixing; with an adapter on the patches there is a convolution too."""
+    method = {"name": name, "beta": 0.0} if (name, rule) == ("inclusivefl", "product_svd") else name
+    changes = {"method": method, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True, "aggregation.lora": rule}
+    small = federation({**changes, "federation.depths": [9, 6, 3], "federation.rounds": 1})
+    start, updates = one_round(small)
+    shapes = {tuple(tensor.shape) for tensor in start.state.adapter.values()}
+    assert {(2, 12), (16, 2), (2, 96), (24, 2), (2, 3, 4, 4)} <= shapes
+    after = small.method.aggregate(start.state, updates, small.server)
+    touched = {
+        layer_of(one) for one in start.state.adapter if not torch.equal(start.state.adapter[one], after.adapter[one])
+    }
+    assert touched == {None, *(layer for update in updates for layer in update.allocation.trained)}
+    again = federation({**changes, "federation.depths": [9, 6, 3], "federation.rounds": 1})
+    assert identical(one_round(again)[1], updates)
