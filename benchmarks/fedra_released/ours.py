@@ -1,0 +1,107 @@
+"""Our side: the model, the clients and their images, and a round of a method in its parts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.aggregation import AggregationConfig
+from fedsweep.base_optimizer import FedAvg
+from fedsweep.evaluation import EvaluationConfig, evaluate
+from fedsweep.methods import FederatedMethod, Server
+from fedsweep.models import LayeredModel, LoraConfig, TimmBackbone, build_model
+from fedsweep.training import CohortTrainer, LocalConfig, OptimizerConfig
+from fedsweep.types import Client, ClientId, ClientUpdate, Domain, ImageSet, LayerAllocation
+
+from .setting import BATCH, CLASSES, DEPTHS, LAYERS, MEAN, RAMP, RATE, STD, TESTED, Batch, random_images
+
+
+class Fedsweep:
+    """A method with six clients, its state, and what trains them."""
+
+    def __init__(
+        self, method: FederatedMethod, dropout: float, images: Sequence[int], patch_embed: bool = True
+    ) -> None:
+        self.method = method
+        backbone = TimmBackbone(model="vit_tiny_patch16_224", pretrained="none", mean=MEAN, std=STD)
+        lora = LoraConfig(rank=8, alpha=8, dropout=dropout, patch_embed=patch_embed)
+        self.model = build_model(backbone, lora, CLASSES, seed=0)
+        method.prepare(self.model, set(DEPTHS), seed=0)
+        generator = torch.Generator().manual_seed(0)
+        _draw_weights(self.model, generator)
+        self.clients = [
+            Client(str(number), str(number), random_images(generator, count), depth)
+            for number, (depth, count) in enumerate(zip(DEPTHS, images, strict=True))
+        ]
+        self.test = random_images(generator, TESTED)
+        self.server = Server(LAYERS, AggregationConfig(weights="uniform"))
+        self.trainer = CohortTrainer(
+            self.model,
+            OptimizerConfig(lr=RATE, momentum=0.9, weight_decay=1e-5, clip_norm=10),
+            FedAvg(),
+            LocalConfig(batch_size=BATCH, steps="min_client"),
+            seed=0,
+            rounds=RAMP,
+            fewest=min(images),
+        )
+        self.state = method.init(self.model, self.clients, self.server)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The frozen weights in timm's naming, without the head."""
+        tensors = {name.removeprefix("backbone."): tensor for name, tensor in self.model.state_dict().items()}
+        plain = {name.replace(".base_layer", ""): tensor for name, tensor in tensors.items()}
+        return {name: tensor for name, tensor in plain.items() if ".lora_" not in name and "head" not in name}
+
+    def allocate(self, number: int) -> dict[ClientId, LayerAllocation]:
+        """The method's own allocations of a round."""
+        return self.method.allocate(self.state, self.clients, self.server, np.random.default_rng(number))
+
+    def train(self, number: int, rows: Mapping[ClientId, LayerAllocation], cohort: list[Client]) -> list[ClientUpdate]:
+        """The sessions of some of the clients."""
+        return self.method.local_updates(self.state, cohort, rows, self.trainer.at(number + 1))
+
+    def aggregate(self, updates: list[ClientUpdate]) -> None:
+        """The end of a round."""
+        self.state = self.method.aggregate(self.state, updates, self.server)
+
+    def play(self, number: int, matrix: np.ndarray | None) -> list[list[Batch]]:
+        """A round with this matrix, or the method's own: the batches that each client saw."""
+        rows = self.allocate(number)
+        if matrix is not None:
+            given = [LayerAllocation.of(np.flatnonzero(row).tolist()) for row in matrix]
+            rows = dict(zip(rows, given, strict=True))
+        seen: list[list[Batch]] = [[] for _ in self.clients]
+        cohort = [
+            replace(client, train=_Watched(client.train.images, client.train.labels, taken=taken))
+            for client, taken in zip(self.clients, seen, strict=True)
+        ]
+        self.aggregate(self.train(number, rows, cohort))
+        return seen
+
+    def evaluate(self) -> None:
+        """An evaluation of the global model."""
+        self.model.load_adapter(self.state.adapter)
+        domains, config = [Domain("test", self.test, self.test)], EvaluationConfig(batch_size=BATCH)
+        evaluate(lambda images: self.method.predict(self.state, self.model, images), domains, config)
+
+
+def _draw_weights(model: LayeredModel, generator: torch.Generator) -> None:
+    """Weights that matter: timm's fresh ones and a B of zeros hardly move anything in a few steps."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and ".lora_A." not in name:
+            std = 0.02 if ".lora_B." in name or "embed" in name else 1.5 * parameter[0].numel() ** -0.5
+            parameter.data.normal_(std=std, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watched(ImageSet):
+    """Images that remember which of them were taken."""
+
+    taken: list[Batch]
+
+    def take(self, index: Tensor) -> Batch:
+        batch = super().take(index)
+        self.taken.append(batch)
+        return batch

@@ -1,0 +1,132 @@
+"""CPU time of a round of FedRA on every side, in turn; peak memory, each side in a process of its own."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fedsweep.types import ClientId, ClientUpdate, LayerAllocation
+
+from .ours import Fedsweep
+from .released import COMPARISONS, EVERYONE, Released
+from .setting import BATCH, DEPTHS, DROPOUT, EQUAL, EVALUATIONS, TESTED, normalised
+
+SIDES = ("released", "fedsweep", "fedsweep, paper")
+"""The last without LoRA in the patch embedding, as the paper has it and fedsweep by default."""
+
+LABELS = {
+    "training_ms_per_layer_sample": "training, ms / (layer x image)",
+    "server_ms_per_round": "server, ms per round",
+    "evaluation_ms_per_image": "evaluation, ms / image",
+}
+
+Step = tuple[str, Callable[[], object]]
+"""A part of a round, named by what it counts as."""
+
+
+def player(side: str, code: Path) -> Callable[[int], Iterator[Step]]:
+    """A function that gives the steps of a round on one side; all sides have the same ones."""
+    ours = Fedsweep(COMPARISONS["fedra"].method, DROPOUT, EQUAL, patch_embed=side != "fedsweep, paper")
+    return _player_released(code, ours) if side == "released" else partial(_play_ours, ours)
+
+
+def _play_ours(ours: Fedsweep, number: int) -> Iterator[Step]:
+    rows: dict[ClientId, LayerAllocation] = {}
+    updates: list[ClientUpdate] = []
+    yield "server", lambda: rows.update(ours.allocate(number))
+    for client in ours.clients:
+        yield "training", partial(lambda one: updates.extend(ours.train(number, rows, [one])), client)
+    yield "server", lambda: ours.aggregate(updates)
+    yield from [("evaluation", ours.evaluate)] * EVALUATIONS
+
+
+def _player_released(code: Path, ours: Fedsweep) -> Callable[[int], Iterator[Step]]:
+    theirs = Released(code, COMPARISONS["fedra"], ours.weights(), DROPOUT)
+    theirs.load(ours.state.adapter)
+    test = normalised(ours.test.batches(BATCH))
+    loaders = [normalised(client.train.batches(BATCH)) for client in ours.clients]
+
+    def play(number: int) -> Iterator[Step]:
+        parts: list[dict[str, Tensor]] = []
+        yield "server", lambda: parts.extend(theirs.deal(number)[0])
+        for place in EVERYONE:
+            yield "training", partial(lambda one: theirs.train(one, number, parts[one], loaders), place)
+        yield "server", theirs.aggregate
+        yield from [("evaluation", lambda: theirs.evaluate(test))] * EVALUATIONS
+
+    return play
+
+
+def time_in_turn(code: Path, repeats: int, console: Console) -> dict[str, dict[str, dict[str, float]]]:
+    """CPU times of each side, from the median and the least of each step over the rounds but the first.
+
+    The sides take turns at every step, so that what else the machine does meets them alike.
+    """
+    sides = {side: player(side, code) for side in SIDES}
+    seconds: dict[str, list[list[float]]] = {side: [] for side in SIDES}
+    kinds: list[str] = []
+    for number in range(repeats + 1):
+        rounds: dict[str, list[float]] = {side: [] for side in SIDES}
+        kinds = []
+        for steps in zip(*(play(number) for play in sides.values()), strict=True):
+            kinds.append(steps[0][0])
+            for side, (kind, step) in zip(SIDES, steps, strict=True):
+                with console.status(f"round {number}, {kind}: {side}"):
+                    begun = time.process_time()
+                    step()
+                    rounds[side].append(time.process_time() - begun)
+        if number:
+            for side in SIDES:
+                seconds[side].append(rounds[side])
+    return {
+        name: {side: _times(kinds, of(np.array(found), axis=0)) for side, found in seconds.items()}
+        for name, of in (("median", np.median), ("least", np.min))
+    }
+
+
+def _times(kinds: list[str], seconds: np.ndarray) -> dict[str, float]:
+    spent = {kind: float(seconds[np.array(kinds) == kind].sum()) for kind in kinds}
+    return {
+        "training_ms_per_layer_sample": 1000 * spent["training"] / sum(map(mul, DEPTHS, EQUAL)),
+        "server_ms_per_round": 1000 * spent["server"],
+        "evaluation_ms_per_image": 1000 * spent["evaluation"] / (TESTED * EVALUATIONS),
+    }
+
+
+def memory(code: Path) -> dict[str, float]:
+    """Peak MiB of a process that plays a round of one side, and of one that only imports."""
+    peaks = {}
+    for side in ("nothing", "released", "fedsweep"):
+        command = [sys.executable, "-m", str(__package__), "--code", str(code), "--peak-of", side]
+        peaks[side] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return peaks
+
+
+def peak(side: str, code: Path) -> float:
+    """The most MiB that this process has had in memory, after a round of a side or of `nothing`."""
+    if side != "nothing":
+        for _, step in player(side, code)(0):
+            step()
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
+
+
+def table(timed: dict[str, Any]) -> Table:
+    """Times and peaks, by side."""
+    made = Table("median (least)", *SIDES, title="CPU time on one thread, and memory")
+    median, least = timed["cpu"]["median"], timed["cpu"]["least"]
+    for key, label in LABELS.items():
+        made.add_row(label, *(f"{median[side][key]:.2f} ({least[side][key]:.2f})" for side in SIDES))
+    peaks = timed["peak_mib"]
+    above = [f"{peaks[side] - peaks['nothing']:.0f}" if side in peaks else "" for side in SIDES]
+    made.add_row("peak above imports, MiB", *above)
+    return made
