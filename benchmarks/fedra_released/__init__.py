@@ -1,0 +1,1 @@
+"""FedRA's released code beside fedsweep; see `__main__`."""
