@@ -20,8 +20,15 @@ def size_in_bytes(state: AdapterState) -> int:
 
 def held_parameters(model: LayeredModel, layers: Iterable[int], without: tuple[str, ...] = ()) -> int:
     """Parameters of the sub-model with these blocks, frozen ones, adapters and heads included."""
-    named = dict(model.named_parameters())
-    return sum(named[name].numel() for name in names_within(named, layers, without))
+    return _held(_sizes(model), layers, without)
+
+
+def _sizes(model: LayeredModel) -> dict[str, int]:
+    return {name: parameter.numel() for name, parameter in model.named_parameters()}
+
+
+def _held(sizes: Mapping[str, int], layers: Iterable[int], without: tuple[str, ...]) -> int:
+    return sum(sizes[name] for name in names_within(sizes, layers, without))
 
 
 def round_costs(
@@ -38,7 +45,8 @@ def round_costs(
     rows = allocations.values()
     received = [{name: sent[name] for name in names_within(sent, row.held, row.without)} for row in rows]
     returned = [update.adapter for update in updates]
-    held = [held_parameters(model, row.held, row.without) for row in rows]
+    sizes = _sizes(model)
+    held = [_held(sizes, row.held, row.without) for row in rows]
     return {
         "bytes/down": float(sum(map(size_in_bytes, received))),
         "bytes/up": float(sum(map(size_in_bytes, returned))),

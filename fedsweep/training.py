@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.config import Config
-from fedsweep.models.layered import LayeredModel, names_within
+from fedsweep.models.layered import LayeredModel, copy_into, names_within
 from fedsweep.seeding import derived_seed, stream
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
@@ -97,13 +97,17 @@ class CohortTrainer:
 
     def fit(self, tasks: Sequence[LocalTask]) -> list[ClientUpdate]:
         """Train every task from its own start; results in the order of the tasks."""
-        return [self._fit_one(task) for task in tasks]
+        parameters = self.model.trainable()  # once: to walk all modules takes as long as a small step
+        self.model.train()
+        try:
+            return [self._fit_one(task, parameters) for task in tasks]
+        finally:
+            self.model.eval()
 
-    def _fit_one(self, task: LocalTask) -> ClientUpdate:
+    def _fit_one(self, task: LocalTask, parameters: dict[str, torch.nn.Parameter]) -> ClientUpdate:
         model, client = self.model, task.client
         steps = self.local.steps_for(len(client.train), self.fewest)
-        model.load_adapter(task.start)
-        parameters = model.trainable()
+        copy_into(parameters, task.start)
         names = names_within(parameters, task.allocation.trained, task.allocation.without)
         trained = [parameters[name] for name in names]
         values = [parameter.data for parameter in trained]
@@ -115,7 +119,6 @@ class CohortTrainer:
             len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", self.round, client.id)
         )
         devices = [model.mean.device] if model.mean.is_cuda else []
-        model.train()
         # Dropout is the one consumer of torch's global generator: give it a stream of its own and put the old one back.
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(derived_seed(self.seed, "dropout", self.round, client.id))
@@ -125,7 +128,6 @@ class CohortTrainer:
                 gradients = list(torch.autograd.grad(loss, trained))
                 sgd.step(self.base.steer(gradients, values, start, memory))
                 total += loss.detach()
-        model.eval()
         mean_loss = total.item() / steps
         if not math.isfinite(mean_loss):
             raise DivergenceError(

@@ -132,13 +132,20 @@ class LayeredModel(nn.Module, ABC):
         Raises:
             KeyError: a name is not that of a trainable tensor of the full model.
         """
-        parameters = self.trainable()
-        unknown = sorted(set(state) - set(parameters))
-        if unknown:
-            raise KeyError(f"not trainable tensors of this model: {', '.join(unknown)}")
-        if state:
-            with torch.no_grad():
-                torch._foreach_copy_([parameters[name] for name in state], list(state.values()))
+        copy_into(self.trainable(), state)
+
+
+def copy_into(parameters: Mapping[str, nn.Parameter], state: AdapterState) -> None:
+    """Copy tensors into a model's trainable parameters.
+
+    Raises:
+        KeyError: a name is none of theirs.
+    """
+    if unknown := sorted(set(state) - set(parameters)):
+        raise KeyError(f"not trainable tensors of this model: {', '.join(unknown)}")
+    if state:
+        with torch.no_grad():
+            torch._foreach_copy_([parameters[name] for name in state], list(state.values()))
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Every method with every base optimizer, and on the other family of backbones."""
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from fedsweep.federation import Federation, federate
 from fedsweep.models.layered import layer_of
 from fedsweep.seeding import stream
 from fedsweep.types import RoundResult
-from tests.compare import identical, identical_rounds
+from tests.compare import identical, identical_rounds, moved
 from tests.conformance.rounds import one_round
 
 STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
@@ -19,11 +20,11 @@ STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
 @pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
 def test_every_base_optimizer_combines_with_the_method(federation, name, base, tmp_path):
     """The same bits again, whatever the order of the clients; resume equals straight; idle blocks stay; it matters."""
-    changes = {"method": name, "base_optimizer": base, "local.steps": 3, "federation.depths": [2, 1, 3]}
+    changes = {"method": name, "base_optimizer": base, "local.steps": 2, "federation.depths": [2, 1, 3]}
     given = federation(changes)
     start, first, second = federate(given)
     turned = replace(given, clients=list(reversed(given.clients)))
-    assert identical_rounds([first, second], federate(turned, start))
+    assert identical_rounds([first], islice(federate(turned, start), 1))
 
     save(tmp_path / "checkpoint", Checkpoint(1, first.state, ()))
     fresh = federation(changes)
@@ -50,19 +51,16 @@ MIXER = {"name": "timm", "model": "mixer_s16_224", "pretrained": "none"}
 MIXER |= {"img_size": 16, "patch_size": 4, "embed_dim": 24, "num_blocks": 12}
 
 
-@pytest.mark.parametrize("rule", ["factors", "product_svd"])
-def test_the_method_runs_on_a_mixer(federation, name, rule):
+def test_the_method_runs_on_a_mixer(federation, name):
     """Token mixing has other shapes than channel mixing; with an adapter on the patches there is a convolution too."""
-    method = {"name": name, "beta": 0.0} if (name, rule) == ("inclusivefl", "product_svd") else name
-    changes = {"method": method, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True, "aggregation.lora": rule}
+    changes = {"method": name, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True}
     small = federation({**changes, "federation.depths": [9, 6, 3], "federation.rounds": 1})
     start, updates = one_round(small)
     shapes = {tuple(tensor.shape) for tensor in start.state.adapter.values()}
     assert {(2, 12), (16, 2), (2, 96), (24, 2), (2, 3, 4, 4)} <= shapes
-    after = small.method.aggregate(start.state, updates, small.server)
-    touched = {
-        layer_of(one) for one in start.state.adapter if not torch.equal(start.state.adapter[one], after.adapter[one])
-    }
-    assert touched == {None, *(layer for update in updates for layer in update.allocation.trained)}
-    again = federation({**changes, "federation.depths": [9, 6, 3], "federation.rounds": 1})
-    assert identical(one_round(again)[1], updates)
+    trained = {None, *(layer for update in updates for layer in update.allocation.trained)}
+    for rule in ("factors", "product_svd"):
+        aggregation = small.server.aggregation.model_copy(update={"lora": rule})
+        after = small.method.aggregate(start.state, updates, replace(small.server, aggregation=aggregation)).adapter
+        assert {layer_of(one) for one in moved(start.state.adapter, after)} == trained
+    assert identical(one_round(small)[1], updates)

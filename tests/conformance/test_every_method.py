@@ -3,7 +3,7 @@
 import math
 import random
 from dataclasses import replace
-from itertools import permutations
+from itertools import islice, permutations
 from pathlib import Path
 
 import numpy as np
@@ -61,17 +61,13 @@ def test_the_list_holds_every_method_file():
     assert len(ALL) == len(files) >= 5
 
 
-def test_the_same_seed_gives_the_same_bits(federation, name, straight):
-    assert len(straight) == 3
-    assert identical_rounds(straight, federate(federation({"method": name})))
-
-
 def test_another_seed_gives_another_run(federation, name, straight):
-    for left, right in zip(straight, federate(federation({"method": name, "seed": 1})), strict=True):
+    assert len(straight) == 3
+    for left, right in zip(straight[:2], islice(federate(federation({"method": name, "seed": 1})), 2), strict=True):
         assert not identical(left.state.adapter, right.state.adapter)
 
 
-def test_a_run_depends_on_no_global_generator_and_moves_none(federation, name, straight):
+def test_the_same_seed_gives_the_same_bits_whatever_the_global_generators_which_stay(federation, name, straight):
     def generators() -> list[object]:
         return [torch.get_rng_state(), random.getstate(), [str(part) for part in np.random.get_state(legacy=True)]]
 
@@ -83,18 +79,16 @@ def test_a_run_depends_on_no_global_generator_and_moves_none(federation, name, s
     assert identical_rounds(straight, again)
 
 
-@pytest.mark.parametrize("stop", [0, 1])
-def test_stopping_and_resuming_equals_going_straight_through(federation, name, tmp_path, stop):
+def test_stopping_and_resuming_equals_going_straight_through(federation, name, tmp_path):
     changes = {"method": name, "federation.clients_per_round": 2}
     straight = list(federate(federation(changes)))
-    broken_off = next(result for result in federate(federation(changes)) if result.round == stop)
-    save(tmp_path / "checkpoint", Checkpoint(stop, broken_off.state, ()))
-
     fresh = federation(changes)
-    read = load(tmp_path / "checkpoint", like=fresh.initial_state())
-    resumed = list(federate(fresh, RoundResult(read.round, read.state)))
-    assert len(resumed) == 2 - stop
-    assert identical_rounds(resumed, straight[stop + 1 :])
+    for stop in (0, 1):
+        save(tmp_path / "checkpoint", Checkpoint(stop, straight[stop].state, ()))
+        read = load(tmp_path / "checkpoint", like=fresh.initial_state())
+        resumed = list(federate(fresh, RoundResult(read.round, read.state)))
+        assert len(resumed) == 2 - stop
+        assert identical_rounds(resumed, straight[stop + 1 :])
 
 
 def test_the_state_survives_a_round_trip_to_disk(small, straight, tmp_path):
@@ -117,9 +111,9 @@ def test_the_order_of_arrival_is_irrelevant(small):
 def test_the_order_of_the_client_list_is_irrelevant(federation, name, per_round):
     given = federation({"method": name, "federation.clients_per_round": per_round})
     start = next(federate(given))
-    first = list(federate(given, start))
+    first = list(islice(federate(given, start), 1))
     turned = replace(given, clients=list(reversed(given.clients)))
-    assert identical_rounds(first, federate(turned, start))
+    assert identical_rounds(first, islice(federate(turned, start), 1))
 
 
 def test_the_frozen_backbone_does_not_move(small):
