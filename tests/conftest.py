@@ -1,11 +1,13 @@
 """Fixtures of the engine's tests: a tiny run on random weights, so that no test depends on the shipped ones."""
 
+import copy
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from hypothesis import settings
 from PIL import Image
 from safetensors.torch import save_file
 
+import fedsweep.experiment
 from fedsweep.config import Json, read_yaml
 from fedsweep.experiment import RunConfig, build
 from fedsweep.federation import Federation
-from fedsweep.models import vit
+from fedsweep.models import LayeredModel, build_model, vit
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Domain, ImageSet
@@ -110,12 +113,27 @@ def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.Monkey
     return experiment.override({**small, "local.steps": 2, "local.batch_size": 8}, "tiny")
 
 
+@pytest.fixture(scope="session")
+def built_models() -> dict[tuple[Any, ...], LayeredModel]:
+    """Models with adapters, by what they were built from: to insert the adapters takes longer than many a test."""
+    return {}
+
+
 @pytest.fixture
-def federation(tiny: RunConfig) -> Callable[..., Federation]:
+def federation(
+    tiny: RunConfig, built_models: dict[tuple[Any, ...], LayeredModel], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Federation]:
     """Build a federation: `federation({"method": "all_small"})`, by default of 40 training images per client.
 
     Clients differ in their number of images, so that weights by samples and uniform weights differ.
     """
+
+    def copy_of_built(*key: Any) -> LayeredModel:
+        if key not in built_models:
+            built_models[key] = build_model(*key)
+        return copy.deepcopy(built_models[key])
+
+    monkeypatch.setattr(fedsweep.experiment, "build_model", copy_of_built)
 
     def make(changes: dict[str, Json] | None = None, train: int = 40, test: int = 10) -> Federation:
         whole = build(tiny.override(changes or {}, "test"))

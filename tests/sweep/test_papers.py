@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.preparation.plan import Options, make_plan
+from fedsweep.preparation.prepare import prepare
+from fedsweep.sweep.plan import Plan
 from tests.preparation.sources.trees import grow
 from tests.sweep.helpers import fedsweep, newest, table
 
@@ -30,27 +33,32 @@ def plant(root: Path, domains: list[str], folder: str, lists: str) -> None:
     grow(root, named, texts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("space", "kind", "domains", "backbone", "paper"),
-    [
-        ("papers/fedra/table1_domainnet", "domainnet", DOMAINNET, VIT, [77.17, 32.30, 55.97, 55.00, 63.90]),
-        ("papers/fedra/table1_nico_mixer", "nico", NICO, MIXER, [84.19, 39.21, 69.38, 72.28, 77.57]),
-    ],
-)
-def test_table_1_is_run_by_one_command(tmp_path, monkeypatch, space, kind, domains, backbone, paper):
-    layout = {"domainnet": ("", "splits"), "nico": ("NICO_DG/", "NICO_DG_official")}[kind]
-    plant(tmp_path / "raw", domains, *layout)
+def test_table_1_of_the_mixer_finds_its_data_and_its_model(tmp_path, monkeypatch):
+    plant(tmp_path / "raw", NICO, "NICO_DG/", "NICO_DG_official")
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
-    fedsweep(tmp_path, "data", "prepare", kind, "--root", "raw", "--size", "32")
+    prepare(make_plan(Options("nico", 32), tmp_path / "raw"), workers=1)
+    changes = {"backbone": MIXER, "data.size": 32, "lora.rank": 2, "lora.alpha": 2.0}
+    plan = Plan.read("papers/fedra/table1_nico_mixer", changes, {"seeds": [0]})
+    plan.preflight()
+    paper = [plan.reference.value(arm, "accuracy/mean") for arm in plan.space.arms()]
+    assert paper == pytest.approx([0.8419, 0.3921, 0.6938, 0.7228, 0.7757])
 
-    change = "backbone={" + ", ".join(f"{name}: {value}" for name, value in backbone.items()) + "}"
+
+@pytest.mark.slow
+def test_table_1_is_run_by_one_command(tmp_path, monkeypatch):
+    space = "papers/fedra/table1_domainnet"
+    plant(tmp_path / "raw", DOMAINNET, "", "splits")
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
+    fedsweep(tmp_path, "data", "prepare", "domainnet", "--root", "raw", "--size", "32")
+
+    change = "backbone={" + ", ".join(f"{name}: {value}" for name, value in VIT.items()) + "}"
     done = fedsweep(tmp_path, "tune", space, change, *QUICK, "--seeds", "0", "--gpus-per-trial", "0")
     rows = {row["method"]: row for row in csv.DictReader(io.StringIO(table(tmp_path, space)))}
     assert list(rows) == METHODS
-    assert [float(rows[method]["reference"]) for method in METHODS] == pytest.approx([one / 100 for one in paper])
+    paper = [float(rows[method]["reference"]) for method in METHODS]
+    assert paper == pytest.approx([0.7717, 0.3230, 0.5597, 0.5500, 0.6390])
     assert all(0 <= float(row["mean"]) <= 1 and row["finished"] == "1" for row in rows.values())
     assert "Paper: FedRA (Su, Li and Xue), Table 1" in " ".join(done.stdout.split())
     page = (newest(tmp_path, space).folder / "report" / "table.md").read_text()
     assert page.count("*paper*") == 5
-    assert all(f"| {domain} |" in page for domain in domains)
+    assert all(f"| {domain} |" in page for domain in DOMAINNET)
