@@ -48,7 +48,7 @@ def layerwise_mean(previous: AdapterState, updates: Sequence[ClientUpdate], conf
     mean: AdapterState = {}
     for name, old in previous.items():
         parts = _parts(name, updates, config)
-        mean[name] = torch.stack([part * share for share, part in parts]).sum(0) if parts else old.clone()
+        mean[name] = _mean(parts) if parts else old.clone()
     if config.lora == "product_svd":
         for a, b in _pairs(previous):
             if parts := _parts(a, updates, config):
@@ -63,24 +63,23 @@ def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], confi
     that somebody trained; 0 where A is frozen. For `factors` the difference is the weighted covariance of B and A over
     clients.
     """
-    if not (pairs := [(a, b) for a, b in _pairs(previous) if _parts(a, updates, config)]):
-        return 0.0
-    both = {name: previous[name] for pair in pairs for name in pair}
-    known = [
-        ClientUpdate(one.client, one.allocation, _only(one.adapter, both), one.num_examples, {}) for one in updates
-    ]
-    mean = layerwise_mean(both, known, config)
     missed = total = 0.0
-    for a, b in pairs:
-        left, right = _stacked(_parts(a, updates, config), _parts(b, updates, config))
+    for a, b in _pairs(previous):
+        parts_a, parts_b = _parts(a, updates, config), _parts(b, updates, config)
+        if not parts_a:
+            continue
+        left, right = _stacked(parts_a, parts_b)
+        mean_a, mean_b = _mean(parts_a), _mean(parts_b)
+        if config.lora == "product_svd":
+            mean_a, mean_b = _refactored(left, right, mean_a, mean_b)
         total += _squared_norm(left, right)
-        minus = torch.cat([left, -mean[b].flatten(1).double()], dim=1)
-        missed += _squared_norm(minus, torch.cat([right, mean[a].flatten(1).double()]))
+        minus = torch.cat([left, -mean_b.flatten(1).double()], dim=1)
+        missed += _squared_norm(minus, torch.cat([right, mean_a.flatten(1).double()]))
     return (missed / total) ** 0.5 if total else 0.0
 
 
-def _only(adapter: AdapterState, names: Iterable[str]) -> AdapterState:
-    return {name: adapter[name] for name in names if name in adapter}
+def _mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
+    return torch.stack([part * share for share, part in parts]).sum(0)
 
 
 def _parts(name: str, updates: Sequence[ClientUpdate], config: AggregationConfig) -> list[tuple[float, Tensor]]:

@@ -86,10 +86,7 @@ def features(model: LayeredModel, layers: Iterable[int], sample: Sample, batch_s
     held, found = tuple(layers), []
     for part in sample.images.values():
         for images, _ in part.batches(batch_size):
-            tokens = model.embed(model.normalize(images))
-            for layer in held:
-                tokens = model.block(layer, tokens)
-            found.append(model.features(tokens).float().cpu())
+            found.append(model.features(model.walk(images, held)).float().cpu())
     return torch.cat(found).numpy()
 
 

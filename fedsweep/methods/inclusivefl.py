@@ -93,11 +93,12 @@ def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: S
     classes: dict[int, list[ClientUpdate]] = {}
     for update in updates:
         classes.setdefault(len(update.allocation.held), []).append(update)
-    factors = server.aggregation.model_copy(update={"lora": "factors"})
     steps: dict[int, AdapterState] = {}
     for depth, members in sorted(classes.items()):
         names = [name for name in members[0].adapter if layer_of(name) is not None]
-        mean = layerwise_mean({name: before[name] for name in names}, [_blocks_of(one) for one in members], factors)
+        mean = layerwise_mean(
+            {name: before[name] for name in names}, [_blocks_of(one) for one in members], server.aggregation
+        )
         steps[depth] = {name: mean[name] - before[name] for name in names}
     return steps
 

@@ -69,18 +69,11 @@ class LayeredModel(nn.Module, ABC):
         return pooled
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
-        """Fresh classifiers after these numbers of blocks, under `heads.<depth>`, trainable like the model's own head.
-
-        Truncated normal weights of deviation 0.02, each from a stream of its own name, and zero biases.
-        """
+        """Fresh classifiers after these numbers of blocks, under `heads.<depth>`, trainable like the model's own head."""
         classes = cast(int, self.backbone.num_classes)
         for depth in sorted(depths):
             head = nn.Linear(cast(int, self.backbone.num_features), classes, device="meta").to_empty(device="cpu")
-            generator = torch.Generator().manual_seed(derived_seed(seed, "head", f"heads.{depth}.weight"))
-            fresh = nn.init.trunc_normal_(torch.empty(head.weight.shape), std=0.02, generator=generator)
-            with torch.no_grad():
-                head.weight.copy_(fresh)
-                head.bias.zero_()
+            draw_head({f"heads.{depth}.{name}": parameter for name, parameter in head.named_parameters()}, seed)
             self.heads[str(depth)] = head
 
     def exits(self, images: Tensor, layers: Sequence[int], depths: Sequence[int], last: bool) -> list[Tensor]:
@@ -113,10 +106,14 @@ class LayeredModel(nn.Module, ABC):
 
     def forward(self, images: Tensor, layers: Iterable[int] | None = None) -> Tensor:
         """Logits (batch, classes) of uint8 images from the given blocks in ascending order (all of them by default)."""
+        return self.classify(self.walk(images, range(self.num_layers) if layers is None else layers))
+
+    def walk(self, images: Tensor, layers: Iterable[int]) -> Tensor:
+        """Tokens (batch, tokens, width) of uint8 images behind the given blocks in ascending order."""
         tokens = self.embed(self.normalize(images))
-        for layer in range(self.num_layers) if layers is None else layers:
+        for layer in layers:
             tokens = self.block(layer, tokens)
-        return self.classify(tokens)
+        return tokens
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Adapter and head parameters by their full name."""
@@ -146,6 +143,17 @@ def copy_into(parameters: Mapping[str, nn.Parameter], state: AdapterState) -> No
     if state:
         with torch.no_grad():
             torch._foreach_copy_([parameters[name] for name in state], list(state.values()))
+
+
+@torch.no_grad()
+def draw_head(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
+    """Truncated normal weights of deviation 0.02, each from a stream of its full name, and zero biases."""
+    for name, parameter in parameters.items():
+        if parameter.ndim > 1:
+            generator = torch.Generator().manual_seed(derived_seed(seed, "head", name))
+            nn.init.trunc_normal_(parameter, std=0.02, generator=generator)
+        else:
+            parameter.zero_()
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:

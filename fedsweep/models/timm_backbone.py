@@ -18,7 +18,7 @@ from fedsweep.errors import UserError
 from fedsweep.models import timm_weights, weights_file
 from fedsweep.models.architecture import Architecture, Outline, check_name, check_pinned, outline, timm_config
 from fedsweep.models.families import check_walk
-from fedsweep.models.layered import LayeredModel, Position
+from fedsweep.models.layered import LayeredModel, Position, draw_head
 from fedsweep.models.mixer import LayeredMixer
 from fedsweep.seeding import derived_seed
 
@@ -156,7 +156,8 @@ class TimmBackbone(Config):
             backbone = self._create()
             if self.pretrained != "timm" or backbone.num_classes != num_classes:
                 backbone.reset_classifier(num_classes)  # type: ignore[operator]
-                _draw_head(backbone, head, seed)
+                named = {f"backbone.{name}": parameter for name, parameter in backbone.named_parameters()}
+                draw_head({name: one for name, one in named.items() if name.startswith(family.head_prefix)}, seed)
             if self.pretrained not in ("timm", "none"):
                 path, card = self._file()
                 others = class_names is not None and card.get("class_names", [*class_names]) != [*class_names]
@@ -198,15 +199,3 @@ class TimmBackbone(Config):
 @lru_cache(maxsize=64)
 def _checked(backbone: TimmBackbone, num_classes: int, names: tuple[str, ...] | None, _fingerprint: str) -> None:
     backbone.build(num_classes, seed=0, class_names=names)
-
-
-def _draw_head(backbone: nn.Module, prefix: str, seed: int) -> None:
-    """Truncated normal weights of deviation 0.02, each from a stream of its own name, and zero biases."""
-    for name, parameter in backbone.named_parameters():
-        if name.startswith(prefix):
-            generator = torch.Generator().manual_seed(derived_seed(seed, "head", f"backbone.{name}"))
-            with torch.no_grad():
-                if parameter.ndim > 1:
-                    nn.init.trunc_normal_(parameter, std=0.02, generator=generator)
-                else:
-                    parameter.zero_()
