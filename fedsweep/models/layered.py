@@ -69,7 +69,7 @@ class LayeredModel(nn.Module, ABC):
         return pooled
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
-        """Fresh classifiers after these numbers of blocks, under `heads.<depth>`, trainable like the model's own head."""
+        """Fresh classifiers after these numbers of blocks, under `heads.<depth>`, trainable like the model's own."""
         classes = cast(int, self.backbone.num_classes)
         for depth in sorted(depths):
             head = nn.Linear(cast(int, self.backbone.num_features), classes, device="meta").to_empty(device="cpu")
