@@ -1,6 +1,5 @@
 """Fixtures of the engine's tests: a tiny run on random weights, so that no test depends on the shipped ones."""
 
-import copy
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from fedsweep.models import LayeredModel, build_model, vit
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Domain, ImageSet
+from tests.mould import Mould
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedra_digits.yaml"
 OUTSIDE = ("FEDSWEEP_", "MLFLOW_", "OPTUNA_", "RAY_", "TUNE_", "WANDB_")
@@ -114,14 +114,14 @@ def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture(scope="session")
-def built_models() -> dict[tuple[Any, ...], LayeredModel]:
+def built_models() -> dict[tuple[Any, ...], Mould]:
     """Models with adapters, by what they were built from: to insert the adapters takes longer than many a test."""
     return {}
 
 
 @pytest.fixture
 def federation(
-    tiny: RunConfig, built_models: dict[tuple[Any, ...], LayeredModel], monkeypatch: pytest.MonkeyPatch
+    tiny: RunConfig, built_models: dict[tuple[Any, ...], Mould], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Federation]:
     """Build a federation: `federation({"method": "all_small"})`, by default of 40 training images per client.
 
@@ -130,8 +130,9 @@ def federation(
 
     def copy_of_built(*key: Any) -> LayeredModel:
         if key not in built_models:
-            built_models[key] = build_model(*key)
-        return copy.deepcopy(built_models[key])
+            built_models[key] = Mould(build_model(*key))
+        model: LayeredModel = built_models[key].cast()
+        return model
 
     monkeypatch.setattr(fedsweep.experiment, "build_model", copy_of_built)
 

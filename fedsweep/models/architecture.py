@@ -140,6 +140,7 @@ def timm_config(model: str) -> PretrainedCfg:
     return timm.get_pretrained_cfg(model) or PretrainedCfg()
 
 
+@lru_cache(maxsize=64)  # asked for every arm of a search space
 def check_name(model: str) -> None:
     """Refuse a model or a tag that timm does not have.
 
@@ -163,6 +164,7 @@ def check_name(model: str) -> None:
         raise ValueError(f"{wrong}; it has {_some(nearest)}")
 
 
+@lru_cache(maxsize=64)
 def check_pinned(model: str) -> None:
     """Refuse a name that leaves the choice of weights to timm, whose default changes with its version.
 
