@@ -70,7 +70,8 @@ class RoundTable:
     """Rounds of one run as they end: rows on stdout, a bar with a time estimate on stderr."""
 
     def __init__(self, rounds: int, domains: Sequence[str], as_json: bool) -> None:
-        self.rounds, self.domains, self.as_json = rounds, domains, as_json
+        self.domains, self.as_json = domains, as_json
+        self.headings = ["round", "mean", "worst", *domains, "train loss"]
         self.console = progress_console()
         self.progress = Progress(
             TextColumn("round"),
@@ -87,8 +88,7 @@ class RoundTable:
 
     def __enter__(self) -> Self:
         if not self.as_json:
-            headings = ["round", "mean", "worst", *self.domains, "train loss"]
-            print("  ".join(f"{heading[:9]:>9}" for heading in headings), flush=True)
+            self._print(self.headings)
         if self.console.is_terminal:
             self.progress.start()
         return self
@@ -105,11 +105,17 @@ class RoundTable:
             print(json.dumps({"round": record.round, **record.metrics}), flush=True)
         else:
             names = ["accuracy/mean", "accuracy/worst_domain", *(f"accuracy/domain/{one}" for one in self.domains)]
-            cells = [f"{record.metrics[name]:9.2%}" for name in names]
             loss = record.metrics.get("loss/train")
-            cells.append(f"{'' if loss is None else format(loss, '.4f'):>9}")
-            print("  ".join([f"{record.round:>9}", *cells]), flush=True)
+            shown = [f"{record.metrics[name]:.2%}" for name in names]
+            self._print([str(record.round), *shown, "" if loss is None else f"{loss:.4f}"])
         self.progress.update(self.task, completed=record.round)
+
+    def _print(self, cells: Sequence[str]) -> None:
+        """A row under the headings, each column as wide as its heading and at least nine."""
+        print(
+            "  ".join(cell.rjust(max(9, len(head))) for cell, head in zip(cells, self.headings, strict=True)),
+            flush=True,
+        )
 
 
 def show_plan(plan: Plan, estimate: bool = True) -> None:
@@ -132,8 +138,8 @@ def show_plan(plan: Plan, estimate: bool = True) -> None:
         console.print(f"About {duration(seconds)}, from one round of the experiment measured now.")
 
 
-def show_sweep(result: SweepResult, plan: Plan) -> None:
-    """Report, close the parent run, and say where things are."""
+def show_sweep(result: SweepResult, plan: Plan, page_command: str) -> None:
+    """Report, close the parent run, and say where things are and which command opens MLflow's page."""
     from fedsweep.report import write_report
 
     console = result_console()
@@ -147,7 +153,7 @@ def show_sweep(result: SweepResult, plan: Plan) -> None:
         {f"trials/{name}": float(number) for name, number in tally.items()},
         folder if folder.exists() else None,
     )
-    console.print(f"Report: {relative(folder)}   MLflow: fedsweep ui   Sweep: {result.sweep.folder.name}")
+    console.print(f"Report: {relative(folder)}   MLflow: {page_command}   Sweep: {result.sweep.folder.name}")
     if refused := result.recorder.unsynced:
         console.print(
             f"MLflow refused {len(refused)} writes; the same command with --resume repeats them.", style="yellow"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsweep.cli.options import DEFAULT_STORE, Overrides, StoreOption
+from fedsweep.cli.options import DEFAULT_STORE, Overrides, StoreOption, page_command
 
 if TYPE_CHECKING:
     from fedsweep.sweep.plan import Plan
@@ -58,7 +58,7 @@ def run(
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
     picture = " with `tsne.png`" if config.evaluation.tsne_classes else ""
-    table.console.print(f"Recorded in {relative(trial.folder)}{picture} and MLflow; `fedsweep ui` opens it.")
+    table.console.print(f"Recorded in {relative(trial.folder)}{picture} and MLflow; `{page_command(store)}` opens it.")
 
 
 def tune(
@@ -106,7 +106,7 @@ def tune(
         show_plan(plan)
         return
     result = run_sweep(plan, home, progress_console(), resume=resume, sweep_id=sweep)
-    show_sweep(result, plan)
+    show_sweep(result, plan, page_command(store))
 
 
 def report(

@@ -1,12 +1,15 @@
 """Help, `list` and `show`: quick, without the heavy libraries, with an example of every verb."""
 
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 
 from fedsweep.cli import app
+from fedsweep.cli.options import page_command
 from tests.cli.conftest import ROOT, Call
 
 HEAVY = {"matplotlib", "mlflow", "numpy", "optuna", "pandas", "ray", "scipy", "sklearn", "torch"}
@@ -83,3 +86,11 @@ def test_show_prints_a_sampled_space_as_its_ranges(call: Call):
     text = call("show", "tuning/fedra").out
     assert "loguniform [0.003, 0.5]" in text
     assert "24 trials" in text
+
+
+def test_the_command_that_opens_the_page_names_a_store_that_it_would_not_open_by_itself(monkeypatch):
+    assert page_command(Path("mlruns")) == "fedsweep ui"
+    assert shlex.split(page_command(Path("my runs"))) == ["fedsweep", "ui", "--store", "my runs"]
+    monkeypatch.setenv("FEDSWEEP_STORE", "my runs")
+    assert page_command(Path("my runs")) == "fedsweep ui"
+    assert shlex.split(page_command(Path("mlruns"))) == ["fedsweep", "ui", "--store", "mlruns"]
