@@ -1,5 +1,6 @@
 """Fixtures of the engine's tests: a tiny run on random weights, so that no test depends on the shipped ones."""
 
+import gc
 import hashlib
 import json
 import os
@@ -37,6 +38,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.xdist_group("slow"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of every later garbage collection: millions of objects that live to the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let them go again, or libraries in C++ report leaks at the end."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

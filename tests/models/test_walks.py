@@ -186,6 +186,7 @@ def test_fresh_adapters_change_nothing_and_learn_in_the_held_blocks_alone(name, 
     assert all(by_name[name].abs().sum() > 0 for name in moved if "lora_B" in name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["vit_base_patch16_224", "mixer_b16_224"])
 @torch.no_grad()
 def test_full_size_models_walk_as_timm_forwards(model):
