@@ -1,7 +1,6 @@
 """Every method with every base optimizer, and on the other family of backbones."""
 
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ def test_every_base_optimizer_combines_with_the_method(federation, name, base, t
     given = federation(changes)
     start, first, second = federate(given)
     turned = replace(given, clients=list(reversed(given.clients)))
-    assert identical_rounds([first], islice(federate(turned, start), 1))
+    assert identical_rounds([first, second], federate(turned, start))
 
     save(tmp_path / "checkpoint", Checkpoint(1, first.state, ()))
     fresh = federation(changes)

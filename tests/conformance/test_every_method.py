@@ -3,7 +3,7 @@
 import math
 import random
 from dataclasses import replace
-from itertools import islice, permutations
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +63,7 @@ def test_the_list_holds_every_method_file():
 
 def test_another_seed_gives_another_run(federation, name, straight):
     assert len(straight) == 3
-    for left, right in zip(straight[:2], islice(federate(federation({"method": name, "seed": 1})), 2), strict=True):
+    for left, right in zip(straight, federate(federation({"method": name, "seed": 1})), strict=True):
         assert not identical(left.state.adapter, right.state.adapter)
 
 
@@ -111,9 +111,9 @@ def test_the_order_of_arrival_is_irrelevant(small):
 def test_the_order_of_the_client_list_is_irrelevant(federation, name, per_round):
     given = federation({"method": name, "federation.clients_per_round": per_round})
     start = next(federate(given))
-    first = list(islice(federate(given, start), 1))
+    first = list(federate(given, start))
     turned = replace(given, clients=list(reversed(given.clients)))
-    assert identical_rounds(first, islice(federate(turned, start), 1))
+    assert identical_rounds(first, federate(turned, start))
 
 
 def test_the_frozen_backbone_does_not_move(small):
