@@ -18,16 +18,13 @@ def size_in_bytes(state: AdapterState) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
-def held_parameters(model: LayeredModel, layers: Iterable[int], without: tuple[str, ...] = ()) -> int:
-    """Parameters of the sub-model with these blocks, frozen ones, adapters and heads included."""
-    return _held(_sizes(model), layers, without)
-
-
-def _sizes(model: LayeredModel) -> dict[str, int]:
+def sizes_of(model: LayeredModel) -> dict[str, int]:
+    """Values of each parameter by its name, frozen ones included."""
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
-def _held(sizes: Mapping[str, int], layers: Iterable[int], without: tuple[str, ...]) -> int:
+def held_parameters(sizes: Mapping[str, int], layers: Iterable[int], without: tuple[str, ...] = ()) -> int:
+    """Parameters of the sub-model with these blocks, of `sizes_of` the whole one: frozen ones, adapters and heads."""
     return sum(sizes[name] for name in names_within(sizes, layers, without))
 
 
@@ -45,8 +42,8 @@ def round_costs(
     rows = allocations.values()
     received = [{name: sent[name] for name in names_within(sent, row.held, row.without)} for row in rows]
     returned = [update.adapter for update in updates]
-    sizes = _sizes(model)
-    held = [_held(sizes, row.held, row.without) for row in rows]
+    sizes = sizes_of(model)
+    held = [held_parameters(sizes, row.held, row.without) for row in rows]
     return {
         "bytes/down": float(sum(map(size_in_bytes, received))),
         "bytes/up": float(sum(map(size_in_bytes, returned))),

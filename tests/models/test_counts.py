@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsweep.costs import count, held_parameters
+from fedsweep.costs import count, held_parameters, sizes_of
 from fedsweep.models import LayeredModel, LoraConfig, add_lora
 from fedsweep.models.architecture import Architecture, outline
 from fedsweep.models.layered import names_within
@@ -26,7 +26,8 @@ def on_meta(model: str, num_classes: int = 100) -> LayeredModel:
 
 def block_parameters(model: LayeredModel, layer: int) -> int:
     """Parameters of one block, its adapters included."""
-    return held_parameters(model, [layer]) - held_parameters(model, [])
+    sizes = sizes_of(model)
+    return held_parameters(sizes, [layer]) - held_parameters(sizes, [])
 
 
 def test_every_count_is_recounted():
@@ -49,8 +50,9 @@ def test_the_papers_counts_come_out_exactly(model):
     assert count(first) == expected["lora_r8_both_per_block"]
     assert block_parameters(layered, 0) == expected["block"] + expected["lora_r8_both_per_block"]
     whole = expected["all_with_lora_r8_both_and_100_classes"]
-    assert held_parameters(layered, range(12)) == whole
-    assert held_parameters(layered, range(4)) == whole - 8 * block_parameters(layered, 0)
+    sizes = sizes_of(layered)
+    assert held_parameters(sizes, range(12)) == whole
+    assert held_parameters(sizes, range(4)) == whole - 8 * block_parameters(layered, 0)
 
 
 def test_the_released_codes_patch_adapter_has_its_count():
