@@ -15,7 +15,7 @@ from fedsweep.embedding.points import Embedding
 from fedsweep.embedding.tsne import draw, embed
 from fedsweep.evaluation import EvaluationConfig, evaluate
 from fedsweep.methods import FederatedMethod, Server
-from fedsweep.models import LayeredModel
+from fedsweep.models import LayeredModel, relative_norm
 from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer
 from fedsweep.types import (
@@ -29,8 +29,9 @@ from fedsweep.types import (
     ServerState,
 )
 
-GAMMA, GAMMA_STAR, IDLE, RESIDUAL = "allocation/gamma", "allocation/gamma_star", "allocation/idle", "lora/residual"
-ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL]
+GAMMA, GAMMA_STAR, IDLE = "allocation/gamma", "allocation/gamma_star", "allocation/idle"
+RESIDUAL, NORM = "lora/residual", "lora/relative_norm"
+ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL, NORM]
 
 
 class FederationConfig(Config):
@@ -129,11 +130,13 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         updates = method.local_updates(state, cohort, allocations, federation.trainer.at(round, state.client_memory))
         costs = round_costs(federation.model, state.adapter, allocations, updates)
-        drift = {RESIDUAL: lora_residual(state.adapter, updates, server.aggregation)}
+        residual = lora_residual(state.adapter, updates, server.aggregation)
         covered = coverage(state, list(allocations.values()))
         state = federation.base.conclude(state, method.aggregate(state, updates, server), updates, shares)
         state = replace(state, gamma_star=int(covered[GAMMA_STAR]))
-        metrics = {**federation.evaluate(state), "loss/train": _mean_loss(updates), **covered, **drift, **costs}
+        scores = federation.evaluate(state)
+        lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
+        metrics = {**scores, "loss/train": _mean_loss(updates), **covered, **lora, **costs}
         yield RoundResult(round, state, metrics, time.monotonic() - begun)
 
 

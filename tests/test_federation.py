@@ -8,6 +8,7 @@ import pytest
 
 from fedsweep.errors import UserError
 from fedsweep.federation import Federation, coverage, federate
+from fedsweep.models import relative_norm
 from fedsweep.training import CohortTrainer, LocalTask
 from fedsweep.types import Client, ClientUpdate, LayerAllocation, ServerState
 from tests.compare import identical, identical_rounds
@@ -176,3 +177,13 @@ def test_prefixes_leave_the_top_block_to_the_largest_clients(federation):
     _, large = federate(federation({**changes, "method": "all_large"}))
     assert prefix.metrics["allocation/gamma"] == 1.0
     assert large.metrics["allocation/gamma"] == 3.0
+
+
+@pytest.mark.parametrize("method", ["fedra", "all_small"])
+def test_the_adapters_norm_is_that_of_the_servers_state_in_every_round(federation, method):
+    small = federation({"method": method, "federation.rounds": 2, "federation.depths": [5, 3, 4]})
+    _, *rounds = federate(small)
+    assert 0 < rounds[0].metrics["lora/relative_norm"] != rounds[1].metrics["lora/relative_norm"]
+    for result in rounds:
+        small.model.load_adapter(result.state.adapter)
+        assert relative_norm(small.model, result.state.layers) == result.metrics["lora/relative_norm"]

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from fedsweep.models.layered import LayeredModel
-from fedsweep.models.lora import LoraConfig, add_lora
+from fedsweep.models.lora import LoraConfig, add_lora, relative_norm
 from fedsweep.models.timm_backbone import TimmBackbone
 from fedsweep.models.vit import DigitsViT
 
@@ -33,4 +33,4 @@ def build_model(
     return model.eval()
 
 
-__all__ = ["BackboneConfig", "DigitsViT", "LayeredModel", "LoraConfig", "TimmBackbone", "build_model"]
+__all__ = ["BackboneConfig", "DigitsViT", "LayeredModel", "LoraConfig", "TimmBackbone", "build_model", "relative_norm"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from collections.abc import Iterable
+from typing import Any, Self, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 
 from fedsweep.config import Config
-from fedsweep.models.layered import LayeredModel, Position
+from fedsweep.models.layered import LayeredModel, Position, names_within
 from fedsweep.seeding import derived_seed
 
 
@@ -71,3 +72,19 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
             fresh = torch.empty(parameter.shape)
             nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
             parameter.data.copy_(fresh)
+
+
+@torch.no_grad()
+def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
+    """||s B A|| / ||W||: Frobenius norms over all adapted layers of these blocks, and the patch embedding's if adapted.
+
+    Of the adapters that `model` holds at the moment; 0 for untrained ones.
+    """
+    added, frozen = [], []
+    names = (name for name, _ in model.named_modules() if name.endswith(".lora_A"))
+    for name in names_within(names, layers):
+        layer = cast(Any, model.get_submodule(name.removesuffix(".lora_A")))
+        a, b = (part["default"].weight.flatten(1).double() for part in (layer.lora_A, layer.lora_B))
+        added.append(layer.scaling["default"] ** 2 * ((b.T @ b) * (a @ a.T)).sum())  # tr(A^T B^T B A), without B A
+        frozen.append(torch.linalg.vector_norm(layer.base_layer.weight).double().square())
+    return float((torch.stack(added).sum() / torch.stack(frozen).sum()).clamp(min=0).sqrt())

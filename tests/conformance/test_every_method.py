@@ -222,7 +222,7 @@ def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, name):
     promised = tiny.override({"method": name}, "test").metrics()
     untuned, *rounds = straight
     assert len(rounds) == 2
-    assert len(promised) == len(set(promised)) == 3 + 3 + 1 + 4 + 4
+    assert len(promised) == len(set(promised)) == 3 + 3 + 1 + 5 + 4
     assert set(untuned.metrics) == {metric for metric in promised if metric.startswith(("accuracy/", "loss/test"))}
     for result in rounds:
         assert list(result.metrics) == promised

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.models import LoraConfig, build_model
+from fedsweep.models import LoraConfig, build_model, relative_norm
 from fedsweep.models.layered import layer_of
 from tests.compare import identical
 from tests.references import lora as reference
@@ -79,6 +79,24 @@ def test_an_adapted_layer_is_w_x_plus_s_b_a_x(build, config, scaling):
     np.testing.assert_allclose(got.numpy(), reference.forward(*arrays, scaling), rtol=1e-4, atol=1e-4)
     without = reference.forward(*arrays, 0.0)
     assert np.abs(got.numpy() - without).max() > 0.05
+
+
+@pytest.mark.parametrize("patch_embed", [False, True])
+@pytest.mark.parametrize("layers", [range(12), (0, 7)])
+def test_the_relative_norm_is_that_of_the_products_beside_their_weights(build, layers, patch_embed):
+    model = build(lora(scaling=3.0, patch_embed=patch_embed))
+    assert relative_norm(model, layers) == 0
+    generator = torch.Generator().manual_seed(0)
+    model.load_adapter({name: torch.randn(one.shape, generator=generator) for name, one in model.adapter().items()})
+    blocks = [model.backbone.blocks[layer] for layer in layers]
+    adapted = [linear for block in blocks for linear in (block.attn.proj, block.mlp.fc2)]
+    adapted += [model.backbone.patch_embed.proj] * patch_embed
+    added = frozen = 0.0
+    for layer in adapted:
+        a, b = (part["default"].weight.detach().flatten(1).numpy() for part in (layer.lora_A, layer.lora_B))
+        added += np.square(3.0 * b @ a).sum()
+        frozen += layer.base_layer.weight.square().sum().item()
+    assert relative_norm(model, layers) == pytest.approx((added / frozen) ** 0.5, rel=1e-5)
 
 
 def test_with_alpha_fixed_the_rank_sweeps_the_scaling_too():
