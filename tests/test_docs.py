@@ -166,7 +166,7 @@ def test_every_metric_is_documented():
     text = (ROOT / "docs" / "concepts" / "metrics.md").read_text()
     metrics = Plan.read("ablations/lora_rank", {}, {}).base.metrics()
     names = {"accuracy/domain/<name>" if name.startswith("accuracy/domain/") else name for name in metrics}
-    assert len(names) == 13
+    assert len(names) == 14
     assert [name for name in sorted(names) if f"| `{name}` |" not in text] == []
 
 
