@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.config import Config
+from fedsweep.models.lora import squared_norm
 from fedsweep.types import AdapterState, ClientUpdate
 
 
@@ -72,9 +73,9 @@ def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], confi
         mean_a, mean_b = _mean(parts_a), _mean(parts_b)
         if config.lora == "product_svd":
             mean_a, mean_b = _refactored(left, right, mean_a, mean_b)
-        total += _squared_norm(left, right)
+        total += squared_norm(left, right)
         minus = torch.cat([left, -mean_b.flatten(1).double()], dim=1)
-        missed += _squared_norm(minus, torch.cat([right, mean_a.flatten(1).double()]))
+        missed += squared_norm(minus, torch.cat([right, mean_a.flatten(1).double()]))
     return (missed / total) ** 0.5 if total else 0.0
 
 
@@ -119,8 +120,3 @@ def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tens
     new_a = scale * turn @ rows
     new_b = (q_left @ u[:, :rank] * s[:rank]) @ turn.T / scale
     return new_a.to(a.dtype).view_as(a), new_b.to(b.dtype).view_as(b)
-
-
-def _squared_norm(left: Tensor, right: Tensor) -> float:
-    """||left @ right||^2 in the Frobenius norm, without the product: tr(L^T L R R^T)."""
-    return max(0.0, ((left.T @ left) * (right @ right.T)).sum().item())

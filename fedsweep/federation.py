@@ -135,6 +135,7 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         state = federation.base.conclude(state, method.aggregate(state, updates, server), updates, shares)
         state = replace(state, gamma_star=int(covered[GAMMA_STAR]))
         scores = federation.evaluate(state)
+        # Evaluated last, the model holds the state's adapter.
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
         metrics = {**scores, "loss/train": _mean_loss(updates), **covered, **lora, **costs}
         yield RoundResult(round, state, metrics, time.monotonic() - begun)

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 import torch
 from pydantic import Field, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from fedsweep.config import Config
 from fedsweep.models.layered import LayeredModel, Position, names_within
@@ -80,11 +80,16 @@ def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
 
     Of the adapters that `model` holds at the moment; 0 for untrained ones.
     """
-    added, frozen = [], []
+    added = frozen = 0.0
     names = (name for name, _ in model.named_modules() if name.endswith(".lora_A"))
     for name in names_within(names, layers):
         layer = cast(Any, model.get_submodule(name.removesuffix(".lora_A")))
         a, b = (part["default"].weight.flatten(1).double() for part in (layer.lora_A, layer.lora_B))
-        added.append(layer.scaling["default"] ** 2 * ((b.T @ b) * (a @ a.T)).sum())  # tr(A^T B^T B A), without B A
-        frozen.append(torch.linalg.vector_norm(layer.base_layer.weight).double().square())
-    return float((torch.stack(added).sum() / torch.stack(frozen).sum()).clamp(min=0).sqrt())
+        added += layer.scaling["default"] ** 2 * squared_norm(b, a)
+        frozen += torch.linalg.vector_norm(layer.base_layer.weight).item() ** 2
+    return math.sqrt(added / frozen)
+
+
+def squared_norm(left: Tensor, right: Tensor) -> float:
+    """||left @ right||^2 in the Frobenius norm, without the product: tr(L^T L R R^T)."""
+    return max(0.0, ((left.T @ left) * (right @ right.T)).sum().item())
