@@ -33,13 +33,6 @@ settings.register_profile("fedsweep", deadline=None, derandomize=True, database=
 settings.load_profile("fedsweep")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray or a server run one after the other: each takes all cores."""
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.xdist_group("slow"))
-
-
 def pytest_collection_finish() -> None:
     """Keep what was imported out of every later garbage collection: millions of objects that live to the end."""
     gc.collect()
