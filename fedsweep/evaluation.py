@@ -1,10 +1,11 @@
 """Accuracy and loss of the global model on every domain's test split."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.config import Config
@@ -18,6 +19,9 @@ class EvaluationConfig(Config):
     """How the global model is evaluated after each round."""
 
     batch_size: int = Field(256, gt=0, description="images per forward pass; does not change the result")
+    metrics: tuple[Literal["drift", "structural_bias"], ...] = Field(
+        (), description="what is measured of each round beside the costs: drift, structural_bias, both or nothing"
+    )
     tsne_classes: int | None = Field(
         None,
         gt=1,
@@ -26,6 +30,13 @@ class EvaluationConfig(Config):
     tsne_images: int = Field(
         500, ge=10, description="test images in the t-SNE, drawn evenly over the domains and these classes"
     )
+
+    @field_validator("metrics")
+    @classmethod
+    def _different(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(metrics)) < len(metrics):
+            raise ValueError(f"`evaluation.metrics` must not repeat one, but is {list(metrics)}")
+        return metrics
 
 
 @torch.inference_mode()

@@ -15,6 +15,7 @@ from fedsweep.config import Config
 from fedsweep.costs import COST_METRICS
 from fedsweep.data import DataConfig, PartitionConfig, load
 from fedsweep.data.partition import Split
+from fedsweep.drift import DRIFT_METRICS
 from fedsweep.embedding.picture import files
 from fedsweep.embedding.tsne import draw
 from fedsweep.errors import UserError
@@ -23,6 +24,7 @@ from fedsweep.federation import ROUND_METRICS, Federation, FederationConfig, fed
 from fedsweep.history import RoundRecord
 from fedsweep.methods import MethodConfig, Server
 from fedsweep.models import BackboneConfig, LoraConfig, build_model
+from fedsweep.structural_bias import bias_metrics
 from fedsweep.training import CohortTrainer, LocalConfig, OptimizerConfig
 from fedsweep.types import ClientId, FederatedData, RoundResult
 
@@ -79,6 +81,11 @@ class RunConfig(Config):
                 "`base_optimizer` feddyn remembers A and B apart and cannot be combined with `aggregation.lora` "
                 "product_svd, which turns them into others"
             )
+        if self.method.needs_proxy and not self.partition.proxy_share:
+            raise ValueError(
+                f"`method` {self.method.name} trains on images of the server and needs a `partition.proxy_share` "
+                "above 0, but it is 0"
+            )
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
         return self
 
@@ -131,8 +138,11 @@ class RunConfig(Config):
         return list(capacities.values()) if size is None else sorted(capacities.values())[:size]
 
     def metrics(self) -> list[str]:
-        """Names of all metrics that a round reports."""
-        return [*metric_names(self.data.domains), "loss/train", *ROUND_METRICS, *COST_METRICS]
+        """Names of the metrics that every round reports."""
+        asked = self.evaluation.metrics
+        drift = DRIFT_METRICS if "drift" in asked else []
+        bias = bias_metrics(self.method.has_stand_ins) if "structural_bias" in asked else []
+        return [*metric_names(self.data.domains), "loss/train", *ROUND_METRICS, *COST_METRICS, *drift, *bias]
 
 
 def split(config: RunConfig) -> tuple[FederatedData, Split]:
@@ -178,7 +188,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
     data, parts = split(config)
     freeze_a = config.aggregation.lora == "freeze_a"
     model = build_model(config.backbone, config.lora, len(data.class_names), config.seed, data.class_names, freeze_a)
-    config.method.prepare(model, config.depths(), config.seed)
+    config.method.prepare(model, config.depths(), {client.domain for client in parts.clients}, config.seed)
     model.to(device)
     return Federation(
         method=config.method,

@@ -1,22 +1,26 @@
 """The outer loop of every paper. It yields after each round; the caller records, prunes or stops."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
 
 from fedsweep.aggregation import lora_residual
 from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.config import Config
 from fedsweep.costs import round_costs
+from fedsweep.drift import drift
 from fedsweep.embedding.points import Embedding
 from fedsweep.embedding.tsne import draw, embed
 from fedsweep.evaluation import EvaluationConfig, evaluate
 from fedsweep.methods import FederatedMethod, Server
 from fedsweep.models import LayeredModel, relative_norm
+from fedsweep.models.layered import completed
 from fedsweep.seeding import stream
+from fedsweep.structural_bias import Placed, structural_bias
 from fedsweep.training import CohortTrainer
 from fedsweep.types import (
     AdapterState,
@@ -31,6 +35,8 @@ from fedsweep.types import (
 
 GAMMA, GAMMA_STAR, IDLE = "allocation/gamma", "allocation/gamma_star", "allocation/idle"
 RESIDUAL, NORM = "lora/residual", "lora/relative_norm"
+PROBED = 16
+"""Test images of each domain that drift is measured on."""
 ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL, NORM]
 
 
@@ -104,6 +110,34 @@ class Federation:
         self.model.load_adapter(state.adapter)
         return evaluate(lambda images: self.method.predict(state, self.model, images), self.domains, self.evaluation)
 
+    def drifted(
+        self, sent: ServerState, state: ServerState, cohort: Sequence[Client], updates: Sequence[ClientUpdate]
+    ) -> dict[str, float]:
+        """How far the clients of a round lie apart, on the same test images of all domains; only if asked for."""
+        if "drift" not in self.evaluation.metrics:
+            return {}
+        held = {update.client: update.allocation.held for update in updates}
+        walks = {client.id: completed(held[client.id], self.method.stand_ins(self.model, client)) for client in cohort}
+        images = []
+        for domain in self.domains:
+            rng = stream(self.seed, "probe", domain.name)
+            chosen = rng.permutation(len(domain.test))[:PROBED]
+            images.append(domain.test.take(torch.from_numpy(chosen))[0])
+        return drift(self.model, sent.adapter, state.adapter, updates, walks, torch.cat(images))
+
+    def biased(
+        self, sent: ServerState, cohort: Sequence[Client], allocations: Mapping[ClientId, LayerAllocation], round: int
+    ) -> dict[str, float]:
+        """What missing blocks do to the gradients of a round's clients, before they train; only if asked for."""
+        if "structural_bias" not in self.evaluation.metrics:
+            return {}
+        self.model.load_adapter(sent.adapter)
+        placed = [
+            Placed(client, allocations[client.id].held, self.method.stand_ins(self.model, client)) for client in cohort
+        ]
+        objective = self.method.objective(round, self.config.rounds)
+        return structural_bias(self.model, objective, sent.layers, placed, self.seed, round)
+
     def embed(self, state: ServerState) -> Embedding | None:
         """The t-SNE of the global model's features; None where none is asked for, or there is nothing to show."""
         classes, images = self.evaluation.tsne_classes, self.evaluation.tsne_images
@@ -126,18 +160,22 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         state, done = start.state, start.round
     for round in range(done + 1, federation.config.rounds + 1):
         begun = time.monotonic()
-        cohort = federation.cohort(round)
+        cohort, trainer = federation.cohort(round), federation.trainer.at(round, state.client_memory)
+        state = method.begin_round(state, server, trainer)
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
-        updates = method.local_updates(state, cohort, allocations, federation.trainer.at(round, state.client_memory))
+        updates = method.local_updates(state, cohort, allocations, trainer)
         costs = round_costs(federation.model, state.adapter, allocations, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
         covered = coverage(state, list(allocations.values()))
+        biased = federation.biased(state, cohort, allocations, round)
+        sent = state
         state = federation.base.conclude(state, method.aggregate(state, updates, server), updates, shares)
         state = replace(state, gamma_star=int(covered[GAMMA_STAR]))
+        drifted = federation.drifted(sent, state, cohort, updates)
         scores = federation.evaluate(state)
         # Evaluated last, the model holds the state's adapter.
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
-        metrics = {**scores, "loss/train": _mean_loss(updates), **covered, **lora, **costs}
+        metrics = {**scores, "loss/train": _mean_loss(updates), **covered, **lora, **costs, **drifted, **biased}
         yield RoundResult(round, state, metrics, time.monotonic() - begun)
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.config import Config
-from fedsweep.models.layered import LayeredModel, copy_into, names_within
+from fedsweep.models.layered import LayeredModel, Path, copy_into, names_within
 from fedsweep.seeding import derived_seed, stream
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
-Objective = Callable[[LayeredModel, Tensor, Tensor, LayerAllocation], Tensor]
-"""(model, uint8 images (batch, 3, h, w), labels (batch,), allocation) to a scalar loss."""
+Objective = Callable[[LayeredModel, Tensor, Tensor, Path], Tensor]
+"""(model, uint8 images (batch, 3, h, w), labels (batch,), the steps to walk) to a scalar loss."""
 
 
 class OptimizerConfig(Config):
@@ -57,21 +57,33 @@ class LocalConfig(Config):
 
 @dataclass(frozen=True)
 class LocalTask:
-    """What one client is asked to do: train `allocation.trained` from `start` on its own images."""
+    """What one client is asked to do: train `allocation.trained` from `start` on its own images.
+
+    `path` is the walk by the share of the session that is over, in [0, 1), the blocks held unless given; `names` are
+    the tensors that are trained, those of the allocation unless given; `session` counts a client's sessions within a
+    round, each of which has batches and dropout of its own.
+    """
 
     client: Client
     start: AdapterState
     allocation: LayerAllocation
     objective: Objective
+    path: Callable[[float], Path] | None = None
+    names: Sequence[str] | None = None
+    session: int = 0
+
+    def walk(self, over: float) -> Path:
+        """The steps to walk when a share of the session is over."""
+        return self.allocation.held if self.path is None else self.path(over)
 
 
 class DivergenceError(RuntimeError):
     """A client's loss stopped being a number."""
 
 
-def cross_entropy(model: LayeredModel, images: Tensor, labels: Tensor, allocation: LayerAllocation) -> Tensor:
-    """The plain objective of FedAvg and FedRA, on the blocks that the client holds."""
-    return F.cross_entropy(model(images, allocation.held), labels)
+def cross_entropy(model: LayeredModel, images: Tensor, labels: Tensor, path: Path) -> Tensor:
+    """The plain objective of FedAvg and FedRA."""
+    return F.cross_entropy(model(images, path), labels)
 
 
 @dataclass(frozen=True)
@@ -108,23 +120,22 @@ class CohortTrainer:
         model, client = self.model, task.client
         steps = self.local.steps_for(len(client.train), self.fewest)
         copy_into(parameters, task.start)
-        names = names_within(parameters, task.allocation.trained, task.allocation.without)
+        names = task.names or names_within(parameters, task.allocation.trained, task.allocation.without)
         trained = [parameters[name] for name in names]
         values = [parameter.data for parameter in trained]
         start, remembered = [task.start[name] for name in names], self.memory.get(client.id, {})
         memory = [remembered.get(name) for name in names]
         sgd = _SGD(self.optimizer, values)
         total = torch.zeros((), device=model.mean.device)
-        order = batches(
-            len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", self.round, client.id)
-        )
+        key: list[int | str] = [self.round, client.id, *([task.session] if task.session else [])]
+        order = batches(len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", *key))
         devices = [model.mean.device] if model.mean.is_cuda else []
         # Dropout is the one consumer of torch's global generator: give it a stream of its own and put the old one back.
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(derived_seed(self.seed, "dropout", self.round, client.id))
-            for batch in order:
+            torch.manual_seed(derived_seed(self.seed, "dropout", *key))
+            for step, batch in enumerate(order):
                 images, labels = client.train.take(torch.from_numpy(batch))
-                loss = task.objective(model, images, labels.to(total.device), task.allocation)
+                loss = task.objective(model, images, labels.to(total.device), task.walk(step / steps))
                 gradients = list(torch.autograd.grad(loss, trained))
                 sgd.step(self.base.steer(gradients, values, start, memory))
                 total += loss.detach()

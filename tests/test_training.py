@@ -114,9 +114,9 @@ def tasks(small, objective=cross_entropy, blocks=range(12)) -> list[LocalTask]:
 def test_steps_are_an_epoch_a_capped_one_or_a_number(small, steps, sizes):
     seen = []
 
-    def noting(model, images, labels, allocation):
+    def noting(model, images, labels, path):
         seen.append(len(images))
-        return cross_entropy(model, images, labels, allocation)
+        return cross_entropy(model, images, labels, path)
 
     trainer = replace(small.trainer, local=LocalConfig(batch_size=15, steps=steps), fewest=15)
     updates = trainer.fit(tasks(small, noting, [0]))
@@ -151,8 +151,8 @@ def test_a_client_is_trained_alike_in_any_company(small):
     assert identical(together, alone[::-1])
 
 
-def always_the_same_images(model, images, labels, allocation):
-    return cross_entropy(model, torch.zeros_like(images), torch.zeros_like(labels), allocation)
+def always_the_same_images(model, images, labels, path):
+    return cross_entropy(model, torch.zeros_like(images), torch.zeros_like(labels), path)
 
 
 @pytest.mark.parametrize(("dropout", "objective"), [(0.0, cross_entropy), (0.5, always_the_same_images)])
@@ -175,9 +175,9 @@ def test_only_the_trained_blocks_and_the_head_move(small):
 
 
 def test_the_loss_is_the_mean_over_the_steps(small):
-    def counted(model, images, labels, allocation):
+    def counted(model, images, labels, path):
         counted.calls += 1
-        return cross_entropy(model, images, labels, allocation) * 0 + float(counted.calls)
+        return cross_entropy(model, images, labels, path) * 0 + float(counted.calls)
 
     counted.calls = 0
     (update,) = replace(small.trainer, local=LocalConfig(batch_size=8, steps=4)).fit(tasks(small, counted)[:1])
@@ -187,9 +187,9 @@ def test_the_loss_is_the_mean_over_the_steps(small):
 def test_dropout_is_on_in_training_and_off_afterwards(small):
     modes = []
 
-    def noting(model, images, labels, allocation):
+    def noting(model, images, labels, path):
         modes.append(model.training)
-        return cross_entropy(model, images, labels, allocation)
+        return cross_entropy(model, images, labels, path)
 
     small.trainer.fit(tasks(small, noting)[:1])
     assert modes == [True, True]
@@ -207,8 +207,8 @@ def test_torchs_global_generator_is_neither_moved_nor_used(small):
 
 
 def test_a_diverging_client_ends_the_run_in_one_sentence(small):
-    def exploding(model, images, labels, allocation):
-        return cross_entropy(model, images, labels, allocation) * float("inf")
+    def exploding(model, images, labels, path):
+        return cross_entropy(model, images, labels, path) * float("inf")
 
     trainer = replace(small.trainer, local=LocalConfig(batch_size=8, steps=1), round=3)
     with pytest.raises(DivergenceError) as refusal:

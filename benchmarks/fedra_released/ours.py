@@ -28,7 +28,7 @@ class Fedsweep:
         backbone = TimmBackbone(model="vit_tiny_patch16_224", pretrained="none", mean=MEAN, std=STD)
         lora = LoraConfig(rank=8, alpha=8, dropout=dropout, patch_embed=patch_embed)
         self.model = build_model(backbone, lora, CLASSES, seed=0)
-        method.prepare(self.model, set(DEPTHS), seed=0)
+        method.prepare(self.model, set(DEPTHS), {str(one) for one in range(len(DEPTHS))}, seed=0)
         generator = torch.Generator().manual_seed(0)
         _draw_weights(self.model, generator)
         self.clients = [
@@ -36,7 +36,7 @@ class Fedsweep:
             for number, (depth, count) in enumerate(zip(DEPTHS, images, strict=True))
         ]
         self.test = random_images(generator, TESTED)
-        self.server = Server(LAYERS, AggregationConfig(weights="uniform"))
+        self.server = Server(LAYERS, AggregationConfig(weights="uniform"), tuple(sorted(set(DEPTHS))))
         self.trainer = CohortTrainer(
             self.model,
             OptimizerConfig(lr=RATE, momentum=0.9, weight_decay=1e-5, clip_norm=10),

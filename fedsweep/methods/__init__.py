@@ -8,10 +8,11 @@ from fedsweep.methods.all_large import AllLarge
 from fedsweep.methods.all_small import AllSmall
 from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.methods.depthfl import DepthFL
+from fedsweep.methods.fedbrick import FedBRICK
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.inclusivefl import InclusiveFL
 
-AnyMethod = FedRA | AllLarge | AllSmall | InclusiveFL | DepthFL
+AnyMethod = FedRA | AllLarge | AllSmall | InclusiveFL | DepthFL | FedBRICK
 MethodConfig = Annotated[AnyMethod, Field(discriminator="name")]
 ALL: tuple[type[FederatedMethod], ...] = get_args(AnyMethod)
 

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 
 from fedsweep.aggregation import layerwise_mean
-from fedsweep.methods.base import Allocations, FederatedMethod, Server, same_start
-from fedsweep.training import CohortTrainer, cross_entropy
+from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.training import Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 
@@ -23,11 +23,9 @@ class AllLarge(FederatedMethod):
         """All L blocks for everyone."""
         return {client.id: LayerAllocation.of(state.layers) for client in cohort}
 
-    def local_updates(
-        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
-    ) -> list[ClientUpdate]:
+    def objective(self, round: int, rounds: int) -> Objective:
         """Cross-entropy on the whole model."""
-        return trainer.fit(same_start(state.adapter, cohort, allocations, cross_entropy))
+        return cross_entropy
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """FedAvg."""

@@ -8,9 +8,9 @@ import numpy as np
 from pydantic import Field
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.methods.base import Allocations, FederatedMethod, Server, same_start
+from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.models.layered import LayeredModel
-from fedsweep.training import CohortTrainer, cross_entropy
+from fedsweep.training import Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 
@@ -36,11 +36,9 @@ class AllSmall(FederatedMethod):
         """The server's blocks for everyone."""
         return {client.id: LayerAllocation.of(state.layers) for client in cohort}
 
-    def local_updates(
-        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
-    ) -> list[ClientUpdate]:
+    def objective(self, round: int, rounds: int) -> Objective:
         """Cross-entropy on the small model."""
-        return trainer.fit(same_start(state.adapter, cohort, allocations, cross_entropy))
+        return cross_entropy
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """FedAvg on the small model; the other blocks' adapters stay as they were."""

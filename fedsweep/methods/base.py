@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.config import Config
-from fedsweep.models.layered import LayeredModel
+from fedsweep.models.layered import LayeredModel, Step
 from fedsweep.training import CohortTrainer, LocalTask, Objective
-from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
+from fedsweep.types import Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 Allocations = Mapping[ClientId, LayerAllocation]
 
@@ -40,12 +40,21 @@ class FederatedMethod(Config, ABC):
             ValueError: a sentence naming the rule and the values.
         """
 
-    def prepare(self, model: LayeredModel, depths: Collection[int], seed: int) -> None:
-        """Add what the method trains beside LoRA and head. `depths` are all L_i that a client can have."""
+    @property
+    def needs_proxy(self) -> bool:
+        """Whether the server trains on images of its own."""
+        return False
+
+    def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
+        """Add what the method trains beside LoRA and head. `depths` and `domains` are all that a client can have."""
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
         """State before the first round."""
         return ServerState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
+
+    def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
+        """What the server does before it sends anything."""
+        return state
 
     @abstractmethod
     def allocate(
@@ -54,10 +63,28 @@ class FederatedMethod(Config, ABC):
         """The blocks that each client of the cohort runs and trains in this round."""
 
     @abstractmethod
+    def objective(self, round: int, rounds: int) -> Objective:
+        """What a client minimises on its walk, in this of so many rounds."""
+
+    def absent_heads(self, state: ServerState, depth: int, num_layers: int) -> tuple[str, ...]:
+        """Prefixes of the heads' names that a client with a walk of so many steps does not have."""
+        return ()
+
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether clients walk something in place of the blocks that they do not hold."""
+        return False
+
+    def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
+        """By block, what the client walks in place of one that it does not hold. It skips a block without."""
+        return {}
+
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """What the clients send back."""
+        """What the clients send back: each has trained its blocks and heads from the global adapter."""
+        objective = self.objective(trainer.round, trainer.rounds)
+        return trainer.fit([LocalTask(one, state.adapter, allocations[one.id], objective) for one in cohort])
 
     @abstractmethod
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
@@ -72,10 +99,3 @@ class FederatedMethod(Config, ABC):
 def first_blocks(cohort: Sequence[Client]) -> dict[ClientId, LayerAllocation]:
     """Each client's first L_i blocks: the standard depth-based split (FedRA, Section 3.1)."""
     return {client.id: LayerAllocation.of(tuple(range(client.capacity))) for client in cohort}
-
-
-def same_start(
-    adapter: AdapterState, cohort: Sequence[Client], allocations: Allocations, objective: Objective
-) -> list[LocalTask]:
-    """One task per client, all from the global adapter with the same objective."""
-    return [LocalTask(client, adapter, allocations[client.id], objective) for client in cohort]

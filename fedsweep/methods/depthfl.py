@@ -17,9 +17,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.methods.base import Allocations, FederatedMethod, Server, first_blocks, same_start
-from fedsweep.models.layered import LayeredModel
-from fedsweep.training import CohortTrainer
+from fedsweep.methods.base import FederatedMethod, Server, first_blocks
+from fedsweep.models.layered import LayeredModel, Path
+from fedsweep.training import Objective
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 
@@ -49,7 +49,7 @@ class DepthFL(FederatedMethod):
                 f"but they are {list(self.heads)}"
             )
 
-    def prepare(self, model: LayeredModel, depths: Collection[int], seed: int) -> None:
+    def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """The heads that some client has: those of `heads` within the deepest, and with by_depth one at each depth."""
         own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
         model.add_heads({*(head for head in self.heads if head <= max(depths)), *own}, seed)
@@ -64,19 +64,20 @@ class DepthFL(FederatedMethod):
     ) -> dict[ClientId, LayerAllocation]:
         """The first L_i blocks, and of the heads those that lie within and the client's own."""
         rows = first_blocks(cohort)
-        return {client: self._with_heads(row, state, server.num_layers) for client, row in rows.items()}
+        return {
+            client: replace(row, without=self.absent_heads(state, len(row.held), server.num_layers))
+            for client, row in rows.items()
+        }
 
-    def local_updates(
-        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
-    ) -> list[ClientUpdate]:
+    def objective(self, round: int, rounds: int) -> Objective:
         """Every head's cross-entropy, and its distance from the other heads with a weight that grows over rounds."""
-        weight = ramp_up(trainer.round - 1, self.ramp * trainer.rounds)
+        weight = ramp_up(round - 1, self.ramp * rounds)
 
-        def objective(model: LayeredModel, images: Tensor, labels: Tensor, allocation: LayerAllocation) -> Tensor:
-            depths, last = self.exits_of(len(allocation.held), model.num_layers)
-            return mutual_loss(model.exits(images, allocation.held, depths, last), labels, weight)
+        def objective(model: LayeredModel, images: Tensor, labels: Tensor, path: Path) -> Tensor:
+            depths, last = self.exits_of(len(path), model.num_layers)
+            return mutual_loss(model.exits(images, path, depths, last), labels, weight)
 
-        return trainer.fit(same_start(state.adapter, cohort, allocations, objective))
+        return objective
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """Every block's adapter and every head is averaged over those who trained it."""
@@ -97,11 +98,12 @@ class DepthFL(FederatedMethod):
             return within, True
         return tuple(sorted({*within, depth})), False
 
-    def _with_heads(self, row: LayerAllocation, state: ServerState, num_layers: int) -> LayerAllocation:
-        depths, last = self.exits_of(len(row.held), num_layers)
+    def absent_heads(self, state: ServerState, depth: int, num_layers: int) -> tuple[str, ...]:
+        """Those of the heads deeper than it reaches, and those of other depths."""
+        depths, last = self.exits_of(depth, num_layers)
         present = {name.split(".")[1] for name in state.adapter if name.startswith("heads.")}
         missing = tuple(f"heads.{head}." for head in sorted(present, key=int) if int(head) not in depths)
-        return replace(row, without=missing if last else (*missing, LayeredModel.head_prefix))
+        return missing if last else (*missing, LayeredModel.head_prefix)
 
 
 def mutual_loss(logits: Sequence[Tensor], labels: Tensor, weight: float) -> Tensor:

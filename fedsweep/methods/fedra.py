@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import Field
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.methods.base import Allocations, FederatedMethod, Server, same_start
-from fedsweep.training import CohortTrainer, cross_entropy
+from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.training import Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 
@@ -46,11 +46,9 @@ class FedRA(FederatedMethod):
         rows = zip(cohort, matrix, strict=True)
         return {client.id: LayerAllocation.of(np.flatnonzero(row).tolist()) for client, row in rows}
 
-    def local_updates(
-        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
-    ) -> list[ClientUpdate]:
+    def objective(self, round: int, rounds: int) -> Objective:
         """Step 3: tune LoRA and head of the allocated blocks by cross-entropy."""
-        return trainer.fit(same_start(state.adapter, cohort, allocations, cross_entropy))
+        return cross_entropy
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """Step 4: r_j = sum_i M_ij |D_i| r_j^i / sum_i M_ij |D_i|; last round's r_j where nobody held j (Eq. 3)."""

@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.methods.base import Allocations, FederatedMethod, Server, first_blocks, same_start
+from fedsweep.methods.base import FederatedMethod, Server, first_blocks
 from fedsweep.models.layered import LayeredModel, layer_of, moved_to
-from fedsweep.training import CohortTrainer, cross_entropy
+from fedsweep.training import Objective, cross_entropy
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 
@@ -58,11 +58,9 @@ class InclusiveFL(FederatedMethod):
         """The first L_i blocks."""
         return first_blocks(cohort)
 
-    def local_updates(
-        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
-    ) -> list[ClientUpdate]:
+    def objective(self, round: int, rounds: int) -> Objective:
         """Cross-entropy on the prefix."""
-        return trainer.fit(same_start(state.adapter, cohort, allocations, cross_entropy))
+        return cross_entropy
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """The layer-wise mean, after the last block of each smaller class has been given its momentum."""

@@ -1,9 +1,11 @@
 """A backbone as embed -> blocks -> classify: a client can run any subset of the blocks, under their full names."""
 
+from __future__ import annotations
+
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,10 @@ from fedsweep.types import AdapterState
 
 Position = Literal["l0", "l1", "both"]
 """Where adapters sit in a block: after attention (token mixing), after the MLP (channel mixing), or both."""
+Step: TypeAlias = "int | Callable[[LayeredModel, Tensor], Tensor]"
+"""One step of a walk: a block by its number, or what maps (model, tokens) to tokens of the same shape in its place."""
+Path: TypeAlias = "Sequence[Step]"
+"""The steps of a walk in their order. A block that a client skips is not among them."""
 _BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
 
 
@@ -25,6 +31,8 @@ class LayeredModel(nn.Module, ABC):
     backbone: nn.Module
     heads: nn.ModuleDict
     """Classifiers beside the backbone's own, by the number of blocks that they come after; none unless added."""
+    bricks: nn.ModuleDict
+    """FedBRICK's stand-ins for every block, by set; none unless added."""
     mean: Tensor
     std: Tensor
 
@@ -32,6 +40,7 @@ class LayeredModel(nn.Module, ABC):
         super().__init__()
         self.backbone = backbone
         self.heads = nn.ModuleDict()
+        self.bricks = nn.ModuleDict()
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -76,15 +85,15 @@ class LayeredModel(nn.Module, ABC):
             draw_head({f"heads.{depth}.{name}": parameter for name, parameter in head.named_parameters()}, seed)
             self.heads[str(depth)] = head
 
-    def exits(self, images: Tensor, layers: Sequence[int], depths: Sequence[int], last: bool) -> list[Tensor]:
-        """Logits (batch, classes) of the heads after `depths` blocks of the walk, and with `last` of the model's own.
+    def exits(self, images: Tensor, path: Path, depths: Sequence[int], last: bool) -> list[Tensor]:
+        """Logits (batch, classes) of the heads after `depths` steps of the walk, and with `last` of the model's own.
 
         Raises:
             KeyError: there is no head at one of the depths.
         """
         tokens, logits = self.embed(self.normalize(images)), []
-        for place, layer in enumerate(layers, start=1):
-            tokens = self.block(layer, tokens)
+        for place, step in enumerate(path, start=1):
+            tokens = self.step(step, tokens)
             if place in depths:
                 logits.append(self.heads[str(place)](self.features(tokens)))
         return [*logits, self.classify(tokens)] if last else logits
@@ -104,16 +113,20 @@ class LayeredModel(nn.Module, ABC):
             pixels = pixels.mean(1, keepdim=True)
         return standardize_(pixels, self.mean, self.std)
 
-    def forward(self, images: Tensor, layers: Iterable[int] | None = None) -> Tensor:
-        """Logits (batch, classes) of uint8 images from the given blocks in ascending order (all of them by default)."""
-        return self.classify(self.walk(images, range(self.num_layers) if layers is None else layers))
+    def forward(self, images: Tensor, path: Path | None = None) -> Tensor:
+        """Logits (batch, classes) of uint8 images after these steps (by default all blocks)."""
+        return self.classify(self.walk(images, range(self.num_layers) if path is None else path))
 
-    def walk(self, images: Tensor, layers: Iterable[int]) -> Tensor:
-        """Tokens (batch, tokens, width) of uint8 images behind the given blocks in ascending order."""
+    def walk(self, images: Tensor, path: Path) -> Tensor:
+        """Tokens (batch, tokens, width) of uint8 images behind the last of these steps."""
         tokens = self.embed(self.normalize(images))
-        for layer in layers:
-            tokens = self.block(layer, tokens)
+        for step in path:
+            tokens = self.step(step, tokens)
         return tokens
+
+    def step(self, step: Step, tokens: Tensor) -> Tensor:
+        """Tokens behind one step: (batch, tokens, width) to the same shape."""
+        return self.block(step, tokens) if isinstance(step, int) else step(self, tokens)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Adapter and head parameters by their full name."""
@@ -130,6 +143,15 @@ class LayeredModel(nn.Module, ABC):
             KeyError: a name is not that of a trainable tensor of the full model.
         """
         copy_into(self.trainable(), state)
+
+
+def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Path:
+    """The walk of a client with these blocks, ascending, and with stand-ins in the places of those it does not hold.
+
+    >>> completed((0, 3), {}), completed((0, 3), {layer: f"E{layer}" for layer in range(4)})
+    ((0, 3), (0, 'E1', 'E2', 3))
+    """
+    return tuple(layer if layer in held else stand_ins[layer] for layer in sorted({*held, *stand_ins}))
 
 
 def copy_into(parameters: Mapping[str, nn.Parameter], state: AdapterState) -> None:

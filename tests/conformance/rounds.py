@@ -1,14 +1,17 @@
 """A single round, taken apart."""
 
+from dataclasses import replace
+
 from fedsweep.federation import Federation, federate
 from fedsweep.seeding import stream
 from fedsweep.types import ClientUpdate, RoundResult
 
 
 def one_round(federation: Federation, round: int = 1) -> tuple[RoundResult, list[ClientUpdate]]:
-    """The untuned state and the updates of the first round."""
+    """The state that the server sends in a round, all but untuned, and the updates."""
     start = next(federate(federation))
-    cohort = federation.cohort(round)
+    cohort, trainer = federation.cohort(round), federation.trainer.at(round)
+    start = replace(start, state=federation.method.begin_round(start.state, federation.server, trainer))
     rng = stream(federation.seed, "allocation", round)
     allocations = federation.method.allocate(start.state, cohort, federation.server, rng)
-    return start, federation.method.local_updates(start.state, cohort, allocations, federation.trainer.at(round))
+    return start, federation.method.local_updates(start.state, cohort, allocations, trainer)

@@ -17,9 +17,9 @@ STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
 
 
 @pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
-def test_every_base_optimizer_combines_with_the_method(federation, name, base, tmp_path):
+def test_every_base_optimizer_combines_with_the_method(federation, name, chosen, base, tmp_path):
     """The same bits again, whatever the order of the clients; resume equals straight; idle blocks stay; it matters."""
-    changes = {"method": name, "base_optimizer": base, "local.steps": 2, "federation.depths": [2, 1, 3]}
+    changes = {**chosen, "base_optimizer": base, "local.steps": 2, "federation.depths": [2, 1, 3]}
     given = federation(changes)
     start, first, second = federate(given)
     turned = replace(given, clients=list(reversed(given.clients)))
@@ -50,9 +50,9 @@ MIXER = {"name": "timm", "model": "mixer_s16_224", "pretrained": "none"}
 MIXER |= {"img_size": 16, "patch_size": 4, "embed_dim": 24, "num_blocks": 12}
 
 
-def test_the_method_runs_on_a_mixer(federation, name):
+def test_the_method_runs_on_a_mixer(federation, chosen):
     """Token mixing has other shapes than channel mixing; with an adapter on the patches there is a convolution too."""
-    changes = {"method": name, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True}
+    changes = {**chosen, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True}
     small = federation({**changes, "federation.depths": [9, 6, 3], "federation.rounds": 1})
     start, updates = one_round(small)
     shapes = {tuple(tensor.shape) for tensor in start.state.adapter.values()}

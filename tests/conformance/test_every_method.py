@@ -18,6 +18,7 @@ from fedsweep.models.layered import layer_of, names_within
 from fedsweep.seeding import stream
 from fedsweep.types import LayerAllocation, RoundResult
 from tests.compare import copied, frozen, identical, identical_rounds, memory, tensors_in
+from tests.conformance.conftest import METHODS
 from tests.conformance.rounds import one_round
 
 ROW_SUMS = {
@@ -26,6 +27,7 @@ ROW_SUMS = {
     "all_small": lambda depths, layers: [min(depths)] * len(depths),
     "inclusivefl": lambda depths, layers: depths,
     "depthfl": lambda depths, layers: depths,
+    "fedbrick": lambda depths, layers: depths,
 }
 """Blocks that each client runs, from the clients' depths and L. A new method adds its line."""
 
@@ -33,9 +35,9 @@ NOT_METHODS = {"__init__.py", "base.py"}
 
 
 @pytest.fixture
-def small(federation, name: str) -> Federation:
+def small(federation, chosen) -> Federation:
     """Clients of depth 2, 1 and 3: some blocks have no holder."""
-    return federation({"method": name, "federation.depths": [2, 1, 3]})
+    return federation({**chosen, "federation.depths": [2, 1, 3]})
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +47,10 @@ def played() -> dict[str, list[RoundResult]]:
 
 
 @pytest.fixture
-def straight(federation, name, played) -> list[RoundResult]:
+def straight(federation, name, chosen, played) -> list[RoundResult]:
     """The plain run of a method: the untuned model and two rounds."""
     if name not in played:
-        played[name] = list(federate(federation({"method": name})))
+        played[name] = list(federate(federation(chosen)))
     return played[name]
 
 
@@ -57,30 +59,30 @@ def test_the_list_holds_every_method_file():
     files = {path.stem for path in folder.glob("*.py") if path.name not in NOT_METHODS}
     assert {method.model_fields["name"].default for method in ALL} == files
     assert {method.__module__ for method in ALL} == {f"fedsweep.methods.{file}" for file in files}
-    assert set(ROW_SUMS) == files
-    assert len(ALL) == len(files) >= 5
+    assert set(ROW_SUMS) == {method["name"] for method in METHODS} == files
+    assert len(ALL) == len(files) >= 6
 
 
-def test_another_seed_gives_another_run(federation, name, straight):
+def test_another_seed_gives_another_run(federation, chosen, straight):
     assert len(straight) == 3
-    for left, right in zip(straight, federate(federation({"method": name, "seed": 1})), strict=True):
+    for left, right in zip(straight, federate(federation({**chosen, "seed": 1})), strict=True):
         assert not identical(left.state.adapter, right.state.adapter)
 
 
-def test_the_same_seed_gives_the_same_bits_whatever_the_global_generators_which_stay(federation, name, straight):
+def test_the_same_seed_gives_the_same_bits_whatever_the_global_generators_which_stay(federation, chosen, straight):
     def generators() -> list[object]:
         return [torch.get_rng_state(), random.getstate(), [str(part) for part in np.random.get_state(legacy=True)]]
 
     torch.manual_seed(1)
     random.seed(1)
     before = generators()
-    again = list(federate(federation({"method": name})))
+    again = list(federate(federation(chosen)))
     assert identical(before, generators())
     assert identical_rounds(straight, again)
 
 
-def test_stopping_and_resuming_equals_going_straight_through(federation, name, tmp_path):
-    changes = {"method": name, "federation.clients_per_round": 2}
+def test_stopping_and_resuming_equals_going_straight_through(federation, chosen, tmp_path):
+    changes = {**chosen, "federation.clients_per_round": 2}
     straight = list(federate(federation(changes)))
     fresh = federation(changes)
     for stop in (0, 1):
@@ -108,8 +110,8 @@ def test_the_order_of_arrival_is_irrelevant(small):
 
 
 @pytest.mark.parametrize("per_round", [None, 2])
-def test_the_order_of_the_client_list_is_irrelevant(federation, name, per_round):
-    given = federation({"method": name, "federation.clients_per_round": per_round})
+def test_the_order_of_the_client_list_is_irrelevant(federation, chosen, per_round):
+    given = federation({**chosen, "federation.clients_per_round": per_round})
     start = next(federate(given))
     first = list(federate(given, start))
     turned = replace(given, clients=list(reversed(given.clients)))
@@ -163,11 +165,11 @@ def test_every_update_lies_in_what_its_client_trains(small):
             assert tensor.shape == start.state.adapter[name].shape
 
 
-def test_an_allocation_has_as_many_blocks_as_fit(federation, name):
+def test_an_allocation_has_as_many_blocks_as_fit(federation, chosen):
     depths = [12, 5, 2]
-    federated = federation({"method": name, "federation.depths": depths})
+    federated = federation({**chosen, "federation.depths": depths})
     state = federated.initial_state()
-    expected = ROW_SUMS[name](depths, 12)
+    expected = ROW_SUMS[chosen["method"]["name"]](depths, 12)
     for round in range(1, 21):
         rng = stream(0, "allocation", round)
         rows = federated.method.allocate(state, federated.clients, federated.server, rng)
@@ -205,8 +207,8 @@ def test_aggregation_changes_neither_state_nor_updates(small):
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_copies_of_one_update_average_to_it(federation, name, weights):
-    small = federation({"method": name, "aggregation.weights": weights})
+def test_copies_of_one_update_average_to_it(federation, chosen, weights):
+    small = federation({**chosen, "aggregation.weights": weights})
     start, updates = one_round(small)
     copies = [
         replace(updates[0], client=f"client {number}", num_examples=examples)
@@ -218,8 +220,8 @@ def test_copies_of_one_update_average_to_it(federation, name, weights):
     assert any(not torch.equal(updates[0].adapter[name], start.state.adapter[name]) for name in updates[0].adapter)
 
 
-def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, name):
-    promised = tiny.override({"method": name}, "test").metrics()
+def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, chosen):
+    promised = tiny.override(chosen, "test").metrics()
     untuned, *rounds = straight
     assert len(rounds) == 2
     assert len(promised) == len(set(promised)) == 3 + 3 + 1 + 5 + 4

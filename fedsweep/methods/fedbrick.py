@@ -1,0 +1,239 @@
+"""FedBRICK: Structural Bias Aware Heterogeneous Foundation Model Federated Tuning.
+
+Yuhang Zhang, Xianda Wang, Wei Sun, Jiaxuan Chen, Fangxin Wang. Over a depth method, which decides who holds which
+blocks, what a client minimises and how updates are averaged.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal, cast
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsweep.aggregation import AggregationConfig
+from fedsweep.distillation import activations, distil
+from fedsweep.methods.base import Allocations, FederatedMethod, Server
+from fedsweep.methods.depthfl import DepthFL
+from fedsweep.methods.fedra import FedRA
+from fedsweep.methods.inclusivefl import InclusiveFL
+from fedsweep.models.brick import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
+from fedsweep.models.layered import LayeredModel, Path, Step, completed, names_within
+from fedsweep.seeding import stream
+from fedsweep.training import CohortTrainer, LocalTask, Objective
+from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
+
+DepthMethod = Annotated[FedRA | InclusiveFL | DepthFL, Field(discriminator="name")]
+SHARED = "shared"
+"""The one set of BRICKs where domains have none of their own."""
+
+
+class FedBRICK(FederatedMethod):
+    """BRICKs in place of the blocks that a client does not hold, distilled on the server and on the clients.
+
+    Everything that concerns the blocks is the depth method's, for which a client with BRICKs is one of L blocks. The
+    BRICKs are part of the adapter, as `bricks.<set>.<block>.<factor>`; a set is a domain's.
+    """
+
+    name: Literal["fedbrick"] = "fedbrick"
+    over: DepthMethod = Field(FedRA(), description="the depth method that it enhances: fedra, inclusivefl or depthfl")
+    brick: bool = Field(True, description="false: the depth method as it is, bit for bit")
+    rank: int = Field(8, gt=0, description="r, rows of a BRICK's A1 and A2")
+    gate: Gate = Field("softmax", description="sigma of Eq. 19: softmax over the features, or a sigmoid for each")
+    domains: Literal["own", "shared"] = Field("own", description="BRICKs for each domain, or one set for all")
+    server_epochs: int = Field(10, ge=0, description="epochs of the server's distillation before a round; 0 for none")
+    server_lr: float = Field(1e-4, gt=0, description="learning rate of its Adam")
+    lambda_w: float = Field(0.01, ge=0, description="stage I: tether of the retained blocks' adapters (Eq. 21)")
+    lambda_theta: float = Field(0.005, ge=0, description="stage I: tether of the missing blocks' BRICKs (Eq. 21)")
+    lambda_d: float = Field(0.01, ge=0, description="stage II: weight of the distillation (Eq. 24)")
+    compensate: bool = Field(True, description="stage I; false: the depth method's own local training in its place")
+    parallel: bool = Field(True, description="stage II; false: retained blocks' BRICKs are not trained on clients")
+    anneal: bool = Field(True, description="stage II goes from the block to its BRICK; false: half of each throughout")
+
+    @property
+    def needs_proxy(self) -> bool:
+        """The server's distillation does."""
+        return self.brick and self.server_epochs > 0
+
+    def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
+        """What the depth method asks for; DepthFL's heads follow the completed walk."""
+        try:
+            self.over.check(capacities, num_layers, aggregation)
+        except ValueError as error:
+            raise ValueError(str(error).replace("`method.", "`method.over.")) from None
+        if self.brick and not self.compensate and self.over.name == "depthfl":
+            raise ValueError(
+                "`method.compensate` must be true over `method.over` depthfl, whose clients have heads all along the "
+                "completed walk, but it is false"
+            )
+
+    def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
+        """BRICKs for every block and set, beside what the depth method adds for clients of L blocks."""
+        self.over.prepare(model, {model.num_layers} if self.brick else depths, domains, seed)
+        if self.brick:
+            add_bricks(model, {self.set_of(domain) for domain in domains}, self.rank, self.gate, seed)
+
+    def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
+        """The depth method's state; the BRICKs are in its adapter."""
+        return self.over.init(model, clients, replace(server, depths=(server.num_layers,)) if self.brick else server)
+
+    def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
+        """Eq. 20: for each set, BRICKs learn what the global blocks do to the server's images of its domain."""
+        state = self.over.begin_round(state, server, trainer)
+        if not self.needs_proxy:
+            return state
+        model, adapter, size = trainer.model, dict(state.adapter), trainer.local.batch_size
+        model.load_adapter(adapter)
+        for name in sorted(model.bricks):
+            names = {one: [f"bricks.{name}.{layer}.{one}" for layer in range(model.num_layers)] for one in FACTORS}
+            stacked = {one: torch.stack([adapter[each] for each in names[one]]) for one in FACTORS}
+            passed = activations(model, self._proxies(name, server), size)
+            rng = stream(trainer.seed, "distillation", trainer.round, name)
+            learned = distil(stacked, passed, self.gate, self.server_epochs, self.server_lr, size, rng)
+            for one in FACTORS:
+                adapter |= {each: part.clone() for each, part in zip(names[one], learned[one], strict=True)}
+        return replace(state, adapter=adapter)
+
+    def allocate(
+        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
+    ) -> dict[ClientId, LayerAllocation]:
+        """The depth method's blocks; with them all BRICKs of the client's own set, and the heads of a whole walk."""
+        rows = self.over.allocate(state, cohort, server, rng)
+        if not self.brick:
+            return rows
+        heads = self.over.absent_heads(state, server.num_layers, server.num_layers)  # none is, but for DepthFL's
+        sets = sorted({name.split(".")[1] for name in state.adapter if name.startswith("bricks.")})
+        return {
+            one.id: replace(
+                rows[one.id],
+                without=(*heads, *(f"bricks.{name}." for name in sets if name != self.set_of(one.domain))),
+            )
+            for one in cohort
+        }
+
+    def objective(self, round: int, rounds: int) -> Objective:
+        """The depth method's: L_task."""
+        return self.over.objective(round, rounds)
+
+    @property
+    def has_stand_ins(self) -> bool:
+        """Unless stage I is left out."""
+        return self.brick and self.compensate
+
+    def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
+        """The client's BRICKs."""
+        return {one.layer: one for one in self._in_place(model, client)} if self.has_stand_ins else {}
+
+    def local_updates(
+        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
+    ) -> list[ClientUpdate]:
+        """Two-stage tuning: stage I trains adapters, heads and the missing blocks' BRICKs, stage II the others."""
+        if not self.brick:
+            return self.over.local_updates(state, cohort, allocations, trainer)
+        parameters = trainer.model.trainable()
+        rows = [allocations[client.id] for client in cohort]
+        first = [self._stage_one(state, *one, trainer, parameters) for one in zip(cohort, rows, strict=True)]
+        updates = trainer.fit(first)
+        if not self.parallel:
+            return updates
+        pairs = zip(first, updates, strict=True)
+        second = trainer.fit([self._stage_two(task, update, trainer) for task, update in pairs])
+        return [replace(one, adapter=one.adapter | other.adapter) for one, other in zip(updates, second, strict=True)]
+
+    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
+        """As the depth method does; a BRICK is averaged within its set, over those who trained it."""
+        return self.over.aggregate(state, updates, server)
+
+    def predict(self, state: ServerState, model: LayeredModel, images: Tensor, client: Client | None = None) -> Tensor:
+        """The depth method's prediction of the global model, which has all blocks and needs no BRICK."""
+        return self.over.predict(state, model, images, client)
+
+    def _stage_one(
+        self,
+        state: ServerState,
+        client: Client,
+        row: LayerAllocation,
+        trainer: CohortTrainer,
+        parameters: Mapping[str, Tensor],
+    ) -> LocalTask:
+        """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk."""
+        within = names_within(state.adapter, range(trainer.model.num_layers), row.without)
+        start = {name: state.adapter[name] for name in within}
+        base, names = self.objective(trainer.round, trainer.rounds), names_within(start, row.trained, row.without)
+        if not self.compensate:
+            return LocalTask(client, start, row, base, names=[name for name in names if brick_of(name) is None])
+        names = [name for name in names if brick_of(name) not in row.held]
+        tethers = [
+            Tether(self.lambda_w, [name for name in names if ".lora_" in name], parameters, start),
+            Tether(self.lambda_theta, [name for name in names if brick_of(name) is not None], parameters, start),
+        ]
+        whole = completed(row.held, self.stand_ins(trainer.model, client))
+
+        def objective(model: LayeredModel, images: Tensor, labels: Tensor, path: Path) -> Tensor:
+            loss = base(model, images, labels, path)
+            for tether in tethers:
+                loss = tether.added_to(loss)
+            return loss
+
+        return LocalTask(client, start, row, objective, lambda _: whole, names)
+
+    def _stage_two(self, task: LocalTask, update: ClientUpdate, trainer: CohortTrainer) -> LocalTask:
+        """Eq. 24: L_task + lambda_d / |S_k| sum ||E(x) - f(x)||^2, with f and E in parallel at the blocks held."""
+        held, base = task.allocation.held, self.objective(trainer.round, trainer.rounds)
+        in_place = self._in_place(trainer.model, task.client)
+
+        def path(over: float) -> Path:
+            share = 1 - over if self.anneal else 0.5  # alpha of Eq. 22
+            return [Blend(one.layer, one.brick, share) if one.layer in held else one for one in in_place]
+
+        def objective(model: LayeredModel, images: Tensor, labels: Tensor, path: Path) -> Tensor:
+            loss = base(model, images, labels, path)
+            gaps = [step.gap for step in path if isinstance(step, Blend) and step.gap is not None]
+            return loss + self.lambda_d * torch.stack(gaps).mean()
+
+        names = [name for name in task.start if brick_of(name) in held]
+        return LocalTask(
+            task.client, task.start | update.adapter, task.allocation, objective, path, names, session=task.session + 1
+        )
+
+    def set_of(self, domain: str) -> str:
+        """The name of a domain's BRICKs, as a part of their tensors' names; it has no dot and is no attribute."""
+        return SHARED if self.domains == "shared" else "for_" + domain.replace("%", "%25").replace(".", "%2E")
+
+    def _in_place(self, model: LayeredModel, client: Client) -> list[InPlace]:
+        bricks = cast(nn.ModuleList, model.bricks[self.set_of(client.domain)])
+        return [InPlace(layer, cast(Brick, brick)) for layer, brick in enumerate(bricks)]
+
+    def _proxies(self, name: str, server: Server) -> list[ImageSet]:
+        """The server's images of a set's domain; of all domains, where the set is none's own."""
+        own = [images for domain, images in server.proxy.items() if self.set_of(domain) == name]
+        return own or list(server.proxy.values())
+
+
+class Tether:
+    """lambda ||x - x^t||^2 over several tensors, of which `parameters` are those in use and `start` the x^t."""
+
+    def __init__(
+        self, weight: float, names: Sequence[str], parameters: Mapping[str, Tensor], start: AdapterState
+    ) -> None:
+        self.weight = weight
+        self.tensors = [parameters[name] for name in names]
+        self.start = torch.cat([start[name].flatten() for name in names]) if names else None
+
+    def added_to(self, loss: Tensor) -> Tensor:
+        """The loss with its tether."""
+        if self.start is None or not self.weight:
+            return loss
+        now = torch.cat([one.flatten() for one in self.tensors])
+        return loss + self.weight * (now - self.start).square().sum()
+
+
+def brick_of(name: str) -> int | None:
+    """The block whose BRICK a tensor belongs to, None if to no BRICK.
+
+    >>> brick_of("bricks.for_sketch.7.a1"), brick_of("backbone.blocks.7.attn.proj.lora_A.default.weight")
+    (7, None)
+    """
+    return int(name.split(".")[2]) if name.startswith("bricks.") else None

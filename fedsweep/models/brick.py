@@ -1,0 +1,84 @@
+"""BRICKs: small modules that run in place of a block, or beside it (FedBRICK, Eqs. 17 to 19 and 23)."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.models.layered import LayeredModel
+from fedsweep.seeding import derived_seed
+
+Gate = Literal["softmax", "sigmoid"]
+"""sigma of Eq. 19: softmax over the features (the paper), or the logistic function of each."""
+FACTORS = ("a1", "b1", "a2", "b2")
+
+
+def brick(x: Tensor, factors: Mapping[str, Tensor], gate: Gate) -> Tensor:
+    """E(x) = x * sigma(B1 A1 x) + B2 A2 x + x, for each token: (..., tokens, d) to the same shape.
+
+    `factors` are a1 and a2 of (..., r, d), b1 and b2 of (..., d, r): with leading dimensions, several BRICKs at once.
+    """
+    x1 = x @ factors["a1"].mT @ factors["b1"].mT
+    x2 = x @ factors["a2"].mT @ factors["b2"].mT
+    weight = torch.softmax(x1, dim=-1) if gate == "softmax" else torch.sigmoid(x1)
+    return torch.addcmul(x, x, weight) + x2
+
+
+class Brick(nn.Module):
+    """The 4 r d values of one BRICK, trainable. B1 and B2 start at zero: then E(x) is x (1 + 1/d) with softmax."""
+
+    def __init__(self, width: int, rank: int, gate: Gate) -> None:
+        super().__init__()
+        self.gate: Gate = gate
+        shapes = ((rank, width), (width, rank))
+        for name, shape in zip(FACTORS, shapes * 2, strict=True):
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """E(x) of tokens (batch, tokens, d)."""
+        return brick(tokens, cast(dict[str, Tensor], self._parameters), self.gate)
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """A step of a walk: a BRICK instead of the block."""
+
+    layer: int
+    brick: Brick
+
+    def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
+        """a = E(a)."""
+        out: Tensor = self.brick(tokens)
+        return out
+
+
+@dataclass
+class Blend:
+    """A step of a walk: the block and its BRICK in parallel. Made anew for each walk, whose `gap` it keeps."""
+
+    layer: int
+    brick: Brick
+    share: float
+    """Of the block in what goes on; 1 is the block alone, 0 the BRICK alone."""
+    gap: Tensor | None = None
+    """After the walk: the mean over all elements of (E(a) - f(a))^2, without a gradient into f."""
+
+    def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
+        """share f(a) + (1 - share) E(a) (Eq. 23)."""
+        block, stand_in = model.block(self.layer, tokens), self.brick(tokens)
+        self.gap = (stand_in - block.detach()).square().mean()
+        return torch.lerp(stand_in, block, self.share)
+
+
+def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, seed: int) -> None:
+    """A BRICK for every block in each of these sets, under `bricks.<set>.<block>`, trainable; A Kaiming-uniform."""
+    width = cast(int, model.backbone.num_features)
+    for name in sorted(sets):
+        model.bricks[name] = nn.ModuleList(Brick(width, rank, gate) for _ in range(model.num_layers))
+    for name, parameter in model.bricks.named_parameters(prefix="bricks"):
+        if name.endswith((".a1", ".a2")):
+            generator = torch.Generator().manual_seed(derived_seed(seed, "brick", name))
+            nn.init.kaiming_uniform_(parameter.data, a=math.sqrt(5), generator=generator)

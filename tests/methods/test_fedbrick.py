@@ -1,0 +1,301 @@
+"""What only FedBRICK promises; its losses against tests/references/fedbrick.py."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedsweep.errors import UserError
+from fedsweep.federation import Federation, federate
+from fedsweep.models.layered import layer_of
+from fedsweep.seeding import stream
+from fedsweep.training import CohortTrainer, LocalTask
+from fedsweep.types import ClientUpdate
+from tests.compare import identical, moved
+from tests.conformance.rounds import one_round
+from tests.references import fedbrick as reference
+
+BASES = ("fedra", "inclusivefl", "depthfl")
+SAME_IMAGES = {"partition.proxy_share": 0.2, "lora.dropout": 0.0, "federation.depths": [12, 5, 2]}
+
+
+@pytest.fixture
+def make(federation) -> Callable[..., Federation]:
+    """FedBRICK in miniature with other hyperparameters: `make(lambda_w=1.0)`."""
+
+    def built(changes=None, **method):
+        chosen = {"name": "fedbrick", "server_epochs": 2, "server_lr": 0.01, **method}
+        return federation({"method": chosen, **SAME_IMAGES, **(changes or {})})
+
+    return built
+
+
+@pytest.fixture
+def heard(monkeypatch) -> list[tuple[list[LocalTask], list[ClientUpdate]]]:
+    """What the trainer was given and gave, session by session."""
+    sessions, fit = [], CohortTrainer.fit
+
+    def listening(self, tasks):
+        updates = fit(self, tasks)
+        sessions.append((list(tasks), updates))
+        return updates
+
+    monkeypatch.setattr(CohortTrainer, "fit", listening)
+    return sessions
+
+
+def bricks_in(adapter, prefix="bricks."):
+    return {name: one for name, one in adapter.items() if name.startswith(prefix)}
+
+
+def others_in(adapter):
+    return {name: one for name, one in adapter.items() if not name.startswith("bricks.")}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_switched_off_it_is_the_method_below_bit_for_bit(make, federation, base):
+    off = list(federate(make(brick=False, over={"name": base})))
+    plain = list(federate(federation({"method": base, **SAME_IMAGES})))
+    assert len(off) == len(plain) == 3
+    for ours, theirs in zip(off, plain, strict=True):
+        assert identical(ours.state, theirs.state)
+        assert identical(dict(ours.metrics), dict(theirs.metrics))
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_where_nothing_is_missing_and_nothing_tethered_adapters_and_heads_are_the_method_belows(make, federation, base):
+    """Stage II and the server train BRICKs alone, and the walk has none."""
+    whole = {"federation.depths": [12, 12, 12]}
+    ours = list(federate(make(whole, lambda_w=0.0, over={"name": base})))
+    theirs = list(federate(federation({"method": base, **SAME_IMAGES, **whole})))
+    for one, other in zip(ours, theirs, strict=True):
+        assert identical(others_in(one.state.adapter), other.state.adapter)
+        assert one.metrics["loss/test"] == other.metrics["loss/test"]
+    assert len(moved(bricks_in(ours[0].state.adapter), bricks_in(ours[2].state.adapter))) == 3 * 12 * 4
+
+
+def as_arrays(model, held, bricks):
+    """Blocks and BRICKs as functions of numpy's arrays, in float64."""
+    factors = {layer: [getattr(bricks[layer], one).detach().double().numpy() for one in ("a1", "b1", "a2", "b2")]
+               for layer in range(12)}  # fmt: skip
+
+    def block(layer):
+        return lambda tokens: model.block(layer, torch.tensor(tokens, dtype=torch.float32)).detach().double().numpy()
+
+    def brick(layer):
+        return lambda tokens: np.array(
+            [[reference.brick(token, *factors[layer], "softmax") for token in image] for image in tokens]
+        )
+
+    return [block(layer) if layer in held else None for layer in range(12)], [brick(layer) for layer in range(12)]
+
+
+def logits_of(model, tokens):
+    return model.classify(torch.tensor(tokens, dtype=torch.float32)).detach().double().numpy()
+
+
+@pytest.fixture
+def stages(make, heard):
+    """The tasks of client inverted, of 5 blocks, in both stages, and a model whose values are none of the start's."""
+    small = make(lambda_w=0.3, lambda_theta=0.2, lambda_d=0.7)
+    start, _ = one_round(small)
+    tasks = [session[0] for session, _ in heard]
+    generator = torch.Generator().manual_seed(5)
+    elsewhere = {
+        name: one + 0.05 * torch.randn(one.shape, generator=generator) for name, one in start.state.adapter.items()
+    }
+    small.model.load_adapter(elsewhere)
+    return small, start.state.adapter, elsewhere, tasks
+
+
+def test_stage_one_minimises_equation_21_on_the_completed_walk(stages):
+    small, sent, now, (task, _) = stages
+    model, client, held = small.model, task.client, task.allocation.held
+    images, labels = client.train.take(torch.arange(3))
+    bricks = model.bricks[small.method.set_of(client.domain)]
+    blocks, stand_ins = as_arrays(model, held, bricks)
+    tokens = model.embed(model.normalize(images)).detach().double().numpy()
+    logits = logits_of(model, reference.stage_one_walk(tokens, blocks, stand_ins, held))
+    kept = [name for name in sent if ".lora_" in name and layer_of(name) in held]
+    missing = [f"bricks.for_{client.domain}.{layer}.{one}" for layer in range(12) if layer not in held
+               for one in ("a1", "b1", "a2", "b2")]  # fmt: skip
+    assert (len(held), len(kept), len(missing)) == (5, 5 * 4, 7 * 4)
+    arrays = {name: (now[name].double().numpy(), sent[name].double().numpy()) for name in (*kept, *missing)}
+    weights, old = ({name: arrays[name][place] for name in kept} for place in (0, 1))
+    theta, old_theta = ({name: arrays[name][place] for name in missing} for place in (0, 1))
+    expected = reference.stage_one_loss(logits, labels.numpy(), weights, old, theta, old_theta, 0.3, 0.2)
+    assert task.objective(model, images, labels, task.walk(0.0)).item() == pytest.approx(expected, rel=1e-5)
+    untethered = reference.cross_entropy(logits, labels.numpy())
+    assert expected > untethered + 1
+
+
+@pytest.mark.parametrize("over", [0.0, 0.25, 0.75])
+def test_stage_two_minimises_equation_24_on_annealed_blends(stages, over):
+    small, _, _, (_, task) = stages
+    model, client, held = small.model, task.client, task.allocation.held
+    images, labels = client.train.take(torch.arange(3))
+    blocks, stand_ins = as_arrays(model, held, model.bricks[small.method.set_of(client.domain)])
+    tokens = model.embed(model.normalize(images)).detach().double().numpy()
+    share = reference.alpha(int(over * 4), 4)
+    out, gaps = reference.stage_two_walk(tokens, blocks, stand_ins, held, share)
+    expected = reference.stage_two_loss(logits_of(model, out), labels.numpy(), gaps, 0.7)
+    assert task.objective(model, images, labels, task.walk(over)).item() == pytest.approx(expected, rel=1e-5)
+    assert len(gaps) == 5
+    assert share == 1 - over
+
+
+def test_each_stage_trains_what_it_names(make, heard):
+    small = make()
+    start, updates = one_round(small)
+    (first, after_one), (second, after_two) = heard
+    for one, other, between, end, update in zip(first, second, after_one, after_two, updates, strict=True):
+        held, own = set(one.allocation.held), f"bricks.for_{one.client.domain}."
+        blocks = {layer_of(name) for name in others_in(between.adapter)}
+        assert blocks == {None, *held}
+        assert {int(name.split(".")[2]) for name in bricks_in(between.adapter)} == set(range(12)) - held
+        assert {int(name.split(".")[2]) for name in end.adapter} == held
+        assert all(name.startswith(own) for name in (*bricks_in(between.adapter), *end.adapter))
+        assert identical({**between.adapter, **end.adapter}, dict(update.adapter))
+        assert identical(other.start, {**one.start, **between.adapter})  # stage II goes on from stage I
+        assert (one.session, other.session) == (0, 1)
+        for name, tensor in update.adapter.items():
+            if "lora_A" not in name:
+                assert not torch.equal(tensor, start.state.adapter[name]), name
+
+
+def test_without_annealing_half_of_each_goes_on(make, heard):
+    one_round(make(anneal=False))
+    task = heard[1][0][0]
+    assert {step.share for over in (0.0, 0.9) for step in task.walk(over) if hasattr(step, "share")} == {0.5}
+
+
+def test_without_stage_two_only_the_missing_blocks_bricks_are_sent(make, heard):
+    _, updates = one_round(make(parallel=False))
+    assert len(heard) == 1
+    counts = {one.client: len(bricks_in(one.adapter)) for one in updates}
+    assert counts == {"plain": 0, "inverted": 7 * 4, "noisy": 10 * 4}
+
+
+def test_without_stage_one_adapters_and_heads_are_the_method_belows(make, federation):
+    _, updates = one_round(make(compensate=False))
+    plain = federation({"method": "fedra", **SAME_IMAGES})
+    _, theirs = one_round(plain)
+    for one, other in zip(updates, theirs, strict=True):
+        assert identical(others_in(one.adapter), dict(other.adapter))
+        held = set(one.allocation.held)
+        assert {int(name.split(".")[2]) for name in bricks_in(one.adapter)} == held
+
+
+def test_the_server_distils_the_bricks_of_every_domain_and_nothing_else(make):
+    small = make({"evaluation.metrics": ["structural_bias"]}, server_epochs=20)
+    before = small.initial_state()
+    after = small.method.begin_round(before, small.server, small.trainer.at(1))
+    assert identical(others_in(before.adapter), others_in(after.adapter))
+    assert len(moved(bricks_in(before.adapter), bricks_in(after.adapter))) == 3 * 12 * 4
+    errors = [
+        small.biased(state, small.cohort(1), small.method.allocate(state, small.cohort(1), small.server,
+                     stream(0, "allocation", 1)), 1)["structural_bias/brick_error"]
+        for state in (before, after)
+    ]  # fmt: skip
+    assert errors[1] < 0.9 < 0.95 < errors[0] < 1.05
+    again = small.method.begin_round(before, small.server, small.trainer.at(2))
+    assert not identical(after.adapter, again.adapter)  # batches of its own in each round
+    none = make(server_epochs=0)
+    assert identical(none.method.begin_round(before, none.server, none.trainer.at(1)), before)
+
+
+def test_a_domains_bricks_are_learned_from_its_own_images(make):
+    small = make()
+    start = small.initial_state()
+    swapped = dict(small.server.proxy) | {"noisy": small.server.proxy["plain"]}
+    one, other = (
+        small.method.begin_round(start, replace(small.server, proxy=proxy), small.trainer.at(1)).adapter
+        for proxy in (small.server.proxy, swapped)
+    )
+    assert {name.split(".")[1] for name in moved(one, other)} == {"for_noisy"}
+
+
+def test_bricks_are_averaged_within_their_domain_by_images(make):
+    two_each = {
+        "partition": {"name": "feature_label_skew", "clients_per_domain": 2, "min_size": 3, "proxy_share": 0.2},
+        "federation.depths": [4],
+    }
+    small = make(two_each)
+    start, updates = one_round(small)
+    after = small.method.aggregate(start.state, updates, small.server).adapter
+    for domain in ("plain", "inverted", "noisy"):
+        pair = [one for one in updates if one.client.startswith(f"{domain}/")]
+        weights = [one.num_examples for one in pair]
+        assert len(set(weights)) == 2
+        for name in bricks_in(after, f"bricks.for_{domain}."):
+            mean = sum(one.adapter[name] * weight for one, weight in zip(pair, weights, strict=True)) / sum(weights)
+            torch.testing.assert_close(after[name], mean)
+            assert not any(name in one.adapter for one in updates if one not in pair)
+
+
+def test_shared_bricks_are_everyones(make):
+    small = make(domains="shared")
+    start, updates = one_round(small)
+    assert {name.split(".")[1] for name in bricks_in(start.state.adapter)} == {"shared"}
+    assert all(len(bricks_in(one.adapter)) == 12 * 4 for one in updates)
+    fewer = replace(small.server, proxy={"plain": small.server.proxy["plain"]})
+    begun = [small.method.begin_round(small.initial_state(), one, small.trainer.at(1)) for one in (small.server, fewer)]
+    assert not identical(*begun)  # learned from the images of all
+
+
+def test_clients_of_a_pool_have_bricks_from_the_images_of_all_domains(make):
+    small = make({"partition": {"name": "iid", "clients": 3, "proxy_share": 0.2}})
+    start, _ = one_round(small)
+    assert {name.split(".")[1] for name in bricks_in(start.state.adapter)} == {"for_pool"}
+    assert list(federate(small))[-1].round == 2
+
+
+def test_a_domains_name_may_have_dots_and_be_an_attributes():
+    from fedsweep.methods.fedbrick import FedBRICK
+
+    names = ["v1.5", "v1%2E5", "train", "keys", "shared"]
+    sets = [FedBRICK().set_of(name) for name in names]
+    assert len(set(sets)) == len(names)
+    modules = torch.nn.ModuleDict({name: torch.nn.Identity() for name in sets})
+    assert list(modules) == sets
+
+
+def test_the_heads_of_depthfl_are_those_of_whole_walks(make):
+    small = make(over={"name": "depthfl"})
+    _, updates = one_round(small)
+    heads = [{name.split(".")[1] for name in one.adapter if name.startswith("heads.")} for one in updates]
+    assert heads == [{"3", "6", "9"}] * 3
+    assert all(any(name.startswith("backbone.head") for name in one.adapter) for one in updates)
+
+
+def test_bytes_and_parameters_count_the_bricks_of_ones_own_domain(make):
+    on, off = (list(federate(make({"federation.rounds": 1}, brick=brick)))[-1].metrics for brick in (True, False))
+    bricks = 12 * 4 * 8 * 64
+    for name, clients, size in (("bytes/up", 3, 4), ("bytes/down", 3, 4), ("parameters/held", 1, 1)):
+        assert on[name] - off[name] == clients * size * bricks
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"method": "fedbrick", "partition.proxy_share": 0.0},
+         "`method` fedbrick trains on images of the server and needs a `partition.proxy_share` above 0, but it is 0."),
+        ({"method": {"name": "fedbrick", "over": {"name": "depthfl"}, "compensate": False}},
+         "`method.compensate` must be true over `method.over` depthfl"),
+        ({"method": {"name": "fedbrick", "over": {"name": "depthfl", "heads": [5, 3]}}},
+         "`method.over.heads` must ascend between 1 and 11"),
+        ({"method": {"name": "fedbrick", "over": {"name": "all_large"}}},
+         "`method.over.name` must be one of fedra, inclusivefl, depthfl, but it is `all_large`"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_sentence(tiny, changes, sentence):
+    with pytest.raises(UserError) as refusal:
+        tiny.override({"partition.proxy_share": 0.2, **changes}, "test")
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize("method", [{"brick": False}, {"server_epochs": 0}])
+def test_without_distillation_the_server_needs_no_images(tiny, method):
+    tiny.override({"method": {"name": "fedbrick", **method}}, "test")

@@ -1,0 +1,88 @@
+"""The server's distillation: all blocks at once are each block alone, and torch's own Adam."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedsweep.distillation import Adam, activations, distil
+from fedsweep.models.brick import FACTORS, brick
+from fedsweep.types import ImageSet
+
+LAYERS, IMAGES, TOKENS, WIDTH, RANK = 4, 11, 3, 6, 2
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def stacked():
+    return {
+        name: random(LAYERS, *shape, seed=place)
+        for place, (name, shape) in enumerate(zip(FACTORS, [(RANK, WIDTH), (WIDTH, RANK)] * 2, strict=True))
+    }
+
+
+@pytest.fixture
+def passed():
+    return random(LAYERS + 1, IMAGES, TOKENS, WIDTH, seed=9)
+
+
+def one_by_one(stacked, passed, gate, epochs, lr, batch_size, rng):
+    """A loop over blocks, each with torch.optim.Adam and its own pass over the same batches."""
+    orders = [rng.permutation(IMAGES) for _ in range(epochs)]
+    learned = []
+    for layer in range(LAYERS):
+        factors = {name: one[layer].clone().requires_grad_() for name, one in stacked.items()}
+        optimizer = torch.optim.Adam(factors.values(), lr=lr)
+        for order in orders:
+            for start in range(0, IMAGES, batch_size):
+                chosen = order[start : start + batch_size]
+                gap = brick(passed[layer, chosen], factors, gate) - passed[layer + 1, chosen]
+                optimizer.zero_grad()
+                (gap**2).mean().backward()
+                optimizer.step()
+        learned.append({name: one.detach() for name, one in factors.items()})
+    return {name: torch.stack([one[name] for one in learned]) for name in FACTORS}
+
+
+@pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
+def test_all_blocks_side_by_side_are_each_block_alone(stacked, passed, gate):
+    ours = distil(stacked, passed, gate, 5, 0.01, 4, np.random.default_rng(3))
+    theirs = one_by_one(stacked, passed, gate, 5, 0.01, 4, np.random.default_rng(3))
+    for name in FACTORS:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+        assert (ours[name] - stacked[name]).abs().amax(dim=(1, 2)).min() > 0.01  # every block has moved
+
+
+def test_what_is_distilled_is_left_as_it_was(stacked, passed):
+    kept = {name: one.clone() for name, one in stacked.items()}
+    distil(stacked, passed, "softmax", 1, 0.01, 4, np.random.default_rng(0))
+    assert all(torch.equal(stacked[name], kept[name]) for name in FACTORS)
+
+
+def test_adam_is_torchs():
+    theirs = [random(3, 2).requires_grad_(), random(5, seed=1).requires_grad_()]
+    ours = [one.detach().clone() for one in theirs]
+    adam, optimizer = Adam(ours, lr=0.03), torch.optim.Adam(theirs, lr=0.03)
+    for step in range(20):
+        gradients = [random(*one.shape, seed=2 + step) for one in ours]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        adam.step(gradients)
+        optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_activations_are_those_of_the_whole_model_whatever_the_batches(federation):
+    model = federation().model
+    images = torch.randint(256, (7, 3, 16, 16), dtype=torch.uint8)
+    sets = [ImageSet(images[:5], torch.zeros(5)), ImageSet(images[5:], torch.zeros(2))]
+    passed = activations(model, sets, batch_size=3)
+    assert passed.shape == (13, 7, 17, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(passed[0], model.embed(model.normalize(images)))
+        for layer in range(12):
+            torch.testing.assert_close(passed[layer + 1], model.block(layer, passed[layer]))
+        torch.testing.assert_close(model.classify(passed[-1]), model(images))
