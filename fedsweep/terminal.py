@@ -138,6 +138,46 @@ def show_plan(plan: Plan, estimate: bool = True) -> None:
         console.print(f"About {duration(seconds)}, from one round of the experiment measured now.")
 
 
+def show_counts(plan: Plan) -> None:
+    """Parameters of every arm's model beside a paper's, and of a client of each depth."""
+    from fedsweep.sweep.counts import COUNTS, count_parameters
+    from fedsweep.sweep.space import Parameters
+
+    measure, console = plan.space.measure, result_console()
+    classes = measure.classes if isinstance(measure, Parameters) else 0
+    arms = plan.space.arms()
+    counted = [count_parameters(plan.resolve(arm, plan.space.seeds[0]), classes) for arm in arms]
+    table = Table("arm", *(name.removeprefix("parameters/") for name in COUNTS), title=plan.name, title_justify="left")
+    for arm, one in zip(arms, counted, strict=True):
+        table.add_row(
+            arm_label(arm), *(f"{one.parameters[name]:,}" if name in one.parameters else "" for name in COUNTS)
+        )
+        if plan.reference is not None:
+            printed = [plan.reference.value(arm, name) for name in COUNTS]
+            table.add_row(
+                "  in the paper", *("" if value is None else _rounded(value) for value in printed), style="dim"
+            )
+    console.print(table)
+    clients = Table("arm", "blocks held", "parameters held", "BRICKs of these", "upload in bf16, bytes")
+    for arm, one in zip(arms, counted, strict=True):
+        for place, client in enumerate(one.clients):
+            share = (
+                f"{client.bricks:,} ({client.bricks / (client.held - client.bricks):.2%} more)" if client.bricks else ""
+            )
+            clients.add_row(
+                "" if place else arm_label(arm), str(client.depth), f"{client.held:,}", share, f"{client.bytes_up:,}"
+            )
+    console.print(clients)
+    console.print(f"Counted from shapes, with a head of {classes} classes; nothing was trained, nothing is recorded.")
+    if plan.reference is not None:
+        console.print(f"Paper: {plan.reference.source}.")
+
+
+def _rounded(value: float) -> str:
+    """As papers print counts: 86.4M, 43.0K."""
+    return f"{value / 1e6:.1f}M" if value >= 1e6 else f"{value / 1e3:.1f}K"
+
+
 def show_sweep(result: SweepResult, plan: Plan, page_command: str) -> None:
     """Report, close the parent run, and say where things are and which command opens MLflow's page."""
     from fedsweep.report import write_report

@@ -125,7 +125,8 @@ def _row(name: str, field: FieldInfo) -> list[str]:
     elif field.default_factory is not None:
         default = ""
     else:
-        default = f"`{json.dumps(field.default)}`"
+        given = field.default.model_dump()["name"] if isinstance(field.default, Config) else field.default
+        default = f"`{json.dumps(given)}`"
     kind = _kind(field.annotation).removesuffix(" or `null`")
     null = ["or `null`"] if NoneType in get_args(field.annotation) else []
     filled = ["not empty" for rule in field.metadata if getattr(rule, "min_length", None)]

@@ -167,6 +167,9 @@ def test_every_metric_is_documented():
     metrics = Plan.read("ablations/lora_rank", {}, {}).base.metrics()
     names = {"accuracy/domain/<name>" if name.startswith("accuracy/domain/") else name for name in metrics}
     assert len(names) == 14
+    asked = Plan.read("ablations/brick_over_depth_methods", {}, {}).base.metrics()
+    names |= {name for name in asked if name.startswith(("drift/", "structural_bias/"))}
+    assert len(names) == 14 + 7
     assert [name for name in sorted(names) if f"| `{name}` |" not in text] == []
 
 

@@ -95,6 +95,11 @@ def tune(
         changes = {**started.overrides, **changes}
         space_changes = {**started.options, **space_changes}
     plan = _plan(space, changes, space_changes)
+    if plan.space.measure.name == "parameters":
+        from fedsweep.terminal import show_counts
+
+        show_counts(plan)
+        return
     from fedsweep.sweep.tuner import check_resources, open_sweep, run_sweep
     from fedsweep.terminal import progress_console, show_plan, show_sweep
 
@@ -191,12 +196,13 @@ def show(
 
     from fedsweep.config import flat, parse_overrides, read_yaml
     from fedsweep.paths import find_either
-    from fedsweep.terminal import result_console, show_plan
+    from fedsweep.terminal import result_console, show_counts, show_plan
 
     changes = parse_overrides(overrides or [])
     kind, path = find_either(name)
     if kind == "search_spaces":
-        show_plan(_plan(name, changes, {}), estimate=False)
+        plan = _plan(name, changes, {})
+        show_counts(plan) if plan.space.measure.name == "parameters" else show_plan(plan, estimate=False)
         return
     from fedsweep.experiment import RunConfig
 

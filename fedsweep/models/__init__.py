@@ -33,4 +33,13 @@ def build_model(
     return model.eval()
 
 
-__all__ = ["BackboneConfig", "DigitsViT", "LayeredModel", "LoraConfig", "TimmBackbone", "build_model", "relative_norm"]
+__all__ = [
+    "BackboneConfig",
+    "DigitsViT",
+    "LayeredModel",
+    "LoraConfig",
+    "TimmBackbone",
+    "add_lora",
+    "build_model",
+    "relative_norm",
+]

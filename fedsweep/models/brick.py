@@ -81,4 +81,5 @@ def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, 
     for name, parameter in model.bricks.named_parameters(prefix="bricks"):
         if name.endswith((".a1", ".a2")):
             generator = torch.Generator().manual_seed(derived_seed(seed, "brick", name))
-            nn.init.kaiming_uniform_(parameter.data, a=math.sqrt(5), generator=generator)
+            fresh = nn.init.kaiming_uniform_(torch.empty(parameter.shape), a=math.sqrt(5), generator=generator)
+            parameter.data.copy_(fresh)

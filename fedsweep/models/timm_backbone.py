@@ -167,6 +167,13 @@ class TimmBackbone(Config):
             check_walk(model, self.image_size, self.model)
         return model
 
+    def outlined(self, num_classes: int) -> LayeredModel:
+        """The model on the meta device: shapes without tensors, no weights are looked for."""
+        with torch.device("meta"):
+            backbone = self._architecture.build()
+            backbone.reset_classifier(num_classes)  # type: ignore[operator]
+            return self._outline.family(backbone, [0.5] * self.in_chans, [0.5] * self.in_chans)
+
     def _create(self) -> nn.Module:
         """The network before its head is settled."""
         if self.pretrained != "timm":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from fedsweep.config import Config
@@ -102,6 +103,13 @@ class DigitsViT(Config):
         model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
         model.backbone.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()})
         return model
+
+    def outlined(self, num_classes: int) -> LayeredViT:
+        """The model on the meta device: shapes without tensors."""
+        with torch.device("meta"):
+            backbone = self.architecture()
+            backbone.reset_classifier(num_classes)
+            return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
 
     def architecture(self) -> VisionTransformer:
         """The untrained network."""

@@ -15,6 +15,7 @@ from fedsweep.experiment import RunConfig, check_content, content_digests
 from fedsweep.paths import find
 from fedsweep.seeding import stream
 from fedsweep.store import TrialPlan
+from fedsweep.sweep.counts import COUNTS
 from fedsweep.sweep.space import SearchSpace
 
 DOMAIN = "accuracy/domain/"
@@ -97,8 +98,9 @@ class Plan:
 
     def _check_metrics(self) -> None:
         """Find what is compared among the metrics; a paper's domains may be missing where the user took other data."""
-        metrics = self.base.metrics()
-        asked = [("objective.metric", self.space.objective.metric)]
+        counted = self.space.measure.name == "parameters"
+        metrics = COUNTS if counted else self.base.metrics()
+        asked = [] if counted else [("objective.metric", self.space.objective.metric)]
         for metric in self.space.reference.metrics() if self.space.reference else ():
             if not (self._other_data and metric.startswith(DOMAIN)):
                 asked.append(("reference", metric))
@@ -112,7 +114,7 @@ class Plan:
     @property
     def reference(self) -> Reference | None:
         """The paper's values, unless the user took data that lacks its domains."""
-        paper, metrics = self.space.reference, self.base.metrics()
+        paper, metrics = self.space.reference, self.base.metrics()  # of counts, none is a domain's
         lacking = paper is not None and any(one.startswith(DOMAIN) and one not in metrics for one in paper.metrics())
         return None if lacking else paper
 

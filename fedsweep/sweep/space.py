@@ -91,6 +91,19 @@ class Resources(Config):
     gpus_per_trial: float = Field(0, ge=0, description="GPUs of a trial; a fraction shares one")
 
 
+class Rounds(Config):
+    """Every trial is played, and what its rounds report is compared."""
+
+    name: Literal["rounds"] = "rounds"
+
+
+class Parameters(Config):
+    """Parameters and bytes are counted from shapes: no weights, no data, nothing trained and nothing recorded."""
+
+    name: Literal["parameters"] = "parameters"
+    classes: int = Field(100, gt=1, description="classes of the head")
+
+
 class SearchSpace(Config):
     """A set of runs around an experiment."""
 
@@ -102,6 +115,9 @@ class SearchSpace(Config):
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(None, description="the arm that others are compared to")
     reference: Reference | None = Field(None, description="a paper's values of arms, shown beside ours, never mixed in")
+    measure: Annotated[Rounds | Parameters, Field(discriminator="name")] = Field(
+        Rounds(), description="what is measured of each arm: rounds that are played, or parameters that are counted"
+    )
     objective: Objective = Field(default_factory=Objective)
     search: Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="name")]
     scheduler: Annotated[NoScheduler | ASHAScheduler, Field(discriminator="name")]
@@ -120,6 +136,10 @@ class SearchSpace(Config):
             raise ValueError(f"`{both[0]}` is varied by the search space and cannot be fixed as well")
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"`seeds` must be different and not negative, but they are {list(self.seeds)}")
+        if not gridded and self.measure.name == "parameters":
+            raise ValueError(
+                f"`measure` parameters counts the arms of a grid, and `search` {self.search.name} has none"
+            )
         if not gridded and len(self.seeds) > 1:
             raise ValueError(
                 f"`search` {self.search.name} runs each sample once: give one seed, not {list(self.seeds)}"

@@ -1,0 +1,155 @@
+"""FedBRICK's distillation of all blocks at once against a loop over blocks: time, and how far the results lie apart.
+
+    uv run python benchmarks/brick_distillation.py
+    uv run python benchmarks/brick_distillation.py --device cuda --out benchmarks/results/NAME.json
+
+The loop is the plain reading of Eq. 20: for each block a BRICK with torch.optim.Adam of its own, either on the same
+cached activations, or (as a straightforward program would) with the backbone run up to the block for every batch.
+One domain's images through ViTs of three widths with random weights, the three ways in turn, medians, one thread on
+a CPU.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from fedsweep.distillation import activations, distil
+from fedsweep.models import LayeredModel, LoraConfig, TimmBackbone, build_model
+from fedsweep.models.brick import FACTORS, brick
+from fedsweep.types import ImageSet
+
+LR, RANK, BATCH, LAYERS = 0.01, 8, 32, 12
+WIDTHS = {64: (16, 4), 128: (64, 16), 192: (64, 8)}
+"""Image and patch size by width: 16, 16 and 64 patches."""
+
+
+def backbone(width: int) -> LayeredModel:
+    """A ViT of 12 blocks with random weights and adapters."""
+    size, patch = WIDTHS[width]
+    shape = TimmBackbone(
+        model="vit_tiny_patch16_224", pretrained="none", img_size=size, patch_size=patch, embed_dim=width, num_heads=4
+    )
+    return build_model(shape, LoraConfig(rank=8, scaling=1.0), 10, seed=0)
+
+
+def start(width: int, device: str) -> dict[str, Tensor]:
+    """Untrained BRICKs of all blocks, stacked."""
+    generator = torch.Generator().manual_seed(0)
+    fresh = {"a1": (RANK, width), "b1": (width, RANK), "a2": (RANK, width), "b2": (width, RANK)}
+    return {
+        name: (
+            torch.randn(LAYERS, *shape, generator=generator) / width if name[0] == "a" else torch.zeros(LAYERS, *shape)
+        ).to(device)
+        for name, shape in fresh.items()
+    }
+
+
+def side_by_side(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
+    """Ours: the backbone once, then all blocks at once."""
+    passed = activations(model, [images], BATCH)
+    return distil(bricks, passed, "softmax", epochs, LR, BATCH, np.random.default_rng(0))
+
+
+def loop_cached(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
+    """Block by block, on activations that were computed once."""
+    passed = activations(model, [images], BATCH)
+    return _loop(bricks, epochs, len(images), lambda layer, rows: (passed[layer, rows], passed[layer + 1, rows]))
+
+
+def loop_plain(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
+    """Block by block, with the backbone run up to the block for each batch."""
+
+    def pair(layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            tokens = model.walk(images.take(rows)[0], range(layer))
+            return tokens, model.block(layer, tokens)
+
+    return _loop(bricks, epochs, len(images), pair)
+
+
+def _loop(
+    bricks: dict[str, Tensor], epochs: int, images: int, pair: Callable[[int, Tensor], tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    rng = np.random.default_rng(0)
+    orders = [torch.from_numpy(rng.permutation(images)) for _ in range(epochs)]
+    learned: dict[str, list[Tensor]] = {name: [] for name in FACTORS}
+    for layer in range(LAYERS):
+        factors = {name: bricks[name][layer].clone().requires_grad_() for name in FACTORS}
+        optimizer = torch.optim.Adam(factors.values(), lr=LR)
+        for order in orders:
+            for rows in torch.split(order, BATCH):
+                x, y = pair(layer, rows)
+                loss = (brick(x, factors, "softmax") - y).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        for name in FACTORS:
+            learned[name].append(factors[name].detach())
+    return {name: torch.stack(one) for name, one in learned.items()}
+
+
+WAYS = {"side by side": side_by_side, "loop, cached": loop_cached, "loop, plain": loop_plain}
+
+
+def measure(width: int, images: int, epochs: int, times: int, device: str) -> dict[str, float]:
+    """Median seconds of each way, ratios to ours, and the largest relative distance of the loop's BRICKs from ours."""
+    model, bricks = backbone(width).to(device), start(width, device)
+    size = WIDTHS[width][0]
+    pixels = torch.randint(256, (images, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ImageSet(pixels, torch.zeros(images, dtype=torch.int64))
+    learned = {name: way(model, data, bricks, epochs) for name, way in WAYS.items()}  # the first time warms up
+    taken: dict[str, list[float]] = {name: [] for name in WAYS}
+    for _ in range(times):
+        for name, way in WAYS.items():
+            begun = time.perf_counter()
+            way(model, data, bricks, epochs)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            taken[name].append(time.perf_counter() - begun)
+    seconds = {name: statistics.median(values) for name, values in taken.items()}
+    ours = learned["side by side"]
+    apart = max(
+        ((one[name] - ours[name]).norm() / ours[name].norm()).item() for one in learned.values() for name in FACTORS
+    )
+    ratios = {f"{name} / side by side": seconds[name] / seconds["side by side"] for name in list(WAYS)[1:]}
+    return {**seconds, **ratios, "apart": apart}
+
+
+def main() -> None:
+    """Measure all widths and print, or also write, what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=96, help="images of the domain")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--times", type=int, default=5, help="repetitions in turn")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {}
+    for width in track(WIDTHS, description="widths", transient=True):
+        found[width] = measure(width, asked.images, asked.epochs, asked.times, asked.device)
+    table = Table("width", *next(iter(found.values())))
+    for width, values in found.items():
+        table.add_row(str(width), *(f"{value:.3g}" for value in values.values()))
+    Console().print(table)
+    if asked.out:
+        machine = torch.cuda.get_device_name() if asked.device == "cuda" else f"{platform.machine()}, one thread"
+        content = {"date": str(date.today()), "machine": machine, "torch": version("torch"), "images": asked.images}
+        asked.out.write_text(json.dumps({**content, "epochs": asked.epochs, "widths": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What an experiment's models and clients weigh, from shapes alone: no weights, no data, nothing trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fedsweep.costs import held_parameters, sizes_of
+from fedsweep.experiment import RunConfig
+from fedsweep.methods import Server
+from fedsweep.models import LayeredModel, add_lora
+from fedsweep.models.layered import names_within
+from fedsweep.seeding import stream
+from fedsweep.types import Client
+
+ALL, BLOCK, LORA, HEAD, BRICK = (f"parameters/{part}" for part in ("all", "block", "lora_per_block", "head", "brick"))
+COUNTS = [ALL, BLOCK, LORA, HEAD, BRICK]
+BF16 = 2
+"""Bytes of a value on the wire in bfloat16, as FedBRICK counts; `bytes/up` counts the tensors' own precision."""
+
+
+@dataclass(frozen=True)
+class ClientCount:
+    """A client of `depth` blocks: values that it holds, those of its BRICKs among them, and bytes that it sends."""
+
+    depth: int
+    held: int
+    bricks: int
+    bytes_up: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """`parameters` are values by metric: of the whole model without BRICKs, a frozen block, and so on."""
+
+    parameters: Mapping[str, int]
+    clients: tuple[ClientCount, ...]
+
+
+def count_parameters(config: RunConfig, classes: int) -> Counted:
+    """Count the model of a run with a head of so many classes, and a client of each depth, the deepest first."""
+    model = outlined(config, classes)
+    sizes = sizes_of(model)
+    bricks = {name: size for name, size in sizes.items() if name.startswith("bricks.")}
+    trained = {name: sizes[name] for name in names_within(model.trainable(), [0])}
+    lora = sum(size for name, size in trained.items() if ".lora_" in name and name not in names_within(trained, []))
+    parameters = {
+        ALL: held_parameters(sizes, range(model.num_layers), ("bricks.",)),
+        BLOCK: held_parameters(sizes, [0]) - held_parameters(sizes, []) - lora,
+        LORA: lora,
+        HEAD: sum(size for name, size in sizes.items() if name.startswith(model.head_prefix)),
+    }
+    if bricks:
+        first = next(iter(bricks)).rpartition(".")[0]
+        parameters[BRICK] = sum(size for name, size in bricks.items() if name.startswith(f"{first}."))
+    clients = tuple(_client(config, model, sizes, depth) for depth in sorted(config.depths(), reverse=True))
+    return Counted(parameters, clients)
+
+
+def outlined(config: RunConfig, classes: int) -> LayeredModel:
+    """The model of a run with its adapters and what its method adds, on the meta device."""
+    model = config.backbone.outlined(classes)
+    add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")
+    domains = set(config.partition.clients_of(config.data.domains).values())
+    config.method.prepare(model, config.depths(), domains, config.seed)
+    return model
+
+
+def _client(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], depth: int) -> ClientCount:
+    """The method says what a client of this depth, of the first domain, holds and trains."""
+    domain = next(iter(config.partition.clients_of(config.data.domains).values()))
+    client = Client("counted", domain, cast(Any, None), depth)
+    server = Server(model.num_layers, config.aggregation, tuple(sorted(config.depths())))
+    state = config.method.init(model, [client], server)
+    rng = stream(config.seed, "allocation", 1)
+    row = config.method.allocate(state, [client], server, rng)[client.id]
+    sent = names_within(state.adapter, row.trained, row.without)
+    return ClientCount(
+        depth,
+        held_parameters(sizes, row.held, row.without),
+        sum(sizes[name] for name in sent if name.startswith("bricks.")),
+        BF16 * sum(sizes[name] for name in sent),
+    )
