@@ -19,7 +19,8 @@ PRETRAININGS = sorted((ROOT / "experiments" / "pretrain").rglob("*.y*ml"))
 EXPERIMENTS = sorted(set((ROOT / "experiments").rglob("*.y*ml")) - set(PRETRAININGS))
 SPACES = sorted((ROOT / "search_spaces").rglob("*.y*ml"))
 PAPERS = ROOT / "search_spaces" / "papers"
-COMPARED = [path for path in SPACES if "reference" in read_yaml(path)]
+COUNTED = [path for path in SPACES if "measure" in read_yaml(path)]
+COMPARED = [path for path in SPACES if "reference" in read_yaml(path) and path not in COUNTED]
 ELSEWHERE = {"domainnet", "nico"}  # data sets that no test prepares
 
 
@@ -124,9 +125,13 @@ def arm(**names: object) -> str:
 
 
 def test_the_files_with_numbers_of_a_paper_are_seen():
-    assert len(COMPARED) == 15
-    assert {path.parent for path in COMPARED} == {PAPERS / "fedra"}
-    assert sum(len(printed(name_of(path).removeprefix("papers/"))) for path in COMPARED) == 84
+    arms = {"fedra": 84, "fedbrick": 28}
+    assert {path.parent.name for path in COMPARED} == set(arms)
+    assert [name_of(path) for path in COUNTED] == ["papers/fedbrick/table3"]
+    for paper, count in arms.items():
+        files = [path for path in COMPARED if path.parent == PAPERS / paper]
+        assert len(files) == {"fedra": 15, "fedbrick": 6}[paper]
+        assert sum(len(printed(name_of(path).removeprefix("papers/"))) for path in files) == count
 
 
 @pytest.mark.parametrize("path", COMPARED, ids=name_of)
@@ -139,7 +144,7 @@ def test_a_paper_s_numbers_are_of_every_arm_and_domain_and_average_to_what_it_pr
     assert len(domains) == 6
     for values in reference.values():
         assert list(values) == ["accuracy/mean", *domains]
-        # FedRA prints two decimals, of the average too; none of its 84 rows is off by more than their rounding.
+        # Both print two decimals, of the average too; none of their rows is off by more than their rounding.
         assert values["accuracy/mean"] == pytest.approx(sum(values[name] for name in domains) / 6, abs=0.011)
 
 
@@ -157,6 +162,8 @@ def test_tables_of_fedra_agree_where_they_print_the_same_run():
 
 def test_the_guide_names_every_search_space_of_the_paper():
     text = (ROOT / "docs" / "guides" / "papers.md").read_text()
-    named = re.findall(r"`((?:table\d|fig\d|supplement)_\w+)`", text)
-    assert set(named) == {path.stem for path in PAPERS.rglob("*.yaml")}
-    assert len(set(named)) == 49
+    _, fedbrick, fedra = re.split(r"^## Fed(?:BRICK|RA)$", text, flags=re.MULTILINE)
+    for paper, section, count in (("fedbrick", fedbrick, 22), ("fedra", fedra, 49)):
+        named = set(re.findall(r"`((?:table\d|fig\d|supplement)(?:_\w+)?)`", section))
+        assert named == {path.stem for path in (PAPERS / paper).glob("*.yaml")}
+        assert len(named) == count
