@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from fedsweep.errors import UserError, near
 
@@ -31,9 +32,12 @@ class Config(BaseModel):
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
         """Validate plain data. `where` names its source in the sentence of a refusal.
 
+        A bare string stands for an object's `name`: ``{"method": "all_small"}``.
+
         Raises:
             UserError: the first thing wrong, with its dotted name, the rule and the value.
         """
+        data = _spelt_out(cls, data)
         try:
             # As JSON, so that a YAML list may fill a tuple while strictness still refuses "8" for 8 and true for 1.
             return cls.model_validate_json(json.dumps(data))
@@ -45,8 +49,8 @@ class Config(BaseModel):
     def override(self, changes: Mapping[str, Json], where: str) -> Self:
         """A copy with dotted names changed, checked as a whole again.
 
-        Whole objects are replaced before their fields, and a bare string stands for an object's `name`, so that
-        ``{"method": "all_small"}`` exchanges the method.
+        Whole objects are replaced before their fields, so that ``{"method": "all_small"}`` exchanges the method and
+        ``{"method": "depthfl", "method.heads": [4]}`` changes the other one.
 
         Raises:
             UserError: a name is unknown or a value impossible.
@@ -55,16 +59,18 @@ class Config(BaseModel):
         for name in sorted(changes, key=lambda dotted: dotted.count(".")):
             *parents, leaf = name.split(".")
             node = data
-            for parent in parents:
+            for place, parent in enumerate(parents):
                 below = node.get(parent)
+                if isinstance(below, str) and ".".join(parents[: place + 1]) in changes:  # replaced by its name alone
+                    node[parent] = below = {"name": below}
+                elif parent not in node and parents[0] in changes:  # an object of the new one, at its defaults
+                    node[parent] = below = {}
                 if not isinstance(below, dict):
                     if name in flat(self):  # a change has replaced the parent, and is to blame
                         type(self).of(data, where)
                     raise UserError(_unknown(name, flat(self), type(self), where))
                 node = below
-            value = changes[name]
-            named = isinstance(node.get(leaf), dict) and "name" in node[leaf]
-            node[leaf] = {"name": value} if named and isinstance(value, str) else value
+            node[leaf] = changes[name]
         return type(self).of(data, where)
 
 
@@ -196,6 +202,20 @@ def parse_overrides(words: list[str]) -> dict[str, Json]:
     return changes
 
 
+def _spelt_out(record: type[Config], data: Any) -> Any:
+    """The data with an object for each bare string that stands for one's `name`."""
+    if not isinstance(data, dict):
+        return data
+    spelt = dict(data)
+    for field in record.model_fields.keys() & data.keys():
+        records = _records(record.model_fields[field])
+        if isinstance(data[field], str) and any("name" in one.model_fields for one in records):
+            spelt[field] = {"name": data[field]}
+        if chosen := _chosen(records, spelt[field]):
+            spelt[field] = _spelt_out(chosen, spelt[field])
+    return spelt
+
+
 def _short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
@@ -278,14 +298,26 @@ def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
     given = data if isinstance(data, dict) else {}
     for field, info in record.model_fields.items():
         yield f"{prefix}{field}"
-        below, kinds = given.get(field), (info.annotation, *get_args(info.annotation))
-        records = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
+        below, records = given.get(field), _records(info)
         if get_origin(info.annotation) is dict:
             for key, value in below.items() if isinstance(below, dict) else ():
                 for kind in records:
                     yield from _fields(kind, value, f"{prefix}{field}.{key}.")
-            continue
-        chosen = below.get("name") if isinstance(below, dict) else None
-        for kind in records:
-            if len(records) == 1 or ((named := kind.model_fields.get("name")) is not None and named.default == chosen):
-                yield from _fields(kind, below, f"{prefix}{field}.")
+        elif chosen := _chosen(records, below):
+            yield from _fields(chosen, below, f"{prefix}{field}.")
+
+
+def _records(info: FieldInfo) -> list[type[Config]]:
+    """The records that a field may hold."""
+    kinds = (info.annotation, *get_args(info.annotation))
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
+
+
+def _chosen(records: list[type[Config]], data: Any) -> type[Config] | None:
+    """The only one, or that which the data names."""
+    if len(records) == 1:
+        return records[0]
+    name = data.get("name") if isinstance(data, dict) else None
+    return next(
+        (one for one in records if "name" in one.model_fields and one.model_fields["name"].default == name), None
+    )

@@ -15,7 +15,7 @@ REFUSALS = parse_yaml((Path(__file__).parent / "golden" / "refusals.yaml").read_
 
 
 def test_the_table_of_refusals_is_read():
-    assert len(REFUSALS) == 70
+    assert len(REFUSALS) == 82
 
 
 @pytest.mark.parametrize("refused", REFUSALS, ids=lambda refused: " ".join(refused["overrides"]))
@@ -92,7 +92,7 @@ def test_flat_holds_every_resolved_value_under_its_dotted_name(experiment):
     assert values["federation.clients_per_round"] is None
     assert values["method.name"] == "fedra"
     assert values["optimizer.weight_decay"] == 1e-5
-    assert len(values) == 32
+    assert len(values) == 33
     assert json.loads(json.dumps(values)) == values
 
 
@@ -101,3 +101,18 @@ def test_a_run_is_frozen_and_can_be_a_key(experiment):
         experiment.seed = 1
     assert hash(experiment) == hash(experiment.override({}, "test"))
     assert len({experiment, experiment.override({"seed": 1}, "test")}) == 2
+
+
+def test_a_bare_name_stands_for_an_object_at_any_depth(experiment):
+    changes = {
+        "partition.proxy_share": 0.1,
+        "method": "fedbrick",
+        "method.over": "depthfl",
+        "method.over.heads": [2, 5],
+    }
+    method = experiment.override(changes, "test").method
+    assert (method.name, method.over.name, method.over.heads) == ("fedbrick", "depthfl", (2, 5))
+    spelt = {"name": "fedbrick", "over": {"name": "depthfl", "heads": [2, 5]}}
+    assert experiment.override({"partition.proxy_share": 0.1, "method": spelt}, "test").method == method
+    written = experiment.model_dump(mode="json") | {"method": "depthfl"}
+    assert RunConfig.of(written, "a file") == experiment.override({"method": "depthfl"}, "test")
