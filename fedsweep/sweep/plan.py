@@ -88,15 +88,18 @@ class Plan:
                     f"search space {self.name}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
                 )
         seen: dict[str, Arm] = {}
+        metrics: list[tuple[Arm, list[str]]] = []
         for arm in self._arms():
-            resolved = json.dumps(self.resolve(arm, self.space.seeds[0]).model_dump(mode="json"), sort_keys=True)
+            config = self.resolve(arm, self.space.seeds[0])
+            metrics.append((arm, config.metrics()))
+            resolved = json.dumps(config.model_dump(mode="json"), sort_keys=True)
             if self.sampled is None and resolved in seen:
                 twins = f"{arm_label(seen[resolved])} and {arm_label(arm)}"
                 raise UserError(f"search space {self.name}: the arms {twins} are the same run.")
             seen[resolved] = arm
-        self._check_metrics()
+        self._check_metrics(metrics)
 
-    def _check_metrics(self) -> None:
+    def _check_metrics(self, of_arms: list[tuple[Arm, list[str]]]) -> None:
         """Find what is compared among the metrics; a paper's domains may be missing where the user took other data."""
         counted = self.space.measure.name == "parameters"
         metrics = COUNTS if counted else self.base.metrics()
@@ -110,6 +113,10 @@ class Plan:
                     f"search space {self.name}: `{entry}` {metric} is not reported by this run"
                     f"{near(metric, metrics) or '; it reports ' + ', '.join(metrics) + '.'}"
                 )
+        objective = self.space.objective.metric
+        for arm in [] if counted else [arm for arm, reported in of_arms if objective not in reported]:
+            which = f"the arm {arm_label(arm)}"
+            raise UserError(f"search space {self.name}: `objective.metric` {objective} is not reported by {which}.")
 
     @property
     def reference(self) -> Reference | None:

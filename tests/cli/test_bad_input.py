@@ -575,3 +575,12 @@ def test_the_guard_of_these_tests_works(call: Call):
         call("run", "fedra_digits")
     with pytest.raises(UserError):
         Plan.read("zzz", {}, {})
+
+
+def test_a_metric_that_one_arm_lacks_is_no_objective(refused: Refused):
+    text = (Path(__file__).parents[2] / "search_spaces/ablations/brick_over_depth_methods.yaml").read_text()
+    write("search_spaces", "mine", text, ("accuracy/mean", "structural_bias/brick_error"))
+    assert refused("tune", "mine") == (
+        "search space mine: `objective.metric` structural_bias/brick_error is not reported by the arm "
+        "method.over=fedra, method.brick=false."
+    )
