@@ -95,7 +95,7 @@ TRIAL = """
 import sys
 from itertools import islice
 import torch
-from fedsweep.config import read_yaml
+from fedsweep.plain import read_yaml
 from fedsweep.experiment import RunConfig, run
 from fedsweep.paths import find
 torch.set_num_threads(1)

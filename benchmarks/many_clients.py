@@ -25,10 +25,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedsweep.config import read_yaml
 from fedsweep.experiment import RunConfig, build
 from fedsweep.federation import federate
 from fedsweep.paths import find
+from fedsweep.plain import read_yaml
 
 CLIENTS_PER_DOMAIN = (1, 10)
 

@@ -6,7 +6,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.config import Config, Json
+from fedsweep.config import Config
+from fedsweep.plain import Json
 
 Arm = dict[str, Json]
 

@@ -20,10 +20,11 @@ from pydantic import Field
 
 from fedsweep.arms import Arm, Reference, arm_label
 from fedsweep.checkpoint import load_history, write_atomically
-from fedsweep.config import Config, Json
+from fedsweep.config import Config
 from fedsweep.embedding.points import FILES
 from fedsweep.errors import UserError, near
 from fedsweep.history import RoundRecord
+from fedsweep.plain import Json
 
 OutcomeName = Literal["finished", "pruned", "failed"]
 

@@ -17,10 +17,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import fedsweep.experiment
-from fedsweep.config import Json, read_yaml
 from fedsweep.experiment import RunConfig, build
 from fedsweep.federation import Federation
 from fedsweep.models import LayeredModel, build_model, vit
+from fedsweep.plain import Json, read_yaml
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Domain, ImageSet

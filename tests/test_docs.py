@@ -11,10 +11,11 @@ import typer
 
 from fedsweep import cli
 from fedsweep.cli import verbs
-from fedsweep.config import flat, parse_overrides, read_yaml
+from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.paths import find, find_either
+from fedsweep.plain import parse_overrides, read_yaml
 from fedsweep.preparation.plan import Options
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.sweep.plan import Plan

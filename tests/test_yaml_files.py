@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.config import flat, read_yaml
+from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.paths import available
+from fedsweep.plain import read_yaml
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import SearchSpace

@@ -191,8 +191,8 @@ def partition(
 
     Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
     """
-    from fedsweep.config import parse_overrides
     from fedsweep.paths import find_either
+    from fedsweep.plain import parse_overrides
     from fedsweep.terminal import relative, result_console
 
     changes = parse_overrides(overrides or [])

@@ -9,9 +9,10 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.config import Json, flat, read_yaml
+from fedsweep.config import flat
 from fedsweep.experiment import RunConfig, split
 from fedsweep.paths import find_either
+from fedsweep.plain import Json, read_yaml
 from fedsweep.preparation.pictures import Panel, class_counts, distances, skew
 from fedsweep.sweep.plan import Plan
 

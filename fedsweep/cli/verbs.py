@@ -28,9 +28,9 @@ def run(
 
     Example: `fedsweep run fedra_digits seed=1 method=all_small`
     """
-    from fedsweep.config import parse_overrides, read_yaml
     from fedsweep.errors import UserError
     from fedsweep.paths import find
+    from fedsweep.plain import parse_overrides, read_yaml
     from fedsweep.store import Store
 
     changes = parse_overrides(overrides or [])
@@ -79,9 +79,9 @@ def tune(
 
     Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
     """
-    from fedsweep.config import parse_overrides
     from fedsweep.errors import UserError
     from fedsweep.paths import find
+    from fedsweep.plain import parse_overrides
     from fedsweep.store import Store
 
     if sweep is not None and not resume:
@@ -194,8 +194,9 @@ def show(
     """
     from rich.syntax import Syntax
 
-    from fedsweep.config import flat, parse_overrides, read_yaml
+    from fedsweep.config import flat
     from fedsweep.paths import find_either
+    from fedsweep.plain import parse_overrides, read_yaml
     from fedsweep.terminal import result_console, show_counts, show_plan
 
     changes = parse_overrides(overrides or [])
@@ -220,8 +221,8 @@ def _space_changes(
     gpus: float | None,
 ) -> dict[str, Any]:
     """The options of `tune` as dotted changes to the search space."""
-    from fedsweep.config import parse_yaml
     from fedsweep.errors import UserError
+    from fedsweep.plain import parse_yaml
 
     changes: dict[str, Any] = {}
     if experiment is not None:

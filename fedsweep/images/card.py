@@ -5,9 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedsweep.config import Config, read_json
+from fedsweep.config import Config
 from fedsweep.errors import UserError, near
 from fedsweep.paths import data_folder
+from fedsweep.plain import read_json
 
 CARD = "card.json"
 SPLITS = ("train", "test")

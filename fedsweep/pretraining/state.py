@@ -13,8 +13,9 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor
 
 from fedsweep.checkpoint import write_atomically
-from fedsweep.config import Json, flat
+from fedsweep.config import flat
 from fedsweep.errors import UserError
+from fedsweep.plain import Json
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.network import Network
 from fedsweep.pretraining.optimization import adamw

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsweep.arms import identity
-from fedsweep.config import Json
 from fedsweep.history import RoundRecord
+from fedsweep.plain import Json
 from fedsweep.store import TrialRecord
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fedsweep.arms import Reference, shown_setting
-from fedsweep.config import Json
+from fedsweep.plain import Json
 from fedsweep.report.arms import ended
 from fedsweep.report.statistics import ArmStatistics, Comparison
 from fedsweep.report.wording import Units, arm_words, names, shown_p

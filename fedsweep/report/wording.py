@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from fedsweep.arms import is_accuracy, shown_setting
-from fedsweep.config import Json
+from fedsweep.plain import Json
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.store import SweepManifest
 

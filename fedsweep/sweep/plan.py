@@ -9,10 +9,11 @@ from typing import Any
 
 import fedsweep
 from fedsweep.arms import Arm, Reference, arm_label
-from fedsweep.config import Json, flat, read_yaml
+from fedsweep.config import flat
 from fedsweep.errors import UserError, near
 from fedsweep.experiment import RunConfig, check_content, content_digests
 from fedsweep.paths import find
+from fedsweep.plain import Json, read_yaml
 from fedsweep.seeding import stream
 from fedsweep.store import TrialPlan
 from fedsweep.sweep.counts import COUNTS
@@ -25,6 +26,7 @@ ENGINE_PACKAGES = ("torch", "timm", "peft", "numpy", "scikit-learn")
 ENGINE_MODULES = (
     "types",
     "config",
+    "plain",
     "seeding",
     "base_optimizer",
     "training",

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
 from fedsweep.arms import Arm
-from fedsweep.config import Json
+from fedsweep.plain import Json
 from fedsweep.seeding import derived_seed
 from fedsweep.store import Outcome, OutcomeName, SweepStore, TrialPlan
 from fedsweep.sweep.plan import Plan

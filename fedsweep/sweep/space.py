@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsweep.arms import Arm, Reference, identity
-from fedsweep.config import Config, Json
+from fedsweep.config import Config
+from fedsweep.plain import Json
 
 
 class Axis(Config):

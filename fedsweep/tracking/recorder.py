@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from fedsweep.arms import shown_setting
-from fedsweep.config import Json, flat
+from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.history import mean_of_last, total_megabytes
+from fedsweep.plain import Json
 from fedsweep.store import Store, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.tracking.database import tracking_uri
 from fedsweep.tracking.origin import environment, origin

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.config import read_yaml
 from fedsweep.errors import UserError
 from fedsweep.federation import federate
+from fedsweep.plain import read_yaml
 from fedsweep.sweep.counts import COUNTS, count_parameters
 from fedsweep.sweep.plan import Plan
 from tests.sweep.helpers import fedsweep

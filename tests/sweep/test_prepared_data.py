@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from fedsweep.config import Json
 from fedsweep.errors import UserError
 from fedsweep.experiment import check_digests, split
+from fedsweep.plain import Json
 from fedsweep.store import Store
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.tuner import open_sweep
