@@ -5,6 +5,7 @@ Every hyperparameter has one dotted name (`lora.rank`) from the YAML file to the
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -53,18 +54,15 @@ class Config(BaseModel):
         for name in sorted(changes, key=lambda dotted: dotted.count(".")):
             *parents, leaf = name.split(".")
             node = data
-            for place, parent in enumerate(parents):
+            for parent in parents:
                 below = node.get(parent)
-                if isinstance(below, str) and ".".join(parents[: place + 1]) in changes:  # replaced by its name alone
-                    node[parent] = below = {"name": below}
-                elif parent not in node and parents[0] in changes:  # an object of the new one, at its defaults
-                    node[parent] = below = {}
                 if not isinstance(below, dict):
-                    if name in flat(self):  # a change has replaced the parent, and is to blame
-                        type(self).of(data, where)
-                    raise UserError(_unknown(name, flat(self), type(self), where))
+                    if any(known == name or known.startswith(f"{name}.") for known in flat(self)):
+                        type(self).of(data, where)  # a change has replaced the parent, and is to blame
+                    raise UserError(_unknown(name, _fields(type(self), data), type(self), where))
                 node = below
-            node[leaf] = changes[name]
+            node[leaf] = deepcopy(changes[name])  # a deeper change must not reach into the caller's value
+            data = _spelt_out(type(self), data)
         return type(self).of(data, where)
 
 
@@ -82,16 +80,18 @@ def flat(config: "Config | Mapping[str, Json]") -> dict[str, Json]:
 
 
 def _spelt_out(record: type[Config], data: Any) -> Any:
-    """The data with an object for each bare string that stands for one's `name`."""
+    """The data with an object for each bare string that stands for one's `name`, and for one left to its default."""
     if not isinstance(data, dict):
         return data
     spelt = dict(data)
-    for field in record.model_fields.keys() & data.keys():
-        records = _records(record.model_fields[field])
-        if isinstance(data[field], str) and any("name" in one.model_fields for one in records):
+    for field, info in record.model_fields.items():
+        records = _records(info)
+        if field not in data and isinstance(info.default, Config):
+            spelt[field] = info.default.model_dump(mode="json")
+        elif isinstance(data.get(field), str) and any("name" in one.model_fields for one in records):
             spelt[field] = {"name": data[field]}
-        if chosen := _chosen(records, spelt[field]):
-            spelt[field] = _spelt_out(chosen, spelt[field])
+        if chosen := _chosen(records, spelt.get(field)):
+            spelt = spelt | ({field: _spelt_out(chosen, spelt[field])} if field in spelt else {})
     return spelt
 
 

@@ -36,8 +36,8 @@ def round_costs(
 ) -> dict[str, float]:
     """Bytes of the whole cohort in this round, and parameters per client (means).
 
-    Down: the adapters of the blocks a client holds, and the head; up: what it trained. Frozen blocks are not counted:
-    a client has the public backbone on its disk.
+    Down: the adapters of the blocks a client holds, and its heads and BRICKs; up: what it trained. Frozen blocks are
+    not counted: a client has the public backbone on its disk.
     """
     rows = allocations.values()
     received = [{name: sent[name] for name in names_within(sent, row.held, row.without)} for row in rows]

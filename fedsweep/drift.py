@@ -48,7 +48,7 @@ def mean_pairwise_distance(features: Tensor) -> float:
     if clients == 1:
         return 0.0
     total = F.normalize(features.double(), dim=-1).sum(0).square().sum(-1)
-    return 1 - ((total - clients) / (clients * (clients - 1))).mean().item()
+    return max(0.0, 1 - ((total - clients) / (clients * (clients - 1))).mean().item())
 
 
 def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
@@ -57,4 +57,4 @@ def head_distance(before: AdapterState, after: AdapterState, update: AdapterStat
     own, global_ = (
         torch.cat([(state[name] - before[name]).flatten().double() for name in names]) for state in (update, after)
     )
-    return 1 - F.cosine_similarity(own, global_, dim=0).item()
+    return max(0.0, 1 - F.cosine_similarity(own, global_, dim=0).item())  # 0 but for rounding

@@ -42,7 +42,8 @@ def structural_bias(
 ) -> dict[str, float]:
     """The metrics of one round, of the adapter that `model` holds; `layers` are the blocks of the server's model.
 
-    For each client two passes forward and back on `IMAGES` images, and one back through each missing block.
+    For each client two passes forward and back on `IMAGES` images, a third forward through all blocks, and one back
+    through each missing block and what stands in for it.
     """
     ordered = sorted(placed, key=lambda one: one.client.id)
     gradients, jacobians = [], []

@@ -120,7 +120,9 @@ class CohortTrainer:
         model, client = self.model, task.client
         steps = self.local.steps_for(len(client.train), self.fewest)
         copy_into(parameters, task.start)
-        names = task.names or names_within(parameters, task.allocation.trained, task.allocation.without)
+        names = task.names
+        if names is None:
+            names = names_within(parameters, task.allocation.trained, task.allocation.without)
         trained = [parameters[name] for name in names]
         values = [parameter.data for parameter in trained]
         start, remembered = [task.start[name] for name in names], self.memory.get(client.id, {})

@@ -110,7 +110,7 @@ class LayerAllocation:
     """One row of FedRA's allocation matrix M: the blocks a client runs, and those of them it trains, ascending.
 
     Of the tensors outside the blocks a client holds and trains all but those whose names begin with one of `without`:
-    heads that lie deeper than it reaches.
+    heads that lie deeper than it reaches, BRICKs of other domains.
     """
 
     held: tuple[int, ...]

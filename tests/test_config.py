@@ -115,5 +115,27 @@ def test_a_bare_name_stands_for_an_object_at_any_depth(experiment):
     assert (method.name, method.over.name, method.over.heads) == ("fedbrick", "depthfl", (2, 5))
     spelt = {"name": "fedbrick", "over": {"name": "depthfl", "heads": [2, 5]}}
     assert experiment.override({"partition.proxy_share": 0.1, "method": spelt}, "test").method == method
+    half = {
+        "partition.proxy_share": 0.1,
+        "method": {"name": "fedbrick", "over": "inclusivefl"},
+        "method.over.beta": 0.5,
+    }
+    assert experiment.override(half, "test").method.over.beta == 0.5
+    of_default = {"partition.proxy_share": 0.1, "method": "fedbrick", "method.over.missing_layers": "ensure_cover"}
+    assert experiment.override(of_default, "test").method.over.missing_layers == "ensure_cover"
     written = experiment.model_dump(mode="json") | {"method": "depthfl"}
     assert RunConfig.of(written, "a file") == experiment.override({"method": "depthfl"}, "test")
+
+
+def test_overriding_leaves_the_callers_values_as_they_were(experiment):
+    arm = {"method": {"name": "fedbrick", "server_epochs": 0}}
+    changed = experiment.override({**arm, "method.over": "depthfl"}, "test")
+    assert changed.method.over == DepthFL()
+    assert arm == {"method": {"name": "fedbrick", "server_epochs": 0}}
+
+
+def test_what_a_change_replaced_is_to_blame(experiment):
+    with pytest.raises(UserError, match="`method` must be an object, but it is null"):
+        experiment.override({"method": None, "method.missing_layers": "keep_previous"}, "test")
+    with pytest.raises(UserError, match=r"`lora\.rank\.x` is not a hyperparameter"):
+        experiment.override({"lora.rank": "a", "lora.rank.x": 1}, "test")

@@ -154,6 +154,13 @@ def test_the_slope_is_that_of_the_least_squares_line():
     assert slope([3, 3], [1.0, 2.0]) == 0.0
 
 
+def test_a_server_model_above_the_deepest_clients_heads_is_measured(federation):
+    method = {"name": "depthfl", "own_head": "shared"}
+    changes = {"method": method, "federation.depths": [8, 6, 3], "evaluation.metrics": ["structural_bias"]}
+    _, result, _ = federate(federation(changes))
+    assert result.metrics["structural_bias/gradient"] > 0
+
+
 METHODS = [
     {"name": "inclusivefl"},
     {"name": "depthfl"},

@@ -1,7 +1,7 @@
 """What a federated method is: a frozen record of hyperparameters and pure functions, state in and state out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.config import Config
-from fedsweep.models.layered import LayeredModel, Step
+from fedsweep.models.layered import LayeredModel, Step, names_within
 from fedsweep.training import CohortTrainer, LocalTask, Objective
 from fedsweep.types import Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
@@ -69,6 +69,10 @@ class FederatedMethod(Config, ABC):
     def absent_heads(self, state: ServerState, depth: int, num_layers: int) -> tuple[str, ...]:
         """Prefixes of the heads' names that a client with a walk of so many steps does not have."""
         return ()
+
+    def sent_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
+        """Of an adapter's tensors, those that a client trains and sends back."""
+        return names_within(names, row.trained, row.without)
 
     @property
     def has_stand_ins(self) -> bool:

@@ -74,7 +74,7 @@ class DepthFL(FederatedMethod):
         weight = ramp_up(round - 1, self.ramp * rounds)
 
         def objective(model: LayeredModel, images: Tensor, labels: Tensor, path: Path) -> Tensor:
-            depths, last = self.exits_of(len(path), model.num_layers)
+            depths, last = self._exits_in(model, len(path))
             return mutual_loss(model.exits(images, path, depths, last), labels, weight)
 
         return objective
@@ -85,10 +85,9 @@ class DepthFL(FederatedMethod):
 
     def predict(self, state: ServerState, model: LayeredModel, images: Tensor, client: Client | None = None) -> Tensor:
         """The mean of the logits of the server's heads, or those of the last one."""
-        within, last = self.exits_of(len(state.layers), model.num_layers)
-        depths = [head for head in within if str(head) in model.heads]  # none above the deepest client
+        depths, last = self._exits_in(model, len(state.layers))
         if self.prediction == "last":
-            depths = [] if last else depths[-1:]
+            depths = () if last else depths[-1:]
         return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)
 
     def exits_of(self, depth: int, num_layers: int) -> tuple[tuple[int, ...], bool]:
@@ -97,6 +96,11 @@ class DepthFL(FederatedMethod):
         if self.own_head == "shared" or depth == num_layers:
             return within, True
         return tuple(sorted({*within, depth})), False
+
+    def _exits_in(self, model: LayeredModel, depth: int) -> tuple[tuple[int, ...], bool]:
+        """As `exits_of`, of the heads that the model has: none lies above the deepest client."""
+        within, last = self.exits_of(depth, model.num_layers)
+        return tuple(head for head in within if str(head) in model.heads), last
 
     def absent_heads(self, state: ServerState, depth: int, num_layers: int) -> tuple[str, ...]:
         """Those of the heads deeper than it reaches, and those of other depths."""

@@ -4,7 +4,7 @@ Yuhang Zhang, Xianda Wang, Wei Sun, Jiaxuan Chen, Fangxin Wang. Over a depth met
 blocks, what a client minimises and how updates are averaged.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, cast
 
@@ -45,7 +45,7 @@ class FedBRICK(FederatedMethod):
     domains: Literal["own", "shared"] = Field("own", description="BRICKs for each domain, or one set for all")
     server_epochs: int = Field(10, ge=0, description="epochs of the server's distillation before a round; 0 for none")
     server_lr: float = Field(1e-4, gt=0, description="learning rate of its Adam")
-    lambda_w: float = Field(0.01, ge=0, description="stage I: tether of the retained blocks' adapters (Eq. 21)")
+    lambda_w: float = Field(0.01, ge=0, description="stage I: tether of the adapters (Eq. 21)")
     lambda_theta: float = Field(0.005, ge=0, description="stage I: tether of the missing blocks' BRICKs (Eq. 21)")
     lambda_d: float = Field(0.01, ge=0, description="stage II: weight of the distillation (Eq. 24)")
     compensate: bool = Field(True, description="stage I; false: the depth method's own local training in its place")
@@ -116,6 +116,15 @@ class FedBRICK(FederatedMethod):
     def objective(self, round: int, rounds: int) -> Objective:
         """The depth method's: L_task."""
         return self.over.objective(round, rounds)
+
+    def sent_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
+        """With the BRICKs of missing blocks, which stage I trains, and of the blocks held, which stage II does."""
+
+        def trained(name: str) -> bool:
+            layer = brick_of(name)
+            return layer is None or (self.parallel if layer in row.held else self.compensate)
+
+        return [name for name in self.over.sent_names(names, row) if trained(name)]
 
     @property
     def has_stand_ins(self) -> bool:

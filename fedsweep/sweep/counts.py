@@ -10,7 +10,7 @@ from fedsweep.costs import held_parameters, sizes_of
 from fedsweep.experiment import RunConfig
 from fedsweep.methods import Server
 from fedsweep.models import LayeredModel, add_lora
-from fedsweep.models.layered import names_within
+from fedsweep.models.layered import layer_of, names_within
 from fedsweep.seeding import stream
 from fedsweep.types import Client
 
@@ -43,8 +43,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     model = outlined(config, classes)
     sizes = sizes_of(model)
     bricks = {name: size for name, size in sizes.items() if name.startswith("bricks.")}
-    trained = {name: sizes[name] for name in names_within(model.trainable(), [0])}
-    lora = sum(size for name, size in trained.items() if ".lora_" in name and name not in names_within(trained, []))
+    lora = sum(size for name, size in sizes.items() if layer_of(name) == 0 and ".lora_" in name)
     parameters = {
         ALL: held_parameters(sizes, range(model.num_layers), ("bricks.",)),
         BLOCK: held_parameters(sizes, [0]) - held_parameters(sizes, []) - lora,
@@ -54,8 +53,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     if bricks:
         first = next(iter(bricks)).rpartition(".")[0]
         parameters[BRICK] = sum(size for name, size in bricks.items() if name.startswith(f"{first}."))
-    clients = tuple(_client(config, model, sizes, depth) for depth in sorted(config.depths(), reverse=True))
-    return Counted(parameters, clients)
+    return Counted(parameters, _clients(config, model, sizes))
 
 
 def outlined(config: RunConfig, classes: int) -> LayeredModel:
@@ -67,18 +65,26 @@ def outlined(config: RunConfig, classes: int) -> LayeredModel:
     return model
 
 
-def _client(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], depth: int) -> ClientCount:
-    """The method says what a client of this depth, of the first domain, holds and trains."""
-    domain = next(iter(config.partition.clients_of(config.data.domains).values()))
-    client = Client("counted", domain, cast(Any, None), depth)
+def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int]) -> tuple[ClientCount, ...]:
+    """A client of each depth, the deepest first; the method says what it holds and sends."""
+    domains = config.partition.clients_of(config.data.domains)
+    capacities = config.capacities()
+    if config.federation.depths == "dynamic":
+        capacities = {f"{depth} blocks": depth for depth in config.depths()}
+        domains = dict.fromkeys(capacities, next(iter(domains.values())))
+    clients = [Client(one, domains[one], cast(Any, None), depth) for one, depth in capacities.items()]
     server = Server(model.num_layers, config.aggregation, tuple(sorted(config.depths())))
-    state = config.method.init(model, [client], server)
-    rng = stream(config.seed, "allocation", 1)
-    row = config.method.allocate(state, [client], server, rng)[client.id]
-    sent = names_within(state.adapter, row.trained, row.without)
-    return ClientCount(
-        depth,
-        held_parameters(sizes, row.held, row.without),
-        sum(sizes[name] for name in sent if name.startswith("bricks.")),
-        BF16 * sum(sizes[name] for name in sent),
-    )
+    state = config.method.init(model, clients, server)
+    rows = config.method.allocate(state, clients, server, stream(config.seed, "allocation", 1))
+    counted: dict[int, ClientCount] = {}
+    for client in clients:
+        row = rows[client.id]
+        sent = config.method.sent_names(state.adapter, row)
+        held = names_within(sizes, row.held, row.without)
+        counted[client.capacity] = ClientCount(
+            depth=len(row.held),
+            held=sum(sizes[name] for name in held),
+            bricks=sum(sizes[name] for name in held if name.startswith("bricks.")),
+            bytes_up=BF16 * sum(sizes[name] for name in sent),
+        )
+    return tuple({one.depth: one for _, one in sorted(counted.items(), reverse=True)}.values())

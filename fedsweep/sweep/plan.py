@@ -103,9 +103,9 @@ class Plan:
 
     def _check_metrics(self, of_arms: list[tuple[Arm, list[str]]]) -> None:
         """Find what is compared among the metrics; a paper's domains may be missing where the user took other data."""
-        counted = self.space.measure.name == "parameters"
-        metrics = COUNTS if counted else self.base.metrics()
-        asked = [] if counted else [("objective.metric", self.space.objective.metric)]
+        counted, objective = self.space.measure.name == "parameters", self.space.objective.metric
+        metrics = COUNTS if counted else list(dict.fromkeys(name for _, reported in of_arms for name in reported))
+        asked = [] if counted else [("objective.metric", objective)]
         for metric in self.space.reference.metrics() if self.space.reference else ():
             if not (self._other_data and metric.startswith(DOMAIN)):
                 asked.append(("reference", metric))
@@ -115,7 +115,6 @@ class Plan:
                     f"search space {self.name}: `{entry}` {metric} is not reported by this run"
                     f"{near(metric, metrics) or '; it reports ' + ', '.join(metrics) + '.'}"
                 )
-        objective = self.space.objective.metric
         for arm in [] if counted else [arm for arm, reported in of_arms if objective not in reported]:
             which = f"the arm {arm_label(arm)}"
             raise UserError(f"search space {self.name}: `objective.metric` {objective} is not reported by {which}.")

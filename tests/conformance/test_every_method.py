@@ -160,6 +160,7 @@ def test_every_update_lies_in_what_its_client_trains(small):
         assert set(update.allocation.trained) <= set(update.allocation.held)
         row = update.allocation
         assert set(update.adapter) == set(names_within(start.state.adapter, row.trained, row.without))
+        assert set(update.adapter) == set(small.method.sent_names(start.state.adapter, row))
         assert {layer_of(name) for name in update.adapter} == {None, *update.allocation.trained}
         for name, tensor in update.adapter.items():
             assert tensor.shape == start.state.adapter[name].shape

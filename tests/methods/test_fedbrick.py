@@ -235,6 +235,16 @@ def test_bricks_are_averaged_within_their_domain_by_images(make):
             assert not any(name in one.adapter for one in updates if one not in pair)
 
 
+@pytest.mark.parametrize(
+    "stages", [{"parallel": False}, {"compensate": False}, {"parallel": False, "compensate": False}]
+)
+def test_what_a_client_sends_is_known_before_it_has_trained(make, stages):
+    small = make(**stages)
+    start, updates = one_round(small)
+    for one in updates:
+        assert set(one.adapter) == set(small.method.sent_names(start.state.adapter, one.allocation))
+
+
 def test_shared_bricks_are_everyones(make):
     small = make(domains="shared")
     start, updates = one_round(small)

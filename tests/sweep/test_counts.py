@@ -49,14 +49,35 @@ def test_the_upload_of_the_smallest_client_is_the_papers(plan):
     assert (f"{shares[0]:.1%}", f"{shares[-1]:.1%}") == ("0.3%", "1.0%")
 
 
-@pytest.mark.parametrize("method", ["fedra", "all_small", "depthfl", "inclusivefl", "fedbrick"])
-def test_a_counted_client_is_what_a_round_counts(federation, tiny, method):
-    changes = {"method": method, "partition.proxy_share": 0.2, "federation.depths": [5], "federation.rounds": 1}
+METHODS = [
+    *({"name": name} for name in ("fedra", "all_large", "all_small", "depthfl", "inclusivefl", "fedbrick")),
+    {"name": "fedra", "missing_layers": "ensure_cover"},
+    {"name": "fedbrick", "parallel": False},
+    {"name": "fedbrick", "compensate": False},
+    {"name": "fedbrick", "over": {"name": "depthfl"}},
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_counted_clients_are_what_a_round_counts(federation, tiny, method):
+    changes = {"method": method, "partition.proxy_share": 0.2, "federation.depths": [9, 6, 3], "federation.rounds": 1}
     _, result = federate(federation(changes))
-    (client,) = count_parameters(tiny.override(changes, "test"), 10).clients
-    assert client.depth == 5
-    assert client.held == result.metrics["parameters/held"]
-    assert client.bytes_up == result.metrics["bytes/up"] / 3 / 2  # three clients, float32
+    clients = count_parameters(tiny.override(changes, "test"), 10).clients
+    assert [one.depth for one in clients] == {"all_small": [3], "all_large": [12]}.get(method["name"], [9, 6, 3])
+    times = 3 // len(clients)
+    assert sum(one.held for one in clients) / len(clients) == result.metrics["parameters/held"]
+    assert times * sum(one.bytes_up for one in clients) == result.metrics["bytes/up"] / 2  # which is in float32
+
+
+def test_dynamic_depths_are_counted_each_and_a_frozen_a_is_no_part_of_a_block(tiny):
+    dynamic = {"federation.depths": "dynamic", "partition.proxy_share": 0.2, "method": "fedbrick"}
+    plain, frozen = (
+        count_parameters(tiny.override({**dynamic, "aggregation.lora": rule}, "test"), 10)
+        for rule in ("factors", "freeze_a")
+    )
+    assert [one.depth for one in plain.clients] == list(range(12, 0, -1))
+    assert frozen.parameters == plain.parameters
+    assert frozen.clients[0].bytes_up < plain.clients[0].bytes_up
 
 
 def test_the_command_prints_the_counts_and_records_nothing(tmp_path):
