@@ -10,7 +10,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "all_small"},
     {"name": "inclusivefl"},
     {"name": "depthfl"},
-    *({"name": "fedbrick", "over": {"name": base}, "server_epochs": 2} for base in ("fedra", "inclusivefl", "depthfl")),
+    *({"name": "fedbrick", "over": {"name": base}, "server_epochs": 1} for base in ("fedra", "inclusivefl", "depthfl")),
 ]
 
 
