@@ -16,7 +16,7 @@ from fedsweep.federation import Federation, federate
 from fedsweep.methods import ALL
 from fedsweep.models.layered import layer_of, names_within
 from fedsweep.seeding import stream
-from fedsweep.types import LayerAllocation, RoundResult
+from fedsweep.types import ClientUpdate, LayerAllocation, RoundResult
 from tests.compare import copied, frozen, identical, identical_rounds, memory, tensors_in
 from tests.conformance.conftest import METHODS
 from tests.conformance.rounds import one_round
@@ -31,13 +31,29 @@ ROW_SUMS = {
 }
 """Blocks that each client runs, from the clients' depths and L. A new method adds its line."""
 
+SMALL = {"federation.depths": [2, 1, 3]}
 NOT_METHODS = {"__init__.py", "base.py"}
 
 
 @pytest.fixture
 def small(federation, chosen) -> Federation:
     """Clients of depth 2, 1 and 3: some blocks have no holder."""
-    return federation({**chosen, "federation.depths": [2, 1, 3]})
+    return federation({**chosen, **SMALL})
+
+
+@pytest.fixture(scope="module")
+def rounds() -> dict[str, tuple[Federation, RoundResult, list[ClientUpdate]]]:
+    """First rounds that several tests look at, each played once."""
+    return {}
+
+
+@pytest.fixture
+def first_round(federation, chosen, name, rounds) -> tuple[Federation, RoundResult, list[ClientUpdate]]:
+    """The small federation, what its server sends in the first round, and what it gets back; to be left as they are."""
+    if name not in rounds:
+        small = federation({**chosen, **SMALL})
+        rounds[name] = (small, *one_round(small))
+    return rounds[name]
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +116,8 @@ def test_the_state_survives_a_round_trip_to_disk(small, straight, tmp_path):
     assert not identical(straight[0].state, straight[-1].state)
 
 
-def test_the_order_of_arrival_is_irrelevant(small):
-    start, updates = one_round(small)
+def test_the_order_of_arrival_is_irrelevant(first_round):
+    small, start, updates = first_round
     expected = small.method.aggregate(start.state, updates, small.server)
     orders = list(permutations(updates))
     assert len(orders) == 6
@@ -125,8 +141,8 @@ def test_the_frozen_backbone_does_not_move(small):
     assert identical(before, frozen(small.model))
 
 
-def test_training_moves_the_head_and_what_the_clients_hold(small):
-    start, updates = one_round(small)
+def test_training_moves_the_head_and_what_the_clients_hold(first_round):
+    small, start, updates = first_round
     after = small.method.aggregate(start.state, updates, small.server)
     trained = {layer for update in updates for layer in update.allocation.trained}
     sent = {name for update in updates for name in update.adapter}
@@ -136,8 +152,8 @@ def test_training_moves_the_head_and_what_the_clients_hold(small):
             assert not torch.equal(after.adapter[name], start.state.adapter[name]), name
 
 
-def test_a_layer_that_nobody_trained_does_not_move(small):
-    start, updates = one_round(small)
+def test_a_layer_that_nobody_trained_does_not_move(first_round):
+    small, start, updates = first_round
     few = [
         replace(
             update,
@@ -153,8 +169,8 @@ def test_a_layer_that_nobody_trained_does_not_move(small):
         assert torch.equal(after[name], start.state.adapter[name]), name
 
 
-def test_every_update_lies_in_what_its_client_trains(small):
-    start, updates = one_round(small)
+def test_every_update_lies_in_what_its_client_trains(first_round):
+    small, start, updates = first_round
     assert [update.client for update in updates] == [client.id for client in small.cohort(1)]
     for update in updates:
         assert set(update.allocation.trained) <= set(update.allocation.held)
@@ -180,8 +196,8 @@ def test_an_allocation_has_as_many_blocks_as_fit(federation, chosen):
             assert set(row.trained) <= set(row.held) <= set(range(12))
 
 
-def test_no_memory_is_shared(small):
-    start, updates = one_round(small)
+def test_no_memory_is_shared(first_round):
+    small, start, updates = first_round
     after = small.method.aggregate(start.state, updates, small.server)
     alone = small.method.aggregate(start.state, updates[:1], small.server)
     owners = [start.state, after, alone, *updates, list(small.model.parameters())]
@@ -200,8 +216,8 @@ def test_local_updates_do_not_change_the_state(small):
     assert identical(start, kept)
 
 
-def test_aggregation_changes_neither_state_nor_updates(small):
-    start, updates = one_round(small)
+def test_aggregation_changes_neither_state_nor_updates(first_round):
+    small, start, updates = first_round
     kept = [copied(start.state.adapter), *(copied(update.adapter) for update in updates)]
     small.method.aggregate(start.state, updates, small.server)
     assert identical(kept, [start.state.adapter, *(update.adapter for update in updates)])
