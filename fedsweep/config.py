@@ -90,8 +90,8 @@ def _spelt_out(record: type[Config], data: Any) -> Any:
             spelt[field] = info.default.model_dump(mode="json")
         elif isinstance(data.get(field), str) and any("name" in one.model_fields for one in records):
             spelt[field] = {"name": data[field]}
-        if chosen := _chosen(records, spelt.get(field)):
-            spelt = spelt | ({field: _spelt_out(chosen, spelt[field])} if field in spelt else {})
+        if field in spelt and (chosen := _chosen(records, spelt[field])):
+            spelt[field] = _spelt_out(chosen, spelt[field])
     return spelt
 
 

@@ -102,7 +102,7 @@ class RunConfig(Config):
         Raises:
             ValueError: the list has another length.
         """
-        depths, domains = self.federation.depths, self._domains_of()
+        depths, domains = self.federation.depths, self.client_domains()
         if depths == "dynamic":
             return dict.fromkeys(domains, 1)
         if len(depths) == len(domains):
@@ -124,7 +124,8 @@ class RunConfig(Config):
         """Whether a client's images come from several domains."""
         return self.partition.pools and len(self.data.domains) > 1
 
-    def _domains_of(self) -> dict[ClientId, str]:
+    def client_domains(self) -> dict[ClientId, str]:
+        """The domain of every client, known before any image is read."""
         return self.partition.clients_of(self.data.domains)
 
     def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
@@ -132,7 +133,7 @@ class RunConfig(Config):
         size = self.federation.clients_per_round
         if size == "one_per_domain":
             least: dict[str, int] = {}
-            for client, domain in self._domains_of().items():
+            for client, domain in self.client_domains().items():
                 least[domain] = min(capacities[client], least.get(domain, capacities[client]))
             return list(least.values())
         return list(capacities.values()) if size is None else sorted(capacities.values())[:size]
@@ -188,7 +189,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
     data, parts = split(config)
     freeze_a = config.aggregation.lora == "freeze_a"
     model = build_model(config.backbone, config.lora, len(data.class_names), config.seed, data.class_names, freeze_a)
-    config.method.prepare(model, config.depths(), {client.domain for client in parts.clients}, config.seed)
+    config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
     model.to(device)
     return Federation(
         method=config.method,

@@ -95,7 +95,7 @@ def tune(
         changes = {**started.overrides, **changes}
         space_changes = {**started.options, **space_changes}
     plan = _plan(space, changes, space_changes)
-    if plan.space.measure.name == "parameters":
+    if plan.counted:
         from fedsweep.terminal import show_counts
 
         show_counts(plan)
@@ -203,7 +203,7 @@ def show(
     kind, path = find_either(name)
     if kind == "search_spaces":
         plan = _plan(name, changes, {})
-        show_counts(plan) if plan.space.measure.name == "parameters" else show_plan(plan, estimate=False)
+        show_counts(plan) if plan.counted else show_plan(plan, estimate=False)
         return
     from fedsweep.experiment import RunConfig
 

@@ -60,15 +60,13 @@ def outlined(config: RunConfig, classes: int) -> LayeredModel:
     """The model of a run with its adapters and what its method adds, on the meta device."""
     model = config.backbone.outlined(classes)
     add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")
-    domains = set(config.partition.clients_of(config.data.domains).values())
-    config.method.prepare(model, config.depths(), domains, config.seed)
+    config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
     return model
 
 
 def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int]) -> tuple[ClientCount, ...]:
     """A client of each depth, the deepest first; the method says what it holds and sends."""
-    domains = config.partition.clients_of(config.data.domains)
-    capacities = config.capacities()
+    domains, capacities = config.client_domains(), config.capacities()
     if config.federation.depths == "dynamic":
         capacities = {f"{depth} blocks": depth for depth in config.depths()}
         domains = dict.fromkeys(capacities, next(iter(domains.values())))

@@ -103,7 +103,7 @@ class Plan:
 
     def _check_metrics(self, of_arms: list[tuple[Arm, list[str]]]) -> None:
         """Find what is compared among the metrics; a paper's domains may be missing where the user took other data."""
-        counted, objective = self.space.measure.name == "parameters", self.space.objective.metric
+        counted, objective = self.counted, self.space.objective.metric
         metrics = COUNTS if counted else list(dict.fromkeys(name for _, reported in of_arms for name in reported))
         asked = [] if counted else [("objective.metric", objective)]
         for metric in self.space.reference.metrics() if self.space.reference else ():
@@ -155,6 +155,11 @@ class Plan:
 
     def _reachable(self) -> Iterator[RunConfig]:
         return (self.resolve(arm, seed) for arm in self._arms() for seed in self.space.seeds)
+
+    @property
+    def counted(self) -> bool:
+        """Whether parameters are counted and nothing is run."""
+        return self.space.measure.name == "parameters"
 
     @property
     def sampled(self) -> int | None:

@@ -308,4 +308,6 @@ def test_what_cannot_be_is_refused_in_one_sentence(tiny, changes, sentence):
 
 @pytest.mark.parametrize("method", [{"brick": False}, {"server_epochs": 0}])
 def test_without_distillation_the_server_needs_no_images(tiny, method):
-    tiny.override({"method": {"name": "fedbrick", **method}}, "test")
+    config = tiny.override({"method": {"name": "fedbrick", **method}}, "test")
+    assert config.partition.proxy_share == 0
+    assert not config.method.needs_proxy
