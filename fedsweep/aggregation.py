@@ -1,6 +1,6 @@
 """Arithmetic on adapter states: what a server does with its clients' updates."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -34,10 +34,16 @@ class AggregationConfig(Config):
         return float(num_examples) if self.weights == "samples" else 1.0
 
 
-def layerwise_mean(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> AdapterState:
+Weigh = Callable[[ClientUpdate], float]
+"""A client's weight before normalisation."""
+
+
+def layerwise_mean(
+    previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig, weigh: Weigh | None = None
+) -> AdapterState:
     """r_j = sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3); a tensor that nobody trained keeps its value.
 
-    With `lora: product_svd` r_j is the product B A of an adapted layer, which is factored again at the same rank.
+    Weights are those of `config`, unless `weigh` gives others. With `lora: product_svd` r_j is the product B A of an adapted layer, which is factored again at the same rank.
     The sum runs in the order of the clients' ids, so that the result does not depend on the order of arrival.
 
     Raises:
@@ -48,12 +54,13 @@ def layerwise_mean(previous: AdapterState, updates: Sequence[ClientUpdate], conf
             raise KeyError(f"client {update.client} sent unknown tensors: {', '.join(unknown)}")
     mean: AdapterState = {}
     for name, old in previous.items():
-        parts = _parts(name, updates, config)
+        parts = _parts(name, updates, weigh or config.weight)
         mean[name] = _mean(parts) if parts else old.clone()
     if config.lora == "product_svd":
         for a, b in _pairs(previous):
-            if parts := _parts(a, updates, config):
-                mean[a], mean[b] = _refactored(*_stacked(parts, _parts(b, updates, config)), mean[a], mean[b])
+            if parts := _parts(a, updates, weigh or config.weight):
+                factors = _stacked(parts, _parts(b, updates, weigh or config.weight))
+                mean[a], mean[b] = _refactored(*factors, mean[a], mean[b])
     return mean
 
 
@@ -66,7 +73,7 @@ def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], confi
     """
     missed = total = 0.0
     for a, b in _pairs(previous):
-        parts_a, parts_b = _parts(a, updates, config), _parts(b, updates, config)
+        parts_a, parts_b = _parts(a, updates, config.weight), _parts(b, updates, config.weight)
         if not parts_a:
             continue
         left, right = _stacked(parts_a, parts_b)
@@ -83,11 +90,11 @@ def _mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
     return torch.stack([part * share for share, part in parts]).sum(0)
 
 
-def _parts(name: str, updates: Sequence[ClientUpdate], config: AggregationConfig) -> list[tuple[float, Tensor]]:
+def _parts(name: str, updates: Sequence[ClientUpdate], weigh: Weigh) -> list[tuple[float, Tensor]]:
     """The clients' values of one tensor with their shares, which sum to one, in the order of the clients' ids."""
     holders = sorted((update for update in updates if name in update.adapter), key=lambda update: update.client)
-    total = sum(map(config.weight, holders))
-    return [(config.weight(update) / total, update.adapter[name]) for update in holders]
+    total = sum(map(weigh, holders))
+    return [(weigh(update) / total if total else 1 / len(holders), update.adapter[name]) for update in holders]
 
 
 def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:

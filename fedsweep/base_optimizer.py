@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.config import Config
+from fedsweep.models.layered import is_statistic
 from fedsweep.types import ClientId, ClientUpdate, ServerState
 
 
@@ -92,14 +93,18 @@ class FedDyn(BaseOptimizer):
         clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
         for update in sorted(updates, key=lambda one: one.client):
             known = clients.get(update.client, {})
-            moved = {name: tensor - before.adapter[name] for name, tensor in update.adapter.items()}
+            moved = {
+                name: tensor - before.adapter[name]
+                for name, tensor in update.adapter.items()
+                if not is_statistic(name)  # what nothing descends along has no gradient to remember
+            }
             clients[update.client] = known | {
                 name: known.get(name, torch.zeros_like(step)) - self.alpha * step for name, step in moved.items()
             }
             for name, step in moved.items():
                 drift = server.get(name, torch.zeros_like(step))
                 server[name] = drift - self.alpha * shares[update.client] * step
-        for name in {name for update in updates for name in update.adapter}:
+        for name in {name for update in updates for name in update.adapter if not is_statistic(name)}:
             adapter[name] = adapter[name] - server[name] / self.alpha
         return replace(after, adapter=adapter, client_memory=clients, server_memory=server)
 

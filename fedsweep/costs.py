@@ -2,15 +2,24 @@
 
 from collections.abc import Iterable, Mapping
 
-from fedsweep.models.layered import LayeredModel, names_within
+from fedsweep.models.layered import LayeredModel, is_statistic, names_within
 from fedsweep.types import AdapterState, ClientId, ClientUpdate, LayerAllocation
 
 COST_METRICS = ["bytes/down", "bytes/up", "parameters/held", "parameters/trained"]
 
 
 def count(state: AdapterState) -> int:
-    """Number of values."""
-    return sum(tensor.numel() for tensor in state.values())
+    """Number of parameters: values but for running statistics."""
+    return sum(tensor.numel() for name, tensor in state.items() if not is_statistic(name))
+
+
+def transmission_seconds(size: int, megabytes_per_second: float) -> float:
+    """How long so many bytes take, at 10^6 bytes to the megabyte (FedMS, Fig. 7).
+
+    >>> transmission_seconds(4 * 149_620_737, 0.1)
+    5984.82948
+    """
+    return size / (megabytes_per_second * 1e6)
 
 
 def size_in_bytes(state: AdapterState) -> int:
@@ -32,21 +41,23 @@ def round_costs(
     model: LayeredModel,
     sent: AdapterState,
     allocations: Mapping[ClientId, LayerAllocation],
+    received: Mapping[ClientId, Iterable[str]],
     updates: Iterable[ClientUpdate],
 ) -> dict[str, float]:
     """Bytes of the whole cohort in this round, and parameters per client (means).
 
-    Down: the adapters of the blocks a client holds, and its heads and BRICKs; up: what it trained. Frozen blocks are
-    not counted: a client has the public backbone on its disk.
+    Down: what each client `received` of the tensors `sent`, in most methods the adapters of the blocks that it holds,
+    and its heads and BRICKs; up: what it trained and does not keep. Frozen blocks are not counted: a client has the
+    public backbone on its disk.
     """
     rows = allocations.values()
-    received = [{name: sent[name] for name in names_within(sent, row.held, row.without)} for row in rows]
+    down = [{name: sent[name] for name in names} for names in received.values()]
     returned = [update.adapter for update in updates]
     sizes = sizes_of(model)
     held = [held_parameters(sizes, row.held, row.without) for row in rows]
     return {
-        "bytes/down": float(sum(map(size_in_bytes, received))),
+        "bytes/down": float(sum(map(size_in_bytes, down))),
         "bytes/up": float(sum(map(size_in_bytes, returned))),
         "parameters/held": sum(held) / len(held),
-        "parameters/trained": sum(map(count, returned)) / len(returned),
+        "parameters/trained": sum(count(one.adapter) + count(one.kept) for one in updates) / len(returned),
     }

@@ -8,26 +8,8 @@ from torch import Tensor
 
 from fedsweep.models.brick import FACTORS, Gate, brick
 from fedsweep.models.layered import LayeredModel
+from fedsweep.optimizers import Adam, AdamConfig
 from fedsweep.types import ImageSet
-
-
-class Adam:
-    """torch.optim.Adam's arithmetic on a list of tensors, without its import of the compiler."""
-
-    def __init__(self, parameters: list[Tensor], lr: float) -> None:
-        self.parameters, self.lr, self.taken = parameters, lr, 0
-        self.mean, self.square = ([torch.zeros_like(one) for one in parameters] for _ in range(2))
-
-    def step(self, gradients: list[Tensor], betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
-        """theta -= lr m^ / (sqrt(v^) + eps), with bias-corrected moments m^ and v^."""
-        self.taken += 1
-        torch._foreach_lerp_(self.mean, gradients, 1 - betas[0])
-        torch._foreach_mul_(self.square, betas[1])
-        torch._foreach_addcmul_(self.square, gradients, gradients, 1 - betas[1])
-        first, second = (1 - beta**self.taken for beta in betas)
-        scale = torch._foreach_div(torch._foreach_sqrt(self.square), second**0.5)
-        torch._foreach_add_(scale, eps)
-        torch._foreach_addcdiv_(self.parameters, self.mean, scale, -self.lr / first)
 
 
 @torch.no_grad()
@@ -66,7 +48,8 @@ def distil(
     """
     layers, images = len(passed) - 1, passed.shape[1]
     factors = {name: bricks[name].clone().requires_grad_() for name in FACTORS}
-    adam = Adam([factors[name].data for name in FACTORS], lr)
+    config = AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None)
+    adam = Adam(config, [factors[name].data for name in FACTORS])
     for _ in range(epochs):
         order = torch.from_numpy(rng.permutation(images)).to(passed.device)
         for chosen in torch.split(order, batch_size):

@@ -1,6 +1,6 @@
-"""Accuracy and loss of the global model on every domain's test split."""
+"""Accuracy and loss of the global model on every domain's test split, and of clients' own models on theirs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -9,10 +9,11 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.config import Config
-from fedsweep.types import Domain
+from fedsweep.types import ClientId, Domain, ImageSet
 
-Predict = Callable[[Tensor], Tensor]
-"""uint8 images (batch, 3, h, w) to logits (batch, classes)."""
+Predict = Callable[[ImageSet], Tensor]
+"""Images to logits (n, classes)."""
+OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
 
 
 class EvaluationConfig(Config):
@@ -39,15 +40,15 @@ class EvaluationConfig(Config):
         return metrics
 
 
-@torch.inference_mode()
-def evaluate(predict: Predict, domains: Sequence[Domain], config: EvaluationConfig) -> dict[str, float]:
+@torch.no_grad()
+def evaluate(predict: Predict, domains: Sequence[Domain]) -> dict[str, float]:
     """Metrics `accuracy/domain/<domain>`, their mean and worst, and the mean test loss over domains."""
     accuracies: dict[str, float] = {}
     losses: list[float] = []
     for domain in domains:
-        logits = torch.cat([predict(images) for images, _ in domain.test.batches(config.batch_size)])
+        logits = predict(domain.test)
         labels = domain.test.labels.to(logits.device)
-        accuracies[domain.name] = (logits.argmax(1) == labels).double().mean().item()
+        accuracies[domain.name] = accuracy(logits, labels)
         losses.append(F.cross_entropy(logits, labels).item())
     return {
         "accuracy/mean": sum(accuracies.values()) / len(accuracies),
@@ -55,6 +56,27 @@ def evaluate(predict: Predict, domains: Sequence[Domain], config: EvaluationConf
         **{f"accuracy/domain/{name}": accuracy for name, accuracy in accuracies.items()},
         "loss/test": sum(losses) / len(losses),
     }
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Share of right answers, of logits (n, classes) and labels (n,)."""
+    return (logits.argmax(1) == labels.to(logits.device)).double().mean().item()
+
+
+def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[ClientId]) -> dict[str, float]:
+    """Metrics of clients' own models, each on its own test images; mean and worst are over the others than `left_out`.
+
+    >>> client_scores({"a": 0.5, "b": 1.0, "c": 0.0}, left_out={"c"})["accuracy/clients/mean"]
+    0.75
+    """
+    counted = [score for client, score in sorted(accuracies.items()) if client not in left_out]
+    each = {f"{OF_CLIENT}/{client}": score for client, score in sorted(accuracies.items())}
+    return {OF_CLIENTS: sum(counted) / len(counted), OF_WORST: min(counted), **each}
+
+
+def client_metric_names(clients: Collection[ClientId]) -> list[str]:
+    """The metrics that `client_scores` reports of these clients."""
+    return [OF_CLIENTS, OF_WORST, *(f"{OF_CLIENT}/{client}" for client in sorted(clients))]
 
 
 def metric_names(domains: Sequence[str]) -> list[str]:

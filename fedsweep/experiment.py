@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.base_optimizer import BaseOptimizerConfig, FedAvg
@@ -19,14 +20,17 @@ from fedsweep.drift import DRIFT_METRICS
 from fedsweep.embedding.picture import files
 from fedsweep.embedding.tsne import draw
 from fedsweep.errors import UserError
-from fedsweep.evaluation import EvaluationConfig, metric_names
+from fedsweep.evaluation import EvaluationConfig, client_metric_names, metric_names
 from fedsweep.federation import ROUND_METRICS, Federation, FederationConfig, federate
+from fedsweep.frozen import FrozenRows
 from fedsweep.history import RoundRecord
 from fedsweep.methods import MethodConfig, Server
 from fedsweep.models import BackboneConfig, LoraConfig, build_model
+from fedsweep.optimizers import OptimizerConfig
+from fedsweep.reader import Reader
 from fedsweep.structural_bias import bias_metrics
-from fedsweep.training import CohortTrainer, LocalConfig, OptimizerConfig
-from fedsweep.types import ClientId, FederatedData, RoundResult
+from fedsweep.training import CohortTrainer, LocalConfig
+from fedsweep.types import ClientId, Domain, FederatedData, ImageSet, RoundResult
 
 Device = Literal["cpu", "cuda"]
 
@@ -71,6 +75,7 @@ class RunConfig(Config):
                 f"`federation.clients_per_round` one_per_domain needs clients of one domain each, "
                 f"but those of `partition.name` {self.partition.name} draw from all"
             )
+        self._backbone_fits()
         if self.lora.rank > (most := self.backbone.largest_rank(self.lora.position)):
             raise ValueError(
                 f"`lora.rank` must be at most {most}, the narrowest side of {self.backbone.name}'s adapted layers, "
@@ -86,8 +91,37 @@ class RunConfig(Config):
                 f"`method` {self.method.name} trains on images of the server and needs a `partition.proxy_share` "
                 "above 0, but it is 0"
             )
+        if self.method.needs_validation and not self.partition.validation_share:
+            raise ValueError(
+                f"`method` {self.method.name} steers clients by images that they hold out and needs a "
+                "`partition.validation_share` above 0, but it is 0"
+            )
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
         return self
+
+    def _backbone_fits(self) -> None:
+        """Method, metrics and adapters have in the backbone what they need."""
+        backbone = self.backbone
+        if self.method.needs_text and not backbone.has_text:
+            raise ValueError(
+                f"`method` {self.method.name} needs a `backbone` with a text encoder, clip or digits_clip, "
+                f"but it is {backbone.name}"
+            )
+        if self.method.needs_head and not backbone.has_head:
+            raise ValueError(
+                f"`method` {self.method.name} needs a `backbone` with a head, such as timm, but it is {backbone.name}"
+            )
+        if "drift" in self.evaluation.metrics and not backbone.has_head:
+            raise ValueError(
+                f"`evaluation.metrics` drift compares heads, but `backbone` {backbone.name} has prompts in their place"
+            )
+        if self.lora.position not in backbone.positions:
+            raise ValueError(
+                f"`lora.position` must be {', '.join(backbone.positions[:-1])} or {backbone.positions[-1]} of "
+                f"`backbone` {backbone.name}, but it is {self.lora.position}"
+            )
+        if self.lora.patch_embed and backbone.has_text:
+            raise ValueError(f"`lora.patch_embed` must be false of `backbone` {backbone.name}, but it is true")
 
     def depths(self) -> set[int]:
         """All depths that a client can have."""
@@ -143,7 +177,10 @@ class RunConfig(Config):
         asked = self.evaluation.metrics
         drift = DRIFT_METRICS if "drift" in asked else []
         bias = bias_metrics(self.method.has_stand_ins) if "structural_bias" in asked else []
-        return [*metric_names(self.data.domains), "loss/train", *ROUND_METRICS, *COST_METRICS, *drift, *bias]
+        clients = list(self.client_domains())
+        of_clients = client_metric_names(clients) if self.partition.test_share else []
+        scores = [*metric_names(self.data.domains), *of_clients, "loss/train"]
+        return [*scores, *ROUND_METRICS, *COST_METRICS, *self.method.metrics(clients), *drift, *bias]
 
 
 def split(config: RunConfig) -> tuple[FederatedData, Split]:
@@ -158,7 +195,8 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 
 def content_digests(config: RunConfig) -> dict[str, str]:
     """What pins the content of the files that a configuration only names: images with labels, and weights."""
-    return {"data": load(config.data).digest, "weights": config.backbone.fingerprint()}
+    weights = [config.backbone.fingerprint(), config.method.fingerprint()]
+    return {"data": load(config.data).digest, "weights": " ".join(one for one in weights if one)}
 
 
 def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
@@ -180,6 +218,7 @@ def check_content(config: RunConfig) -> None:
     """
     data, _ = split(config)
     config.backbone.check_weights(len(data.class_names), data.class_names)
+    config.method.check_weights()
     if (classes := config.evaluation.tsne_classes) is not None:
         draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.seed)
 
@@ -187,8 +226,8 @@ def check_content(config: RunConfig) -> None:
 def build(config: RunConfig, device: Device = "cpu") -> Federation:
     """Data, clients, model and trainer of a run; the model on the device, the images where they are."""
     data, parts = split(config)
-    freeze_a = config.aggregation.lora == "freeze_a"
-    model = build_model(config.backbone, config.lora, len(data.class_names), config.seed, data.class_names, freeze_a)
+    freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if config.method.uses_lora else None
+    model = build_model(config.backbone, lora, len(data.class_names), config.seed, data.class_names, freeze_a)
     config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
     model.to(device)
     return Federation(
@@ -208,11 +247,28 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
             config.seed,
             rounds=config.federation.rounds,
             fewest=min(len(client.train) for client in parts.clients),
+            reader=Reader(model, _identity(config), FrozenRows.of(sources(data)), config.evaluation.batch_size),
         ),
         config=config.federation,
         evaluation=config.evaluation,
         seed=config.seed,
     )
+
+
+def _identity(config: RunConfig) -> str:
+    """What decides the frozen part of a run's model; names of classes are no part of what an image goes through."""
+    return f"{config.backbone.model_dump_json()} {config.backbone.fingerprint()} {config.lora.model_dump_json()}"
+
+
+def sources(data: FederatedData) -> dict[int, str]:
+    """The content of each tensor of images, by its address."""
+    named = ((f"{data.digest}/{one.name}", one) for one in data.domains)
+    parts = ((f"{name}/{split}", images) for name, one in named for split, images in _splits(one))
+    return {cast(Tensor, images.images).data_ptr(): name for name, images in parts}
+
+
+def _splits(domain: Domain) -> list[tuple[str, ImageSet]]:
+    return [("train", domain.train), ("test", domain.test)]
 
 
 def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = None) -> Iterator[RoundResult]:

@@ -15,8 +15,10 @@ from fedsweep.costs import round_costs
 from fedsweep.drift import drift
 from fedsweep.embedding.points import Embedding
 from fedsweep.embedding.tsne import draw, embed
-from fedsweep.evaluation import EvaluationConfig, evaluate
+from fedsweep.evaluation import EvaluationConfig, accuracy, client_scores, evaluate
+from fedsweep.malicious import Attack, attacked, malicious_clients
 from fedsweep.methods import FederatedMethod, Server
+from fedsweep.methods.base import predicted
 from fedsweep.models import LayeredModel, relative_norm
 from fedsweep.models.layered import completed
 from fedsweep.seeding import stream
@@ -50,6 +52,14 @@ class FederationConfig(Config):
     )
     clients_per_round: Literal["one_per_domain"] | Annotated[int, Field(gt=0)] | None = Field(
         None, description="size of the random cohort, or one random client of each domain; null for all clients"
+    )
+    malicious_share: float = Field(
+        0.0, ge=0, lt=1, description="share of all clients that attack, the same ones in every round"
+    )
+    attack: Attack = Field(
+        "reversed_update",
+        description="what they send: reversed_update, as far from the global model in the other direction; or "
+        "reversed_weights, all that they trained with its sign turned",
     )
 
 
@@ -105,10 +115,32 @@ class Federation:
         total = sum(weights[client] for client in sorted(weights))
         return {client: weight / total for client, weight in weights.items()}
 
+    def malicious(self) -> frozenset[ClientId]:
+        """The clients that attack."""
+        ids = [client.id for client in self.clients]
+        return malicious_clients(ids, self.config.malicious_share, self.seed)
+
     def evaluate(self, state: ServerState) -> dict[str, float]:
-        """Metrics of the global model."""
+        """Metrics of the global model on the domains, and of the clients' models on what each has for its own test."""
+        of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
-        return evaluate(lambda images: self.method.predict(state, self.model, images), self.domains, self.evaluation)
+        reader = self.trainer.reader
+        return {**evaluate(lambda images: predicted(self.method, state, reader, images), self.domains), **of_clients}
+
+    def _evaluate_clients(self, state: ServerState) -> dict[str, float]:
+        sets = {one.id: one.test for one in self.clients if one.test is not None}
+        if not sets:
+            return {}
+        beside = self.method.beside(state, self.trainer.reader, sets)
+        found, loaded = {}, None
+        for client in (one for one in self.clients if one.id in sets):
+            if (adapter := self.method.adapter_of(state, client.id)) is not loaded:
+                self.model.load_adapter(adapter)
+                loaded = adapter
+            images = sets[client.id]
+            logits = predicted(self.method, state, self.trainer.reader, images, client, beside[client.id])
+            found[client.id] = accuracy(logits, images.labels)
+        return client_scores(found, self.malicious())
 
     def drifted(
         self, sent: ServerState, state: ServerState, cohort: Sequence[Client], updates: Sequence[ClientUpdate]
@@ -151,6 +183,7 @@ class Federation:
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
     """Yield the untuned model (round 0), then the result of every round; from `start` on, only what comes after it."""
     method, server, shares = federation.method, federation.server, federation.shares()
+    ids, malicious = [client.id for client in federation.clients], federation.malicious()
     if start is None:
         begun = time.monotonic()
         state = federation.initial_state()
@@ -164,7 +197,9 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         state = method.begin_round(state, server, trainer)
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         updates = method.local_updates(state, cohort, allocations, trainer)
-        costs = round_costs(federation.model, state.adapter, allocations, updates)
+        updates = attacked(state.adapter, updates, malicious, federation.config.attack)
+        received = {client: method.received_names(state, row) for client, row in allocations.items()}
+        costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
         covered = coverage(state, list(allocations.values()))
         biased = federation.biased(state, cohort, allocations, round)
@@ -175,7 +210,9 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         scores = federation.evaluate(state)
         # Evaluated last, the model holds the state's adapter.
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
-        metrics = {**scores, "loss/train": _mean_loss(updates), **covered, **lora, **costs, **drifted, **biased}
+        own = method.measured(state, ids, updates)
+        loss = {"loss/train": _mean_loss(updates)}
+        metrics = {**scores, **loss, **covered, **lora, **costs, **own, **drifted, **biased}
         yield RoundResult(round, state, metrics, time.monotonic() - begun)
 
 

@@ -23,9 +23,33 @@ def data_folder() -> Path:
     return home() / Path(os.environ.get("FEDSWEEP_DATA") or "data").expanduser()
 
 
+def activation_folder() -> Path:
+    """Where activations of frozen blocks are kept, a folder on this machine: what FEDSWEEP_CACHE names, or the user's."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedsweep" / "activations"
+    return home() / Path(os.environ.get("FEDSWEEP_CACHE") or default).expanduser()
+
+
+def activation_bytes() -> int:
+    """How much is kept there: FEDSWEEP_CACHE_GB gigabytes, ten unless given; 0 for nothing.
+
+    Raises:
+        UserError: it is not a number from 0 on.
+    """
+    given = os.environ.get("FEDSWEEP_CACHE_GB") or "10"
+    try:
+        size = float(given)
+    except ValueError:
+        size = -1.0
+    if not 0 <= size < float("inf"):
+        raise UserError(f"the environment's FEDSWEEP_CACHE_GB must be a number of gigabytes from 0 on, but it is {given}.")
+    return int(size * 1e9)
+
+
 def environment() -> dict[str, str]:
     """The variables that make another process find the same files."""
-    return {"FEDSWEEP_HOME": str(home()), "FEDSWEEP_DATA": str(data_folder())}
+    folders = {"FEDSWEEP_HOME": home(), "FEDSWEEP_DATA": data_folder(), "FEDSWEEP_CACHE": activation_folder()}
+    size = os.environ.get("FEDSWEEP_CACHE_GB")
+    return {name: str(path) for name, path in folders.items()} | ({"FEDSWEEP_CACHE_GB": size} if size else {})
 
 
 def resolve(name: str) -> Path:

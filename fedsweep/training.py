@@ -15,22 +15,14 @@ from torch import Tensor
 
 from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.config import Config
-from fedsweep.models.layered import LayeredModel, Path, copy_into, names_within
+from fedsweep.models.layered import Images, LayeredModel, Path, copy_into, is_statistic, names_within
+from fedsweep.optimizers import OptimizerConfig
+from fedsweep.reader import Reader
 from fedsweep.seeding import derived_seed, stream
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
-Objective = Callable[[LayeredModel, Tensor, Tensor, Path], Tensor]
-"""(model, uint8 images (batch, 3, h, w), labels (batch,), the steps to walk) to a scalar loss."""
-
-
-class OptimizerConfig(Config):
-    """SGD with momentum; its state is made afresh for each local session."""
-
-    name: Literal["sgd"] = "sgd"
-    lr: float = Field(0.01, gt=0, description="learning rate")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum, without dampening")
-    weight_decay: float = Field(1e-5, ge=0, description="L2 penalty added to the gradient")
-    clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; null for none")
+Objective = Callable[[LayeredModel, Images, Tensor, Path], Tensor]
+"""(model, images (batch, 3, h, w) or a batch of which more is known, labels (batch,), the steps to walk) to a loss."""
 
 
 class LocalConfig(Config):
@@ -61,7 +53,8 @@ class LocalTask:
 
     `path` is the walk by the share of the session that is over, in [0, 1), the blocks held unless given; `names` are
     the tensors that are trained, those of the allocation unless given; `session` counts a client's sessions within a
-    round, each of which has batches and dropout of its own.
+    round, each of which has batches and dropout of its own. `beside` is what the method knows of each training image
+    (n, ...), for its objective.
     """
 
     client: Client
@@ -71,6 +64,7 @@ class LocalTask:
     path: Callable[[float], Path] | None = None
     names: Sequence[str] | None = None
     session: int = 0
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
 
     def walk(self, over: float) -> Path:
         """The steps to walk when a share of the session is over."""
@@ -81,7 +75,7 @@ class DivergenceError(RuntimeError):
     """A client's loss stopped being a number."""
 
 
-def cross_entropy(model: LayeredModel, images: Tensor, labels: Tensor, path: Path) -> Tensor:
+def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
     """The plain objective of FedAvg and FedRA."""
     return F.cross_entropy(model(images, path), labels)
 
@@ -100,6 +94,7 @@ class CohortTrainer:
     seed: int
     rounds: int
     fewest: int
+    reader: Reader
     round: int = 0
     memory: Mapping[ClientId, AdapterState] = field(default_factory=dict)
 
@@ -109,37 +104,42 @@ class CohortTrainer:
 
     def fit(self, tasks: Sequence[LocalTask]) -> list[ClientUpdate]:
         """Train every task from its own start; results in the order of the tasks."""
-        parameters = self.model.trainable()  # once: to walk all modules takes as long as a small step
+        parameters = self.model.movable()  # once: to walk all modules takes as long as a small step
         self.model.train()
         try:
             return [self._fit_one(task, parameters) for task in tasks]
         finally:
             self.model.eval()
 
-    def _fit_one(self, task: LocalTask, parameters: dict[str, torch.nn.Parameter]) -> ClientUpdate:
+    def _fit_one(self, task: LocalTask, parameters: dict[str, Tensor]) -> ClientUpdate:
         model, client = self.model, task.client
         steps = self.local.steps_for(len(client.train), self.fewest)
         copy_into(parameters, task.start)
-        names = task.names
-        if names is None:
-            names = names_within(parameters, task.allocation.trained, task.allocation.without)
+        moved = task.names
+        if moved is None:
+            moved = names_within(parameters, task.allocation.trained, task.allocation.without)
+        names = [name for name in moved if not is_statistic(name)]
         trained = [parameters[name] for name in names]
         values = [parameter.data for parameter in trained]
         start, remembered = [task.start[name] for name in names], self.memory.get(client.id, {})
         memory = [remembered.get(name) for name in names]
-        sgd = _SGD(self.optimizer, values)
+        optimizer = self.optimizer.over(values)
         total = torch.zeros((), device=model.mean.device)
         key: list[int | str] = [self.round, client.id, *([task.session] if task.session else [])]
         order = batches(len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", *key))
         devices = [model.mean.device] if model.mean.is_cuda else []
         # Dropout is the one consumer of torch's global generator: give it a stream of its own and put the old one back.
-        with torch.random.fork_rng(devices=devices):
+        path = task.walk(0.0)
+        done = model.frozen_steps(path, names) if task.path is None else 0
+        prefix = self.reader.prefix(path, done, task.start) if done else None
+        with torch.random.fork_rng(devices=devices), model.frozen(path, done):
             torch.manual_seed(derived_seed(self.seed, "dropout", *key))
-            for step, batch in enumerate(order):
-                images, labels = client.train.take(torch.from_numpy(batch))
-                loss = task.objective(model, images, labels.to(total.device), task.walk(step / steps))
+            for step, batch in enumerate(map(torch.from_numpy, order)):
+                images = self.reader.batch(client.train, batch, prefix, done, task.beside)
+                labels = client.train.labels[batch].to(total.device)
+                loss = task.objective(model, images, labels, task.walk(step / steps))
                 gradients = list(torch.autograd.grad(loss, trained))
-                sgd.step(self.base.steer(gradients, values, start, memory))
+                optimizer.step(self.base.steer(gradients, values, start, memory))
                 total += loss.detach()
         mean_loss = total.item() / steps
         if not math.isfinite(mean_loss):
@@ -151,32 +151,8 @@ class CohortTrainer:
                 f"the adapter of client {client.id} left the range of numbers in round {self.round}; "
                 "try a smaller `optimizer.lr`"
             )
-        adapter = {name: parameter.detach().clone() for name, parameter in zip(names, trained, strict=True)}
+        adapter = {name: parameters[name].detach().clone() for name in moved}
         return ClientUpdate(client.id, task.allocation, adapter, len(client.train), {"loss": mean_loss})
-
-
-class _SGD:
-    """torch.optim.SGD's arithmetic on a list of tensors, without its import of the compiler (seconds per process)."""
-
-    def __init__(self, config: OptimizerConfig, parameters: list[Tensor]) -> None:
-        self.config, self.parameters = config, parameters
-        self.buffers: list[Tensor] = []
-
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        config, grads = self.config, list(gradients)
-        if config.clip_norm is not None:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-            grads = list(torch._foreach_mul(grads, (config.clip_norm / (norm + 1e-6)).clamp(max=1.0)))
-        if config.weight_decay:
-            grads = list(torch._foreach_add(grads, self.parameters, alpha=config.weight_decay))
-        if config.momentum:
-            if self.buffers:
-                torch._foreach_mul_(self.buffers, config.momentum)
-                torch._foreach_add_(self.buffers, grads)
-            else:
-                self.buffers = [grad.clone() for grad in grads]
-            grads = self.buffers
-        torch._foreach_add_(self.parameters, grads, alpha=-config.lr)
 
 
 def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

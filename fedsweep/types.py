@@ -29,11 +29,15 @@ class PixelStack:
         """The images of these rows (k,), from the parts that they lie in; as of one tensor, along its dimension 0."""
         import torch  # loaded already where there are tensors
 
+        places = self.places(rows)
+        grouped = torch.cat([part.index_select(dim, own) for part, _, own in places])
+        return grouped.index_select(dim, torch.cat([here for _, here, _ in places]).argsort())
+
+    def places(self, rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """For each part: the part, which of `rows` (k,) lie in it, and as which rows of its own."""
         starts = [0, *accumulate(map(len, self.parts))]
         within = [((start <= rows) & (rows < end)).nonzero().flatten() for start, end in pairwise(starts)]
-        pieces = zip(self.parts, within, starts, strict=False)
-        grouped = torch.cat([part.index_select(dim, rows[here] - start) for part, here, start in pieces])
-        return grouped.index_select(dim, torch.cat(within).argsort())
+        return [(part, here, rows[here] - start) for part, here, start in zip(self.parts, within, starts, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,15 @@ class ImageSet:
         # Copies whole images; indexing by `[rows]` would copy them byte by byte, eight times slower.
         return self.images.index_select(0, rows), self.labels[index]
 
+    def places(self, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Where the examples at `index` (k,) lie: for each tensor of images, which of them, and as which rows of it."""
+        import torch  # loaded already where there are tensors
+
+        rows = index if self.rows is None else self.rows[index]
+        if isinstance(self.images, PixelStack):
+            return [(part, here, own) for part, here, own in self.images.places(rows) if len(own)]
+        return [(self.images, torch.arange(len(rows)), rows)]
+
     def select(self, index: Tensor) -> ImageSet:
         """The examples at `index`, without copying pixels."""
         return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index])
@@ -70,6 +83,29 @@ class ImageSet:
             else:
                 images: Any = self.images  # a stack of tensors always comes with rows
                 yield images[here], self.labels[here]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples of an image set, some of whose way through a frozen model is known.
+
+    `tokens` (k, ...) lie behind the first `done` steps of the walk; without them it begins with the pixels. `beside`
+    is what else a method knows of each image, a row of it for each (k, ...).
+    """
+
+    source: ImageSet
+    index: Tensor
+    tokens: Tensor | None = None
+    done: int = 0
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def images(self) -> Tensor:
+        """A copy of their pixels, uint8 (k, 3, height, width)."""
+        return self.source.take(self.index)[0]
 
 
 @dataclass(frozen=True)
@@ -95,7 +131,8 @@ class FederatedData:
 class Client:
     """One participant: its images and `capacity`, the number of blocks that fit on it (L_i).
 
-    `validation` is the share that it holds back from its training, None where the partition asks for none.
+    `validation` is the share that it holds back from its training, to steer it by, and `test` the share that nothing
+    but its own evaluation sees; None where the partition asks for none.
     """
 
     id: ClientId
@@ -103,6 +140,7 @@ class Client:
     train: ImageSet
     capacity: int
     validation: ImageSet | None = None
+    test: ImageSet | None = None
 
 
 @dataclass(frozen=True)
@@ -126,13 +164,17 @@ class LayerAllocation:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What one client sends back: the tensors it trained, under their names in the full model."""
+    """What one client sends back: the tensors it trained, under their names in the full model.
+
+    `kept` are those that it trained and does not send: its personal part, which no cost of the wire counts.
+    """
 
     client: ClientId
     allocation: LayerAllocation
     adapter: AdapterState
     num_examples: int
     metrics: Mapping[str, float]
+    kept: AdapterState = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,14 @@ from fedsweep.methods.all_small import AllSmall
 from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.methods.depthfl import DepthFL
 from fedsweep.methods.fedbrick import FedBRICK
+from fedsweep.methods.fedms import FedMS
 from fedsweep.methods.fedra import FedRA
+from fedsweep.methods.ft import FT
 from fedsweep.methods.inclusivefl import InclusiveFL
+from fedsweep.methods.lfft import LFFT
+from fedsweep.methods.promptfl import PromptFL
 
-AnyMethod = FedRA | AllLarge | AllSmall | InclusiveFL | DepthFL | FedBRICK
+AnyMethod = FedRA | AllLarge | AllSmall | InclusiveFL | DepthFL | FedBRICK | FedMS | FT | LFFT | PromptFL
 MethodConfig = Annotated[AnyMethod, Field(discriminator="name")]
 ALL: tuple[type[FederatedMethod], ...] = get_args(AnyMethod)
 

@@ -3,15 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.config import Config
-from fedsweep.models.layered import LayeredModel, Step, names_within
+from fedsweep.models.layered import Images, LayeredModel, Step, names_within
+from fedsweep.reader import Reader
 from fedsweep.training import CohortTrainer, LocalTask, Objective
-from fedsweep.types import Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
+from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 Allocations = Mapping[ClientId, LayerAllocation]
 
@@ -32,6 +35,14 @@ class FederatedMethod(Config, ABC):
     """A method's fields are its hyperparameters; a method never inherits from another, it composes verbs."""
 
     name: str
+    uses_lora: ClassVar[bool] = True
+    """Whether adapters are inserted; else the method says in `prepare` what is trained beside the head."""
+    needs_text: ClassVar[bool] = False
+    """Whether the backbone must have a text encoder."""
+    needs_head: ClassVar[bool] = False
+    """Whether the backbone must have a linear classifier."""
+    needs_validation: ClassVar[bool] = False
+    """Whether clients are steered by images that they hold out of their training."""
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Refuse an impossible combination before anything runs. `capacities` are those of the smallest cohort.
@@ -44,6 +55,21 @@ class FederatedMethod(Config, ABC):
     def needs_proxy(self) -> bool:
         """Whether the server trains on images of its own."""
         return False
+
+    def fingerprint(self) -> str | None:
+        """What pins the content of weights that the method brings along; None for none.
+
+        Raises:
+            UserError: they are not there.
+        """
+        return None
+
+    def check_weights(self) -> None:
+        """Load the weights that the method brings along, as a run will.
+
+        Raises:
+            UserError: they are not there, or do not fit.
+        """
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Add what the method trains beside LoRA and head. `depths` and `domains` are all that a client can have."""
@@ -70,6 +96,10 @@ class FederatedMethod(Config, ABC):
         """Prefixes of the heads' names that a client with a walk of so many steps does not have."""
         return ()
 
+    def received_names(self, state: ServerState, row: LayerAllocation) -> list[str]:
+        """Of the server's tensors, those that a client gets at the beginning of a round."""
+        return names_within(state.adapter, row.held, row.without)
+
     def sent_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Of an adapter's tensors, those that a client trains and sends back."""
         return names_within(names, row.trained, row.without)
@@ -94,10 +124,55 @@ class FederatedMethod(Config, ABC):
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """The state after the round."""
 
-    def predict(self, state: ServerState, model: LayeredModel, images: Tensor, client: Client | None = None) -> Tensor:
-        """Logits (batch, classes) of uint8 images; `model` holds the state's adapter."""
+    def adapter_of(self, state: ServerState, client: ClientId | None = None) -> AdapterState:
+        """The adapter of a client's own model; of the global one without a client, or where there are no others."""
+        return state.adapter
+
+    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
+        """How many of the first blocks no round will change any more in that model: what leaves them can be kept."""
+        return 0
+
+    def beside(
+        self, state: ServerState, reader: Reader, sets: Mapping[str, ImageSet]
+    ) -> dict[str, Mapping[str, Tensor]]:
+        """What the method's clients know of images before their own model sees them: by set, rows for its images."""
+        return {name: {} for name in sets}
+
+    def predict(self, state: ServerState, model: LayeredModel, images: Images, client: Client | None = None) -> Tensor:
+        """Logits (batch, classes) of images; `model` holds the adapter of the client, or of the state."""
         logits: Tensor = model(images, state.layers)
         return logits
+
+    def metrics(self, clients: Iterable[ClientId]) -> list[str]:
+        """Names of what `measured` reports."""
+        return []
+
+    def measured(
+        self, state: ServerState, clients: Iterable[ClientId], updates: Sequence[ClientUpdate]
+    ) -> dict[str, float]:
+        """What only this method has to say of a round, from the state after it."""
+        return {}
+
+
+@torch.no_grad()
+def predicted(
+    method: FederatedMethod,
+    state: ServerState,
+    reader: Reader,
+    images: ImageSet,
+    client: Client | None = None,
+    beside: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """Logits (n, classes) of a whole image set, by the client's model or the global one, which the reader's holds."""
+    model, owner = reader.model, client.id if client else None
+    steps = method.settled(state, owner)
+    if not steps and not beside:
+        views = images.batches(reader.batch_size)
+        return torch.cat([method.predict(state, model, pixels, client) for pixels, _ in views])
+    prefix = reader.prefix(state.layers, steps, method.adapter_of(state, owner)) if steps else None
+    parts = torch.arange(len(images)).split(reader.batch_size)
+    batches = (reader.batch(images, index, prefix, steps, beside or {}) for index in parts)
+    return torch.cat([method.predict(state, model, batch, client) for batch in batches])
 
 
 def first_blocks(cohort: Sequence[Client]) -> dict[ClientId, LayerAllocation]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import permutations
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,13 +18,15 @@ from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.methods.base import FederatedMethod, Server, first_blocks
-from fedsweep.models.layered import LayeredModel, Path
+from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.training import Objective
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 
 class DepthFL(FederatedMethod):
     """InclusiveFL's split with extra heads and mutual self-distillation (FedRA, Section 4.1, baseline 4)."""
+
+    needs_head: ClassVar = True
 
     name: Literal["depthfl"] = "depthfl"
     heads: tuple[int, ...] = Field(
@@ -73,7 +75,7 @@ class DepthFL(FederatedMethod):
         """Every head's cross-entropy, and its distance from the other heads with a weight that grows over rounds."""
         weight = ramp_up(round - 1, self.ramp * rounds)
 
-        def objective(model: LayeredModel, images: Tensor, labels: Tensor, path: Path) -> Tensor:
+        def objective(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
             depths, last = self._exits_in(model, len(path))
             return mutual_loss(model.exits(images, path, depths, last), labels, weight)
 
@@ -83,7 +85,7 @@ class DepthFL(FederatedMethod):
         """Every block's adapter and every head is averaged over those who trained it."""
         return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
-    def predict(self, state: ServerState, model: LayeredModel, images: Tensor, client: Client | None = None) -> Tensor:
+    def predict(self, state: ServerState, model: LayeredModel, images: Images, client: Client | None = None) -> Tensor:
         """The mean of the logits of the server's heads, or those of the last one."""
         depths, last = self._exits_in(model, len(state.layers))
         if self.prediction == "last":

@@ -6,7 +6,7 @@ blocks, what a client minimises and how updates are averaged.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from fedsweep.methods.depthfl import DepthFL
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.inclusivefl import InclusiveFL
 from fedsweep.models.brick import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
-from fedsweep.models.layered import LayeredModel, Path, Step, completed, names_within
+from fedsweep.models.layered import Images, LayeredModel, Path, Step, completed, names_within
 from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer, LocalTask, Objective
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
@@ -36,6 +36,8 @@ class FedBRICK(FederatedMethod):
     Everything that concerns the blocks is the depth method's, for which a client with BRICKs is one of L blocks. The
     BRICKs are part of the adapter, as `bricks.<set>.<block>.<factor>`; a set is a domain's.
     """
+
+    needs_head: ClassVar = True
 
     name: Literal["fedbrick"] = "fedbrick"
     over: DepthMethod = Field(FedRA(), description="the depth method that it enhances: fedra, inclusivefl or depthfl")
@@ -155,7 +157,7 @@ class FedBRICK(FederatedMethod):
         """As the depth method does; a BRICK is averaged within its set, over those who trained it."""
         return self.over.aggregate(state, updates, server)
 
-    def predict(self, state: ServerState, model: LayeredModel, images: Tensor, client: Client | None = None) -> Tensor:
+    def predict(self, state: ServerState, model: LayeredModel, images: Images, client: Client | None = None) -> Tensor:
         """The depth method's prediction of the global model, which has all blocks and needs no BRICK."""
         return self.over.predict(state, model, images, client)
 
@@ -180,7 +182,7 @@ class FedBRICK(FederatedMethod):
         ]
         whole = completed(row.held, self.stand_ins(trainer.model, client))
 
-        def objective(model: LayeredModel, images: Tensor, labels: Tensor, path: Path) -> Tensor:
+        def objective(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
             loss = base(model, images, labels, path)
             for tether in tethers:
                 loss = tether.added_to(loss)
@@ -197,7 +199,7 @@ class FedBRICK(FederatedMethod):
             share = 1 - over if self.anneal else 0.5  # alpha of Eq. 22
             return [Blend(one.layer, one.brick, share) if one.layer in held else one for one in in_place]
 
-        def objective(model: LayeredModel, images: Tensor, labels: Tensor, path: Path) -> Tensor:
+        def objective(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
             loss = base(model, images, labels, path)
             gaps = [step.gap for step in path if isinstance(step, Blend) and step.gap is not None]
             return loss + self.lambda_d * torch.stack(gaps).mean()

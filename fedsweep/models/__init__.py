@@ -6,17 +6,18 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from fedsweep.models.clip_backbone import ClipBackbone, DigitsClip
 from fedsweep.models.layered import LayeredModel
-from fedsweep.models.lora import LoraConfig, add_lora, relative_norm
+from fedsweep.models.lora import LoraConfig, add_lora, relative_norm, train_head_alone
 from fedsweep.models.timm_backbone import TimmBackbone
 from fedsweep.models.vit import DigitsViT
 
-BackboneConfig = Annotated[DigitsViT | TimmBackbone, Field(discriminator="name")]
+BackboneConfig = Annotated[DigitsViT | TimmBackbone | DigitsClip | ClipBackbone, Field(discriminator="name")]
 
 
 def build_model(
     backbone: BackboneConfig,
-    lora: LoraConfig,
+    lora: LoraConfig | None,
     num_classes: int,
     seed: int,
     class_names: Sequence[str] | None = None,
@@ -24,17 +25,24 @@ def build_model(
 ) -> LayeredModel:
     """The frozen backbone with fresh adapters, in evaluation mode; adapters and head are trainable.
 
+    Without `lora` there are no adapters.
+
     With `class_names`, a weights file's head is kept only where its card names the same classes, or none. With
     `freeze_a` the factor A of every adapter stays at its start, which is the same for all clients.
     """
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
         model = backbone.build(num_classes, seed, class_names)
-        add_lora(model, lora, seed, freeze_a)
+        if lora is None:
+            train_head_alone(model)
+        else:
+            add_lora(model, lora, seed, freeze_a)
     return model.eval()
 
 
 __all__ = [
     "BackboneConfig",
+    "ClipBackbone",
+    "DigitsClip",
     "DigitsViT",
     "LayeredModel",
     "LoraConfig",
@@ -42,4 +50,5 @@ __all__ = [
     "add_lora",
     "build_model",
     "relative_norm",
+    "train_head_alone",
 ]

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep.seeding import derived_seed
-from fedsweep.types import AdapterState
+from fedsweep.types import AdapterState, Batch
 
-Position = Literal["l0", "l1", "both"]
-"""Where adapters sit in a block: after attention (token mixing), after the MLP (channel mixing), or both."""
+Position = Literal["l0", "l1", "both", "mlp", "attention", "all"]
+"""Where adapters sit in a block: in the last linear of the attention (token mixing), of the MLP (channel mixing), or of
+both; or in all linears of CLIP's MLP, of its attention, or of both."""
+Images: TypeAlias = "Tensor | Batch"
+"""uint8 (n, 3, height, width), or a batch whose first steps may be known."""
 Step: TypeAlias = "int | Callable[[LayeredModel, Tensor], Tensor]"
 """One step of a walk: a block by its number, or what maps (model, tokens) to tokens of the same shape in its place."""
 Path: TypeAlias = "Sequence[Step]"
 """The steps of a walk in their order. A block that a client skips is not among them."""
+STATISTICS = ("running_mean", "running_var")
 _BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
 
 
@@ -46,6 +51,10 @@ class LayeredModel(nn.Module, ABC):
 
     sublayers: ClassVar[Mapping[str, str]]
     """Within a block, the last linear of each sublayer: where LoRA sits (`l0`, `l1`)."""
+    top: ClassVar[tuple[str, ...]] = ("backbone.norm.", "backbone.fc_norm.", "backbone.head")
+    """Prefixes of the backbone's names above its blocks."""
+    behind: ClassVar[tuple[str, ...]] = (*top, "heads.")
+    """Prefixes of names, outside the blocks, that no image's token passes before the walk is over."""
     patch_projection: ClassVar[str]
     """The patch embedding's projection."""
     head_prefix: ClassVar[str] = "backbone.head"
@@ -85,13 +94,18 @@ class LayeredModel(nn.Module, ABC):
             draw_head({f"heads.{depth}.{name}": parameter for name, parameter in head.named_parameters()}, seed)
             self.heads[str(depth)] = head
 
-    def exits(self, images: Tensor, path: Path, depths: Sequence[int], last: bool) -> list[Tensor]:
+    @classmethod
+    def positions(cls) -> dict[str, tuple[str, ...]]:
+        """The places of adapters within a block, for each position that there is."""
+        return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
+
+    def exits(self, images: Images, path: Path, depths: Sequence[int], last: bool) -> list[Tensor]:
         """Logits (batch, classes) of the heads after `depths` steps of the walk, and with `last` of the model's own.
 
         Raises:
             KeyError: there is no head at one of the depths.
         """
-        tokens, logits = self.embed(self.normalize(images)), []
+        (tokens, _), logits = self.begin(images), []
         for place, step in enumerate(path, start=1):
             tokens = self.step(step, tokens)
             if place in depths:
@@ -113,16 +127,64 @@ class LayeredModel(nn.Module, ABC):
             pixels = pixels.mean(1, keepdim=True)
         return standardize_(pixels, self.mean, self.std)
 
-    def forward(self, images: Tensor, path: Path | None = None) -> Tensor:
-        """Logits (batch, classes) of uint8 images after these steps (by default all blocks)."""
+    def forward(self, images: Images, path: Path | None = None) -> Tensor:
+        """Logits (batch, classes) of images after these steps (by default all blocks)."""
         return self.classify(self.walk(images, range(self.num_layers) if path is None else path))
 
-    def walk(self, images: Tensor, path: Path) -> Tensor:
-        """Tokens (batch, tokens, width) of uint8 images behind the last of these steps."""
-        tokens = self.embed(self.normalize(images))
-        for step in path:
+    def walk(self, images: Images, path: Path) -> Tensor:
+        """Tokens (batch, tokens, width) of images behind the last of these steps."""
+        tokens, done = self.begin(images)
+        for step in path[done:]:
             tokens = self.step(step, tokens)
         return tokens
+
+    def begin(self, images: Images) -> tuple[Tensor, int]:
+        """Tokens of images, and the number of steps that they have behind them: 0 where none are known."""
+        if isinstance(images, Batch):
+            if images.tokens is not None:
+                return images.tokens.to(self.mean.device, non_blocking=True), images.done
+            images = images.images
+        return self.embed(self.normalize(images)), 0
+
+    def frozen_steps(self, path: Path, trained: Iterable[str]) -> int:
+        """How many steps of a walk stay as they are where these tensors are trained: blocks before the first of them.
+
+        >>> LayeredModel.frozen_steps(LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.weight", "backbone.head.bias"])
+        2
+        """
+        layers = set()
+        for name in trained:
+            if (layer := layer_of(name)) is not None:
+                layers.add(layer)
+            elif not name.startswith(self.behind):
+                return 0
+        movable = (place for place, step in enumerate(path) if not isinstance(step, int) or step in layers)
+        return next(movable, len(path))
+
+    def ahead(self, state: AdapterState, path: Path, steps: int) -> AdapterState:
+        """Those of an adapter's tensors that the first steps of a walk depend on."""
+        passed = set(path[:steps])
+        return {
+            name: tensor
+            for name, tensor in state.items()
+            if (layer in passed if (layer := layer_of(name)) is not None else not name.startswith(self.behind))
+        }
+
+    def passed(self, images: Images, path: Path) -> Tensor:
+        """What is known of images behind these steps, to be kept: tokens (batch, tokens, width)."""
+        return self.walk(images, path)
+
+    @contextmanager
+    def frozen(self, path: Path, steps: int) -> Iterator[None]:
+        """For a while the first blocks of a walk are as in evaluation: adapters that are not trained have no dropout."""
+        blocks = [cast(nn.ModuleList, self.backbone.blocks)[cast(int, step)] for step in path[:steps]]
+        for block in blocks:
+            block.eval()
+        try:
+            yield
+        finally:
+            for block in blocks:
+                block.train(self.training)
 
     def step(self, step: Step, tokens: Tensor) -> Tensor:
         """Tokens behind one step: (batch, tokens, width) to the same shape."""
@@ -132,17 +194,30 @@ class LayeredModel(nn.Module, ABC):
         """Adapter and head parameters by their full name."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
+    def statistics(self) -> dict[str, Tensor]:
+        """Running means and variances that training moves: of the batch norms that are trained."""
+        norms = (
+            (name, module)
+            for name, module in self.named_modules()
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.weight.requires_grad
+        )
+        return {f"{name}.{one}": cast(Tensor, getattr(norm, one)) for name, norm in norms for one in STATISTICS}
+
+    def movable(self) -> dict[str, Tensor]:
+        """All that training moves, by full name: what is trainable, and statistics."""
+        return {**self.trainable(), **self.statistics()}
+
     def adapter(self) -> AdapterState:
-        """A copy of all trainable tensors; shares no storage with the model."""
-        return {name: parameter.detach().clone() for name, parameter in self.trainable().items()}
+        """A copy of all that training moves; shares no storage with the model."""
+        return {name: tensor.detach().clone() for name, tensor in self.movable().items()}
 
     def load_adapter(self, state: AdapterState) -> None:
         """Copy tensors into the model.
 
         Raises:
-            KeyError: a name is not that of a trainable tensor of the full model.
+            KeyError: a name is not that of a tensor of the full model that training moves.
         """
-        copy_into(self.trainable(), state)
+        copy_into(self.movable(), state)
 
 
 def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Path:
@@ -154,8 +229,17 @@ def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Path:
     return tuple(layer if layer in held else stand_ins[layer] for layer in sorted({*held, *stand_ins}))
 
 
-def copy_into(parameters: Mapping[str, nn.Parameter], state: AdapterState) -> None:
-    """Copy tensors into a model's trainable parameters.
+def is_statistic(name: str) -> bool:
+    """Whether a tensor is a running mean or variance: averaged like any other, but nothing descends along it.
+
+    >>> is_statistic("gate.adapter.1.running_var"), is_statistic("gate.adapter.1.weight")
+    (True, False)
+    """
+    return name.endswith(STATISTICS)
+
+
+def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
+    """Copy tensors into those of a model that training moves.
 
     Raises:
         KeyError: a name is none of theirs.

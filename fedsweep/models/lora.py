@@ -25,7 +25,9 @@ class LoraConfig(Config):
     alpha: float | None = Field(None, gt=0, description="s = alpha / rank; leave null when `scaling` is given")
     scaling: float | None = Field(None, gt=0, description="s itself; leave null when `alpha` is given")
     position: Position = Field(
-        "both", description="l0: after attention (token mixing), l1: after the MLP (channel mixing)"
+        "both",
+        description="l0: after attention (token mixing), l1: after the MLP (channel mixing), both; of CLIP also all "
+        "linears of mlp, of attention, or all",
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout on the adapter's input")
     patch_embed: bool = Field(False, description="also adapt the patch embedding, as FedRA's released code does")
@@ -52,8 +54,13 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
     from peft import LoraConfig as PeftLoraConfig
     from peft import inject_adapter_in_model
 
-    sublayers = model.sublayers if config.position == "both" else {config.position: model.sublayers[config.position]}
-    targets = [f"backbone.blocks.{layer}.{name}" for layer in range(model.num_layers) for name in sublayers.values()]
+    blocks = cast(nn.ModuleList, model.backbone.blocks)
+    targets = [
+        f"backbone.blocks.{layer}.{place}"
+        for layer, block in enumerate(blocks)
+        for place in model.positions()[config.position]
+        if has_place(block, place)
+    ]
     if config.patch_embed:
         targets.append(model.patch_projection)
     peft_config = PeftLoraConfig(
@@ -74,11 +81,22 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
             parameter.data.copy_(fresh)
 
 
+def has_place(block: nn.Module, place: str) -> bool:
+    """Whether a block has such a module: the lower blocks of CLIP's deeper encoder stand alone."""
+    return place.split(".")[0] in dict(block.named_children())
+
+
+def train_head_alone(model: LayeredModel) -> None:
+    """Freeze all but the head: where a method starts that has no adapters."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(model.head_prefix))
+
+
 @torch.no_grad()
 def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
     """||s B A|| / ||W||: Frobenius norms over all adapted layers of these blocks, and the patch embedding's if adapted.
 
-    Of the adapters that `model` holds at the moment; 0 for untrained ones.
+    Of the adapters that `model` holds at the moment; 0 for untrained ones, and without any.
     """
     added = frozen = 0.0
     names = (name for name, _ in model.named_modules() if name.endswith(".lora_A"))
@@ -87,7 +105,7 @@ def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
         a, b = (part["default"].weight.flatten(1).double() for part in (layer.lora_A, layer.lora_B))
         added += layer.scaling["default"] ** 2 * squared_norm(b, a)
         frozen += torch.linalg.vector_norm(layer.base_layer.weight).item() ** 2
-    return math.sqrt(added / frozen)
+    return math.sqrt(added / frozen) if frozen else 0.0
 
 
 def squared_norm(left: Tensor, right: Tensor) -> float:

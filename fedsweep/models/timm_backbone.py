@@ -101,6 +101,21 @@ class TimmBackbone(Config):
         """Height and width of the images that it takes, in pixels."""
         return self._architecture.image_size
 
+    @property
+    def has_head(self) -> bool:
+        """Whether a linear classifier is trained beside the adapters."""
+        return True
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is a text encoder."""
+        return False
+
+    @property
+    def positions(self) -> list[Position]:
+        """Where adapters can sit."""
+        return ["l0", "l1", "both"]
+
     def fingerprint(self) -> str:
         """What pins the weights' content: timm's tag, or the digest of the file and of what its card says of use.
 

@@ -75,6 +75,21 @@ class DigitsViT(Config):
         """Height and width of the images that it takes, in pixels."""
         return 16
 
+    @property
+    def has_head(self) -> bool:
+        """Whether a linear classifier is trained beside the adapters."""
+        return True
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is a text encoder."""
+        return False
+
+    @property
+    def positions(self) -> list[Position]:
+        """Where adapters can sit."""
+        return ["l0", "l1", "both"]
+
     def fingerprint(self) -> str:
         """What pins the weights: their digest, from the card that `build` checks them against."""
         return f"sha256:{_card()['sha256']}"

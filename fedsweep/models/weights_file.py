@@ -197,6 +197,20 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
     backbone.load_state_dict(state)
 
 
+def load_without(network: nn.Module, path: Path, head: str) -> None:
+    """Copy a file's weights into a network that lacks the head (names that begin with `head`) which they may have.
+
+    Raises:
+        UserError: a tensor is missing, too many, or of another shape.
+    """
+    own = network.state_dict()
+    state = {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
+    counters = {name: tensor for name, tensor in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
+    state = counters | state
+    _check(state, own, path)
+    network.load_state_dict(state)
+
+
 def _other_classes(found: Tensor, own: Tensor) -> bool:
     return found.ndim > 0 and len(found) != len(own)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from fedsweep.costs import held_parameters, sizes_of
 from fedsweep.experiment import RunConfig
 from fedsweep.methods import Server
-from fedsweep.models import LayeredModel, add_lora
+from fedsweep.models import LayeredModel, add_lora, train_head_alone
 from fedsweep.models.layered import layer_of, names_within
 from fedsweep.seeding import stream
 from fedsweep.types import Client
@@ -59,7 +59,10 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
 def outlined(config: RunConfig, classes: int) -> LayeredModel:
     """The model of a run with its adapters and what its method adds, on the meta device."""
     model = config.backbone.outlined(classes)
-    add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")
+    if config.method.uses_lora:
+        add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")
+    else:
+        train_head_alone(model)
     config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
     return model
 

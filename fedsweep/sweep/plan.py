@@ -22,7 +22,7 @@ from fedsweep.sweep.space import SearchSpace
 DOMAIN = "accuracy/domain/"
 # What decides a run's numbers; the rest of the package may change between the sessions of a sweep.
 ENGINE = ("images", "data", "models", "methods")
-ENGINE_PACKAGES = ("torch", "timm", "peft", "numpy", "scikit-learn")
+ENGINE_PACKAGES = ("torch", "timm", "transformers", "peft", "numpy", "scikit-learn")
 ENGINE_MODULES = (
     "types",
     "config",
@@ -30,6 +30,10 @@ ENGINE_MODULES = (
     "seeding",
     "base_optimizer",
     "training",
+    "optimizers",
+    "frozen",
+    "reader",
+    "malicious",
     "aggregation",
     "distillation",
     "evaluation",

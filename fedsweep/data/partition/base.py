@@ -38,6 +38,9 @@ class Partition(Config, ABC):
     validation_share: float = Field(
         0.0, ge=0, lt=1, description="share of its images that each client holds out of its training"
     )
+    test_share: float = Field(
+        0.0, ge=0, lt=1, description="share of its images that each client tests its own model on, and nothing else"
+    )
 
     @abstractmethod
     def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
@@ -61,8 +64,9 @@ class Partition(Config, ABC):
         dealt = self.deal({name: rest for name, (_, rest) in shares.items()}, seed)
         clients = []
         for client, domain in self.clients_of([one.name for one in data.domains]).items():
-            validation, train = _hold_out(dealt[client], self.validation_share, seed, "validation", client)
-            clients.append(Client(client, domain, train, capacities[client], validation))
+            test, rest = _hold_out(dealt[client], self.test_share, seed, "test", client)
+            validation, train = _hold_out(rest, self.validation_share, seed, "validation", client)
+            clients.append(Client(client, domain, train, capacities[client], validation, test))
         return Split(tuple(clients), {name: proxy for name, (proxy, _) in shares.items() if proxy is not None})
 
 

@@ -1,0 +1,166 @@
+"""What frozen functions make of images, computed once: mapped files that all trials of a node share.
+
+A block below the lowest one that is trained gives the same tokens for an image in every step, round and trial, as long
+as nothing before it changes. Rows are kept for single images, as they are asked for, under a key of everything that
+decides them. They lie in files and are read through memory maps: what is used stays in the system's page cache, takes no
+memory from the process, and is given up first when memory is short.
+
+The bits do not depend on whether a row was kept: a kernel's rows do not depend on the other rows, as long as there are
+enough of them (on a CPU; `LEAST` images). Fewer are padded, kept or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.paths import activation_bytes, activation_folder
+from fedsweep.types import AdapterState, ImageSet
+
+LEAST = 16
+"""Images that a frozen function is given at a time, at the least."""
+
+
+@dataclass(frozen=True)
+class FrozenFunction:
+    """A function of uint8 images (n, 3, h, w) to rows (n, ...), and the content that decides it."""
+
+    key: str
+    compute: Callable[[Tensor], Tensor]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Its rows, without a gradient; a few images are padded with copies of the first."""
+        with torch.no_grad():
+            if len(images) >= LEAST:
+                return self.compute(images)
+            padding = images[:1].expand(LEAST - len(images), *images.shape[1:])
+            return self.compute(torch.cat([images, padding]))[: len(images)]
+
+
+@dataclass
+class FrozenRows:
+    """Rows of frozen functions, kept by image. `sources` names the content of each tensor of images, by its address."""
+
+    sources: Mapping[int, str] = field(default_factory=dict)
+    folder: Path | None = None
+    limit: int = 0
+    _files: dict[str, _Rows] = field(default_factory=dict)
+    _used: int | None = None
+
+    @classmethod
+    def of(cls, sources: Mapping[int, str]) -> FrozenRows:
+        """As the environment says where, and how much; without a folder that can be written, nothing is kept."""
+        folder, limit = activation_folder(), activation_bytes()
+        try:
+            if limit:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            limit = 0
+        return cls(sources, folder if limit else None, limit)
+
+    def rows(self, function: FrozenFunction, images: ImageSet, index: Tensor) -> Tensor:
+        """The function's rows for the examples at `index` (k,): (k, ...), on the CPU where they were kept."""
+        places = images.places(index)
+        if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
+            return function(images.take(index)[0])
+        if len(places) == 1:
+            part, _, own = places[0]
+            return self._of_part(function, part, own)
+        pieces = [self._of_part(function, part, own) for part, _, own in places]
+        return torch.cat(pieces).index_select(0, torch.cat([here for _, here, _ in places]).argsort())
+
+    def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
+        """The rows of all examples, computed `size` at a time."""
+        return torch.cat([self.rows(function, images, index).cpu() for index in torch.arange(len(images)).split(size)])
+
+    def _of_part(self, function: FrozenFunction, part: Tensor, rows: Tensor) -> Tensor:
+        key = hashlib.sha256(f"{function.key}\0{self.sources[part.data_ptr()]}".encode()).hexdigest()[:32]
+        known = self._files.get(key)
+        if known is None:
+            found = function(part.index_select(0, rows)).cpu()
+            known = self._files[key] = _Rows(self._place() / key, len(part), found)
+            if self._may_grow(found.nbytes):
+                known.write(rows, found)
+            return found
+        missing = rows[torch.from_numpy(known.filled[rows.numpy()] == 0)]
+        if len(missing):
+            if not self._may_grow(len(missing) * known.width):
+                return function(part.index_select(0, rows)).cpu()
+            if not known.write(missing, function(part.index_select(0, missing)).cpu()):
+                return function(part.index_select(0, rows)).cpu()
+        return torch.from_numpy(np.asarray(known.rows[rows.numpy()]))
+
+    def _place(self) -> Path:
+        if self.folder is None:
+            raise RuntimeError("nothing is kept without a folder")
+        return self.folder
+
+    def _may_grow(self, size: int) -> bool:
+        """Whether so many bytes more fit; rows that this process does not use make room, the longest unused first."""
+        if self._used is None or self._used + size > self.limit:
+            self._used = self._swept(size)
+        self._used += size
+        return self._used <= self.limit
+
+    def _swept(self, size: int) -> int:
+        """Bytes in the folder, after files have gone that stood in the way."""
+        found = [(path, path.stat()) for path in self._place().glob("*.rows")]
+        used = sum(status.st_blocks * 512 for _, status in found)
+        for path, status in sorted(found, key=lambda one: one[1].st_mtime):
+            if used + size <= self.limit:
+                break
+            if path.stem not in self._files:
+                used -= status.st_blocks * 512
+                for gone in (path, path.with_suffix(".filled")):
+                    gone.unlink(missing_ok=True)
+        return used
+
+
+class _Rows:
+    """One function's rows for one tensor of images: a sparse file, and a byte for each row that says it is there."""
+
+    def __init__(self, path: Path, count: int, like: Tensor) -> None:
+        self.shape, self.dtype = tuple(like.shape[1:]), like.numpy().dtype
+        self.width = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        self.descriptors = {}
+        for suffix, size in ((".rows", count * self.width), (".filled", count)):
+            name = path.with_suffix(suffix)
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(descriptor, size)  # of the same size already where another process was first
+            os.utime(name)
+            self.descriptors[suffix] = descriptor
+        self.rows = np.memmap(path.with_suffix(".rows"), self.dtype, "r", shape=(count, *self.shape))
+        self.filled = np.memmap(path.with_suffix(".filled"), np.uint8, "r", shape=(count,))
+
+    def write(self, rows: Tensor, values: Tensor) -> bool:
+        """Keep these rows; False where the disk is full."""
+        content = values.contiguous().numpy()
+        try:
+            for place, row in enumerate(rows.tolist()):
+                os.pwrite(self.descriptors[".rows"], content[place].tobytes(), row * self.width)
+                os.pwrite(self.descriptors[".filled"], b"\1", row)
+        except OSError:
+            return False
+        return True
+
+    def __del__(self) -> None:
+        for descriptor in getattr(self, "descriptors", {}).values():
+            os.close(descriptor)
+
+
+def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
+    """A key of the frozen part of a model: what it was built from, the tensors that a run has trained of it, and what
+    decides the last bits of arithmetic."""
+    found = hashlib.sha256(f"{identity}\0{device.type}\0{torch.__version__}\0{torch.get_num_threads()}".encode())
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        found.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        found.update(tensor.numpy().tobytes())
+    return found.hexdigest()

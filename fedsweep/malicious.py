@@ -1,0 +1,41 @@
+"""Clients that send the reverse of what they trained (FedMS, Section 4.2.2): an option of the federation."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from fedsweep.models.layered import is_statistic
+from fedsweep.seeding import stream
+from fedsweep.types import AdapterState, ClientId, ClientUpdate
+
+Attack = Literal["reversed_update", "reversed_weights"]
+
+
+def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> frozenset[ClientId]:
+    """The same clients in all rounds, drawn from (seed, purpose); the share of all, rounded.
+
+    >>> sorted(malicious_clients([f"client-{number}" for number in range(10)], 0.2, seed=0))
+    ['client-6', 'client-7']
+    """
+    ordered = sorted(clients)
+    chosen = stream(seed, "malicious").permutation(len(ordered))[: round(share * len(ordered))]
+    return frozenset(ordered[place] for place in chosen)
+
+
+def attacked(
+    sent: AdapterState, updates: Sequence[ClientUpdate], malicious: Collection[ClientId], attack: Attack
+) -> list[ClientUpdate]:
+    """The updates as the server gets them; `sent` is what the server gave out.
+
+    `reversed_update` goes as far in the other direction, theta^t - (theta_i - theta^t); `reversed_weights` is the
+    paper's wording taken literally, -theta_i. What a client keeps is its own, and running statistics stay what they are.
+    """
+
+    def reverse(update: ClientUpdate) -> ClientUpdate:
+        own = {
+            name: one if is_statistic(name) else (2 * sent[name] - one if attack == "reversed_update" else -one)
+            for name, one in update.adapter.items()
+        }
+        return replace(update, adapter=own)
+
+    return [reverse(update) if update.client in malicious else update for update in updates]

@@ -1,0 +1,51 @@
+"""PromptFL: Let Federated Participants Cooperatively Learn Prompts Instead of Models.
+
+Tao Guo, Song Guo, Junxiao Wang, Xueyang Tang, Wenchao Xu. IEEE Transactions on Mobile Computing, 2023. Context vectors
+before the classes' names are learned as in CoOp, and averaged; both encoders of CLIP stay frozen.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+from pydantic import Field
+
+from fedsweep.aggregation import layerwise_mean
+from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.models.clip import LayeredClip
+from fedsweep.models.layered import LayeredModel
+from fedsweep.training import Objective, cross_entropy
+from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+
+
+class PromptFL(FederatedMethod):
+    """FedAvg on context vectors shared by all classes; an image is encoded once for all rounds."""
+
+    uses_lora: ClassVar = False
+    needs_text: ClassVar = True
+
+    name: Literal["promptfl"] = "promptfl"
+    context: int = Field(16, gt=0, description="learned vectors before a class's name, in place of the prompt's words")
+
+    def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
+        """The vectors, as `prompt.context` (context, width of the text encoder)."""
+        cast(LayeredClip, model).add_context(self.context, seed)
+
+    def allocate(
+        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
+    ) -> dict[ClientId, LayerAllocation]:
+        """All blocks are run, none is trained."""
+        return {client.id: LayerAllocation(held=state.layers, trained=()) for client in cohort}
+
+    def objective(self, round: int, rounds: int) -> Objective:
+        """Cross-entropy."""
+        return cross_entropy
+
+    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
+        """FedAvg."""
+        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
+
+    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
+        """All blocks."""
+        return len(state.layers)

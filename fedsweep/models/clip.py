@@ -1,0 +1,231 @@
+"""CLIP as a layered model: images walk the blocks of one encoder, the classes' prompts those of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsweep.errors import UserError
+from fedsweep.models.layered import Images, LayeredModel, Path
+from fedsweep.seeding import derived_seed
+from fedsweep.types import AdapterState
+
+if TYPE_CHECKING:
+    from transformers import CLIPModel
+
+IMAGES, TEXT = "vision", "text"
+Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
+"""Texts to their tokens (n, longest), and the place of each one's last token (n,)."""
+
+
+class Towers(nn.Module):
+    """transformers' CLIPModel with its two encoders side by side: block l is the pair of both, aligned at the top.
+
+    Where one encoder is deeper (L/14 has 24 and 12), its lowest blocks stand alone.
+    """
+
+    def __init__(self, clip: CLIPModel) -> None:
+        super().__init__()
+        vision, text = clip.vision_model, clip.text_model
+        self.stem = nn.ModuleDict({"embeddings": vision.embeddings, "norm": vision.pre_layrnorm})
+        self.words = text.embeddings
+        encoders = {IMAGES: list(vision.encoder.layers), TEXT: list(text.encoder.layers)}
+        depth = max(map(len, encoders.values()))
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({
+                name: layers[layer - depth + len(layers)]
+                for name, layers in encoders.items()
+                if layer >= depth - len(layers)
+            })
+            for layer in range(depth)
+        )
+        self.top = nn.ModuleDict({
+            "vision_norm": vision.post_layernorm,
+            "vision_projection": clip.visual_projection,
+            "text_norm": text.final_layer_norm,
+            "text_projection": clip.text_projection,
+        })
+        self.logit_scale = clip.logit_scale
+        self.num_features = int(clip.config.projection_dim)
+
+
+class LayeredClip(LayeredModel):
+    """Logits are exp(s) <V, T>: cosines of an image's features with those of the classes' prompts.
+
+    Prompts are cut behind the longest one's last token, which in a causal encoder changes nothing. Their features are
+    computed once for each state of the text encoder: in evaluation they are kept until other tensors are loaded.
+    """
+
+    backbone: Towers
+    sublayers: ClassVar = {}
+    head_prefix = "no head"
+    top: ClassVar = ("backbone.top.", "backbone.logit_scale")
+    behind: ClassVar = (*top, "backbone.words.", "prompt.", "gate.")
+
+    def __init__(
+        self,
+        backbone: Towers,
+        mean: Sequence[float],
+        std: Sequence[float],
+        tokenize: Tokenize,
+        template: str,
+        class_names: Sequence[str],
+    ) -> None:
+        super().__init__(backbone, mean, std)
+        self.tokenize, self.class_names = tokenize, tuple(map(readable, class_names))
+        self.prompt = nn.ParameterDict()
+        self._read([template.format(name) for name in self.class_names])
+        self._known: dict[tuple[int, ...], Tensor] = {}
+        self._begun: tuple[Tensor, int] | None = None
+
+    @staticmethod
+    def fits(backbone: nn.Module) -> bool:
+        """Whether a backbone has this walk."""
+        return isinstance(backbone, Towers)
+
+    @classmethod
+    def positions(cls) -> dict[str, tuple[str, ...]]:
+        """Places in both encoders' blocks."""
+        attention, mlp = ["q_proj", "k_proj", "v_proj", "out_proj"], ["fc1", "fc2"]
+        inner = {
+            "l0": ["self_attn.out_proj"],
+            "l1": ["mlp.fc2"],
+            "attention": [f"self_attn.{name}" for name in attention],
+            "mlp": [f"mlp.{name}" for name in mlp],
+        }
+        inner |= {"both": inner["l0"] + inner["l1"], "all": inner["attention"] + inner["mlp"]}
+        return {name: tuple(f"{one}.{place}" for one in (IMAGES, TEXT) for place in to) for name, to in inner.items()}
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Patches, class token and positions, normed."""
+        tokens: Tensor = self.backbone.stem["norm"](self.backbone.stem["embeddings"](pixels))
+        return tokens
+
+    def block(self, layer: int, tokens: Tensor) -> Tensor:
+        """The image encoder's part of a block."""
+        return self._run(IMAGES, layer, tokens)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """An image's place among the prompts: (batch, tokens, width) to unit vectors (batch, projection)."""
+        top = self.backbone.top
+        return F.normalize(top["vision_projection"](top["vision_norm"](tokens[:, 0])), dim=-1)
+
+    def forward(self, images: Images, path: Path | None = None) -> Tensor:
+        """Logits (batch, classes): both encoders walk the same steps."""
+        path = range(self.num_layers) if path is None else path
+        features = self.passed(images, path)
+        logits: Tensor = features @ self.text_features(path).T * self.backbone.logit_scale.exp()
+        return logits
+
+    def passed(self, images: Images, path: Path) -> Tensor:
+        """Behind some steps the tokens, behind a whole walk the features, unless it was known as such."""
+        tokens, done = self.begin(images)
+        if tokens.ndim == 2:
+            return tokens
+        for step in path[done:]:
+            tokens = self.step(step, tokens)
+        return self.features(tokens)
+
+    def text_features(self, path: Path) -> Tensor:
+        """Unit vectors (classes, projection) of the prompts, behind those steps of the walk that are blocks."""
+        layers = tuple(step for step in path if isinstance(step, int))
+        if torch.is_grad_enabled():
+            return self._text_features(layers)
+        if layers not in self._known:
+            self._known[layers] = self._text_features(layers)
+        return self._known[layers]
+
+    def _text_features(self, layers: Sequence[int]) -> Tensor:
+        tokens, done = self._begun or (self._words(), 0)
+        for layer in layers[done:]:
+            tokens = self._run(TEXT, layer, tokens)
+        top, rows = self.backbone.top, torch.arange(len(tokens), device=tokens.device)
+        return F.normalize(top["text_projection"](top["text_norm"](tokens[rows, self.ends])), dim=-1)
+
+    def _words(self) -> Tensor:
+        """Tokens of the prompts, with learned context vectors behind the first one if there are any."""
+        if "context" not in self.prompt:
+            tokens: Tensor = self.backbone.words(input_ids=self.prompts)
+            return tokens
+        words, context = self.backbone.words.token_embedding(self.prompts), self.prompt["context"]
+        spread = context.expand(len(words), -1, -1)
+        tokens = self.backbone.words(inputs_embeds=torch.cat([words[:, :1], spread, words[:, 1:]], dim=1))
+        return tokens
+
+    def _run(self, tower: str, layer: int, tokens: Tensor) -> Tensor:
+        pair = cast(nn.ModuleDict, self.backbone.blocks[layer])
+        if tower not in pair:
+            return tokens
+        out: Any = pair[tower](tokens, None, is_causal=tower == TEXT)
+        return cast(Tensor, out)
+
+    def add_context(self, count: int, seed: int) -> None:
+        """PromptFL's vectors, `prompt.context` (count, width of the text encoder), before the bare names of the classes.
+
+        Raises:
+            UserError: with them the longest name is longer than the text encoder reads.
+        """
+        device = self.prompts.device
+        self._read([f"{name}." for name in self.class_names], count)
+        width = self.backbone.words.token_embedding.embedding_dim
+        fresh = torch.empty(count, width)
+        generator = torch.Generator().manual_seed(derived_seed(seed, "context"))
+        nn.init.normal_(fresh, std=0.02, generator=generator)
+        self.prompt["context"] = nn.Parameter(fresh.to(device))
+        self.to(device)
+
+    def _read(self, texts: Sequence[str], context: int = 0) -> None:
+        """Take these texts as the classes' prompts."""
+        prompts, ends = self.tokenize(texts)
+        most = self.backbone.words.position_embedding.num_embeddings
+        if (longest := prompts.shape[1] + context) > most:
+            text = texts[int(ends.argmax())]
+            raise UserError(f"a prompt must have at most {most} tokens, but `{text}` has {longest}.")
+        self.register_buffer("prompts", prompts, persistent=False)
+        self.register_buffer("ends", ends + context, persistent=False)
+
+    prompts: Tensor
+    ends: Tensor
+
+    def load_adapter(self, state: AdapterState) -> None:
+        """Copy tensors into the model; the prompts are read anew."""
+        self._known.clear()
+        super().load_adapter(state)
+
+    def train(self, mode: bool = True) -> LayeredClip:
+        """Switch between training and evaluation; the prompts are read anew."""
+        self._known.clear()
+        super().train(mode)
+        return self
+
+    @contextmanager
+    def frozen(self, path: Path, steps: int) -> Iterator[None]:
+        """As of the images' blocks, so of the prompts': what lies behind the frozen ones is computed once."""
+        with super().frozen(path, steps):
+            if steps and "context" not in self.prompt:
+                with torch.no_grad():
+                    tokens = self._words()
+                    for step in path[:steps]:
+                        tokens = self._run(TEXT, cast(int, step), tokens)
+                self._begun = tokens, steps
+            try:
+                yield
+            finally:
+                self._begun = None
+
+
+def readable(name: str) -> str:
+    """A class's name as words.
+
+    >>> readable("apple_pie"), readable("ApplyEyeMakeup"), readable("7"), readable("dog"), readable("TV")
+    ('apple pie', 'Apply Eye Makeup', '7', 'dog', 'TV')
+    """
+    spaced = "".join(
+        f" {one}" if one.isupper() and place and name[place - 1].islower() else one for place, one in enumerate(name)
+    )
+    return " ".join(spaced.replace("_", " ").split())

@@ -1,0 +1,110 @@
+"""What a client descends with: SGD and Adam, as torch has them, without its import of the compiler (seconds)."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedsweep.config import Config
+
+
+class Stepper(Protocol):
+    """One local session's optimizer: its state is made afresh for each."""
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Move the parameters in place."""
+
+
+class SGDConfig(Config):
+    """SGD with momentum."""
+
+    name: Literal["sgd"] = "sgd"
+    lr: float = Field(0.01, gt=0, description="learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum, without dampening")
+    weight_decay: float = Field(1e-5, ge=0, description="L2 penalty added to the gradient")
+    clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; null for none")
+
+    def over(self, parameters: list[Tensor]) -> Stepper:
+        """Fresh, over these tensors."""
+        return SGD(self, parameters)
+
+
+class AdamConfig(Config):
+    """Adam (Kingma and Ba, 2015)."""
+
+    name: Literal["adam"] = "adam"
+    lr: float = Field(2e-4, gt=0, description="learning rate")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.98), description="how much of the running means of gradient and squared gradient a step keeps"
+    )
+    eps: float = Field(1e-6, gt=0, description="added to the root of the mean square")
+    weight_decay: float = Field(0.05, ge=0, description="decay of the trained tensors")
+    decoupled: bool = Field(
+        False, description="decay beside the step (AdamW); false: an L2 penalty added to the gradient (torch's Adam)"
+    )
+    clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; null for none")
+
+    def over(self, parameters: list[Tensor]) -> Stepper:
+        """Fresh, over these tensors."""
+        return Adam(self, parameters)
+
+
+class SGD:
+    """torch.optim.SGD's arithmetic on a list of tensors."""
+
+    def __init__(self, config: SGDConfig, parameters: list[Tensor]) -> None:
+        self.config, self.parameters = config, parameters
+        self.buffers: list[Tensor] = []
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """theta -= lr v with v = momentum v + g + decay theta."""
+        config, grads = self.config, clipped(gradients, self.config.clip_norm)
+        if config.weight_decay:
+            grads = list(torch._foreach_add(grads, self.parameters, alpha=config.weight_decay))
+        if config.momentum:
+            if self.buffers:
+                torch._foreach_mul_(self.buffers, config.momentum)
+                torch._foreach_add_(self.buffers, grads)
+            else:
+                self.buffers = [grad.clone() for grad in grads]
+            grads = self.buffers
+        torch._foreach_add_(self.parameters, grads, alpha=-config.lr)
+
+
+class Adam:
+    """torch.optim.Adam's arithmetic on a list of tensors; with `decoupled` torch.optim.AdamW's."""
+
+    def __init__(self, config: AdamConfig, parameters: list[Tensor]) -> None:
+        self.config, self.parameters, self.taken = config, parameters, 0
+        self.mean, self.square = ([torch.zeros_like(one) for one in parameters] for _ in range(2))
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """theta -= lr m^ / (sqrt(v^) + eps), with bias-corrected moments m^ and v^."""
+        config, grads = self.config, clipped(gradients, self.config.clip_norm)
+        self.taken += 1
+        if config.weight_decay and config.decoupled:
+            torch._foreach_mul_(self.parameters, 1 - config.lr * config.weight_decay)
+        elif config.weight_decay:
+            grads = list(torch._foreach_add(grads, self.parameters, alpha=config.weight_decay))
+        slow, slower = config.betas
+        torch._foreach_lerp_(self.mean, grads, 1 - slow)
+        torch._foreach_mul_(self.square, slower)
+        torch._foreach_addcmul_(self.square, grads, grads, 1 - slower)
+        first, second = (1 - beta**self.taken for beta in config.betas)
+        scale = torch._foreach_div(torch._foreach_sqrt(self.square), second**0.5)
+        torch._foreach_add_(scale, config.eps)
+        torch._foreach_addcdiv_(self.parameters, self.mean, scale, -config.lr / first)
+
+
+def clipped(gradients: Sequence[Tensor], largest: float | None) -> list[Tensor]:
+    """The gradients, made shorter where the norm of all of them is larger than that."""
+    grads = list(gradients)
+    if largest is None:
+        return grads
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    return list(torch._foreach_mul(grads, (largest / (norm + 1e-6)).clamp(max=1.0)))
+
+
+OptimizerConfig = Annotated[SGDConfig | AdamConfig, Field(discriminator="name")]
