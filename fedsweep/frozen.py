@@ -5,8 +5,9 @@ as nothing before it changes. Rows are kept for single images, as they are asked
 decides them. They lie in files and are read through memory maps: what is used stays in the system's page cache, takes no
 memory from the process, and is given up first when memory is short.
 
-The bits do not depend on whether a row was kept: a kernel's rows do not depend on the other rows, as long as there are
-enough of them (on a CPU; `LEAST` images). Fewer are padded, kept or not.
+The bits do not depend on whether a row was kept. On a CPU a kernel's row does not depend on the other rows, nor on its
+place among them, as long as it is not in a remainder that a kernel treats apart: so batches are padded to multiples of
+`GROUP`, kept or not.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch import Tensor
 from fedsweep.paths import activation_bytes, activation_folder
 from fedsweep.types import AdapterState, ImageSet
 
-LEAST = 16
-"""Images that a frozen function is given at a time, at the least."""
+GROUP = 16
+"""A frozen function is given multiples of so many images."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,12 @@ class FrozenFunction:
     compute: Callable[[Tensor], Tensor]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Its rows, without a gradient; a few images are padded with copies of the first."""
+        """Its rows, without a gradient; images are padded with copies of the first."""
+        lacking = -len(images) % GROUP
         with torch.no_grad():
-            if len(images) >= LEAST:
+            if not lacking:
                 return self.compute(images)
-            padding = images[:1].expand(LEAST - len(images), *images.shape[1:])
+            padding = images[:1].expand(lacking, *images.shape[1:])
             return self.compute(torch.cat([images, padding]))[: len(images)]
 
 
@@ -69,33 +71,44 @@ class FrozenRows:
         """The function's rows for the examples at `index` (k,): (k, ...), on the CPU where they were kept."""
         places = images.places(index)
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
-            return function(images.take(index)[0])
-        if len(places) == 1:
-            part, _, own = places[0]
-            return self._of_part(function, part, own)
-        pieces = [self._of_part(function, part, own) for part, _, own in places]
-        return torch.cat(pieces).index_select(0, torch.cat([here for _, here, _ in places]).argsort())
+            return function(images.take(index)[0]).cpu()
+        keys = [self._key(function, part) for part, _, _ in places]
+        known = [self._known(key, own) for key, (_, _, own) in zip(keys, places, strict=True)]
+        missing = [part.index_select(0, own[~there]) for there, (part, _, own) in zip(known, places, strict=True)]
+        found = function(torch.cat(missing)).cpu() if sum(map(len, missing)) else None
+        pieces = found.split(list(map(len, missing))) if found is not None else [None] * len(places)
+        out: Tensor | None = None
+        for key, there, (part, here, own), fresh in zip(keys, known, places, pieces, strict=True):
+            if fresh is not None and len(fresh):
+                self._keep(key, len(part), own[~there], fresh)
+                out = fresh.new_empty((len(index), *fresh.shape[1:])) if out is None else out
+                out[here[~there]] = fresh
+            if there.any():
+                read = self._files[key].read(own[there])
+                out = read.new_empty((len(index), *read.shape[1:])) if out is None else out
+                out[here[there]] = read
+        if out is None:
+            raise ValueError("rows of no images were asked for")
+        return out
 
     def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
         """The rows of all examples, computed `size` at a time."""
         return torch.cat([self.rows(function, images, index).cpu() for index in torch.arange(len(images)).split(size)])
 
-    def _of_part(self, function: FrozenFunction, part: Tensor, rows: Tensor) -> Tensor:
-        key = hashlib.sha256(f"{function.key}\0{self.sources[part.data_ptr()]}".encode()).hexdigest()[:32]
-        known = self._files.get(key)
-        if known is None:
-            found = function(part.index_select(0, rows)).cpu()
-            known = self._files[key] = _Rows(self._place() / key, len(part), found)
-            if self._may_grow(found.nbytes):
-                known.write(rows, found)
-            return found
-        missing = rows[torch.from_numpy(known.filled[rows.numpy()] == 0)]
-        if len(missing):
-            if not self._may_grow(len(missing) * known.width):
-                return function(part.index_select(0, rows)).cpu()
-            if not known.write(missing, function(part.index_select(0, missing)).cpu()):
-                return function(part.index_select(0, rows)).cpu()
-        return torch.from_numpy(np.asarray(known.rows[rows.numpy()]))
+    def _key(self, function: FrozenFunction, part: Tensor) -> str:
+        return hashlib.sha256(f"{function.key}\0{self.sources[part.data_ptr()]}".encode()).hexdigest()[:32]
+
+    def _known(self, key: str, rows: Tensor) -> Tensor:
+        """Which of these rows are there."""
+        if key not in self._files:
+            return torch.zeros(len(rows), dtype=torch.bool)
+        return torch.from_numpy(self._files[key].filled[rows.numpy()] == 1)
+
+    def _keep(self, key: str, count: int, rows: Tensor, values: Tensor) -> None:
+        if key not in self._files:
+            self._files[key] = _Rows(self._place() / key, count, values)
+        if self._may_grow(values.nbytes):
+            self._files[key].write(rows, values)
 
     def _place(self) -> Path:
         if self.folder is None:
@@ -139,16 +152,19 @@ class _Rows:
         self.rows = np.memmap(path.with_suffix(".rows"), self.dtype, "r", shape=(count, *self.shape))
         self.filled = np.memmap(path.with_suffix(".filled"), np.uint8, "r", shape=(count,))
 
-    def write(self, rows: Tensor, values: Tensor) -> bool:
-        """Keep these rows; False where the disk is full."""
+    def read(self, rows: Tensor) -> Tensor:
+        """A copy of these rows."""
+        return torch.from_numpy(np.asarray(self.rows[rows.numpy()]))
+
+    def write(self, rows: Tensor, values: Tensor) -> None:
+        """Keep these rows; where the disk is full, fewer."""
         content = values.contiguous().numpy()
         try:
             for place, row in enumerate(rows.tolist()):
                 os.pwrite(self.descriptors[".rows"], content[place].tobytes(), row * self.width)
                 os.pwrite(self.descriptors[".filled"], b"\1", row)
         except OSError:
-            return False
-        return True
+            return
 
     def __del__(self) -> None:
         for descriptor in getattr(self, "descriptors", {}).values():

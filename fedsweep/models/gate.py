@@ -192,7 +192,7 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
             generator = torch.Generator().manual_seed(derived_seed(seed, "gate", place))
             nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
             nn.init.zeros_(layer.bias)
-    return gate
+    return gate.eval()
 
 
 def _fresh(config: TrunkConfig) -> bool:
