@@ -104,6 +104,14 @@ class FederatedMethod(Config, ABC):
         """Of an adapter's tensors, those that a client trains and sends back."""
         return names_within(names, row.trained, row.without)
 
+    def trained_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
+        """Of an adapter's tensors, those that a client trains, sent or not."""
+        return self.sent_names(names, row)
+
+    def stages(self, state: ServerState) -> dict[str, ServerState]:
+        """Where clients do different things in the course of a run: a state of each stage, by what it is called."""
+        return {"": state}
+
     @property
     def has_stand_ins(self) -> bool:
         """Whether clients walk something in place of the blocks that they do not hold."""

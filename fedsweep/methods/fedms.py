@@ -19,7 +19,7 @@ from fedsweep.config import Config
 from fedsweep.frozen import FrozenFunction, digest_of
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted
 from fedsweep.models.gate import Gate, TimmTrunk, TrunkConfig, build_gate
-from fedsweep.models.layered import Images, LayeredModel, Path
+from fedsweep.models.layered import Images, LayeredModel, Path, names_within
 from fedsweep.reader import Reader
 from fedsweep.training import CohortTrainer, LocalTask, Objective, cross_entropy
 from fedsweep.types import (
@@ -100,7 +100,8 @@ class FedMS(FederatedMethod):
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> FedMSState:
         """No client has an expert of its own yet."""
-        return FedMSState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
+        layers, active = tuple(range(server.num_layers)), {one.id: self.sal.initial for one in clients}
+        return FedMSState(adapter=model.adapter(), layers=layers, active=active)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedMSState:
         """After stage one the global expert is frozen, and local experts start from it."""
@@ -127,6 +128,15 @@ class FedMS(FederatedMethod):
         """In stage two, in which a client trains the gate, nothing else."""
         sent = super().sent_names(names, row)
         return sent if GATE in row.without else [name for name in sent if name.startswith(GATE)]
+
+    def trained_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
+        """The gate, and the adapters of the active blocks."""
+        return names_within(names, row.trained, row.without)
+
+    def stages(self, state: ServerState) -> dict[str, ServerState]:
+        """Stage one, and stage two at its end, with all blocks active."""
+        everywhere = dict.fromkeys(of(state).active, len(state.layers))
+        return {"stage 1": state, "stage 2": replace(of(state), stage=2, active=everywhere)}
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
@@ -178,8 +188,8 @@ class FedMS(FederatedMethod):
         for update in sorted(updates, key=lambda one: one.client):
             client, accuracy = update.client, update.metrics["accuracy"]
             experts[client] = {**experts.get(client, {}), **{name: one.clone() for name, one in update.kept.items()}}
-            queue, now = queues.get(client, ()), active.get(client, self.sal.initial)
-            active[client] = min(now + stuck(queue, accuracy, self.sal), len(state.layers))
+            queue = queues.get(client, ())
+            active[client] = min(active[client] + stuck(queue, accuracy, self.sal), len(state.layers))
             queues[client] = (*queue, accuracy)[-self.sal.queue :]
         adapter = layerwise_mean(state.adapter, updates, server.aggregation, weigh)
         return replace(state, adapter=adapter, experts=experts, queues=queues, active=active)
@@ -194,7 +204,7 @@ class FedMS(FederatedMethod):
         state = of(state)
         if state.stage == 1:
             return 0
-        return len(state.layers) - (state.active.get(client, self.sal.initial) if client else 0)
+        return len(state.layers) - (state.active[client] if client else 0)
 
     def beside(
         self, state: ServerState, reader: Reader, sets: Mapping[str, ImageSet]
@@ -234,8 +244,8 @@ class FedMS(FederatedMethod):
         state = of(state)
         first = state.stage == 1
         trained = {update.client: len(update.allocation.trained) for update in updates}
-        known = dict.fromkeys(clients, len(state.layers) if first else self.sal.initial) | dict(state.active) | trained
-        active = {one: float(known[one]) for one in sorted(clients)}
+        now = dict.fromkeys(clients, len(state.layers)) if first else state.active | trained
+        active = {one: float(now[one]) for one in sorted(clients)}
         gate = {
             name: default if first else sum(update.metrics[name] for update in updates) / len(updates)
             for name, default in ((MIX, 1.0), (SPREAD, 0.0))

@@ -2,39 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fedsweep.costs import held_parameters, sizes_of
+from fedsweep.costs import held_parameters, sizes_of, transmission_seconds
 from fedsweep.experiment import RunConfig
 from fedsweep.methods import Server
 from fedsweep.models import LayeredModel, add_lora, train_head_alone
-from fedsweep.models.layered import layer_of, names_within
+from fedsweep.models.layered import is_statistic, layer_of, names_within
 from fedsweep.seeding import stream
 from fedsweep.types import Client
 
 ALL, BLOCK, LORA, HEAD, BRICK = (f"parameters/{part}" for part in ("all", "block", "lora_per_block", "head", "brick"))
-COUNTS = [ALL, BLOCK, LORA, HEAD, BRICK]
-BF16 = 2
-"""Bytes of a value on the wire in bfloat16, as FedBRICK counts; `bytes/up` counts the tensors' own precision."""
+FROZEN, GATE, ADAPTER, MIXTURE = (f"parameters/{part}" for part in ("backbone", "gate", "gate_adapter", "mixture"))
+BANDWIDTHS = (0.1, 1.0, 10.0)
+"""Megabytes per second (FedMS, Section 4.2.3)."""
+STAGES = ("", "/stage_2")
+TRAINED = [f"percent/trained{stage}" for stage in STAGES]
+SECONDS = [f"seconds/{bandwidth:g}MBps{stage}" for stage in STAGES for bandwidth in BANDWIDTHS]
+COUNTS = [ALL, BLOCK, LORA, HEAD, BRICK, FROZEN, GATE, ADAPTER, MIXTURE, *TRAINED, *SECONDS]
+BF16, FP32 = 2, 4
+"""Bytes of a value on the wire in bfloat16, as FedBRICK counts, and in single precision, as FedMS does."""
 
 
 @dataclass(frozen=True)
 class ClientCount:
-    """A client of `depth` blocks: values that it holds, those of its BRICKs among them, and bytes that it sends."""
+    """A client of `depth` blocks in one of its method's stages.
 
+    Values that it holds, those of its BRICKs among them; parameters that it trains, and their share of the backbone's in
+    percent; values that it sends, running statistics included.
+    """
+
+    stage: str
     depth: int
     held: int
     bricks: int
-    bytes_up: int
+    trained: int
+    percent: float
+    sent: int
+
+    @property
+    def bytes_up(self) -> int:
+        """What it sends, in bfloat16."""
+        return BF16 * self.sent
+
+    def seconds(self, megabytes_per_second: float) -> float:
+        """How long it sends, in single precision."""
+        return transmission_seconds(FP32 * self.sent, megabytes_per_second)
 
 
 @dataclass(frozen=True)
 class Counted:
-    """`parameters` are values by metric: of the whole model without BRICKs, a frozen block, and so on."""
+    """`parameters` are values by metric: of the whole model without BRICKs, a frozen block, and so on.
 
-    parameters: Mapping[str, int]
+    What is trained, and how long it takes to send, is that of the deepest client.
+    """
+
+    parameters: Mapping[str, float]
     clients: tuple[ClientCount, ...]
 
 
@@ -44,16 +69,27 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     sizes = sizes_of(model)
     bricks = {name: size for name, size in sizes.items() if name.startswith("bricks.")}
     lora = sum(size for name, size in sizes.items() if layer_of(name) == 0 and ".lora_" in name)
-    parameters = {
-        ALL: held_parameters(sizes, range(model.num_layers), ("bricks.",)),
+    backbone = sum(size for name, size in sizes.items() if name.startswith("backbone.") and ".lora_" not in name)
+    parameters: dict[str, float] = {
+        ALL: held_parameters(sizes, range(model.num_layers), ("bricks.", "gate.")),
         BLOCK: held_parameters(sizes, [0]) - held_parameters(sizes, []) - lora,
         LORA: lora,
         HEAD: sum(size for name, size in sizes.items() if name.startswith(model.head_prefix)),
+        FROZEN: backbone,
     }
+    if gate := sum(size for name, size in sizes.items() if name.startswith("gate.")):
+        adapter = sum(size for name, size in sizes.items() if name.startswith("gate.adapter."))
+        parameters |= {GATE: gate, ADAPTER: adapter, MIXTURE: 2 * backbone + gate}
     if bricks:
         first = next(iter(bricks)).rpartition(".")[0]
         parameters[BRICK] = sum(size for name, size in bricks.items() if name.startswith(f"{first}."))
-    return Counted(parameters, _clients(config, model, sizes))
+    clients = tuple(_clients(config, model, sizes, backbone))
+    stages = dict.fromkeys(one.stage for one in clients)
+    deepest = [next(one for one in clients if one.stage == stage) for stage in stages]
+    for stage, one in zip(STAGES, deepest, strict=False):
+        parameters[f"percent/trained{stage}"] = one.percent
+        parameters |= {f"seconds/{speed:g}MBps{stage}": one.seconds(speed) for speed in BANDWIDTHS}
+    return Counted(parameters, clients)
 
 
 def outlined(config: RunConfig, classes: int) -> LayeredModel:
@@ -67,25 +103,34 @@ def outlined(config: RunConfig, classes: int) -> LayeredModel:
     return model
 
 
-def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int]) -> tuple[ClientCount, ...]:
-    """A client of each depth, the deepest first; the method says what it holds and sends."""
+def _clients(
+    config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], backbone: int
+) -> Iterator[ClientCount]:
+    """A client of each depth, the deepest first, in each stage; the method says what it holds, trains and sends."""
     domains, capacities = config.client_domains(), config.capacities()
     if config.federation.depths == "dynamic":
         capacities = {f"{depth} blocks": depth for depth in config.depths()}
         domains = dict.fromkeys(capacities, next(iter(domains.values())))
     clients = [Client(one, domains[one], cast(Any, None), depth) for one, depth in capacities.items()]
     server = Server(model.num_layers, config.aggregation, tuple(sorted(config.depths())))
-    state = config.method.init(model, clients, server)
-    rows = config.method.allocate(state, clients, server, stream(config.seed, "allocation", 1))
-    counted: dict[int, ClientCount] = {}
-    for client in clients:
-        row = rows[client.id]
-        sent = config.method.sent_names(state.adapter, row)
-        held = names_within(sizes, row.held, row.without)
-        counted[client.capacity] = ClientCount(
-            depth=len(row.held),
-            held=sum(sizes[name] for name in held),
-            bricks=sum(sizes[name] for name in held if name.startswith("bricks.")),
-            bytes_up=BF16 * sum(sizes[name] for name in sent),
-        )
-    return tuple({one.depth: one for _, one in sorted(counted.items(), reverse=True)}.values())
+    movable = {name: tensor.numel() for name, tensor in model.movable().items()}
+    for stage, state in config.method.stages(config.method.init(model, clients, server)).items():
+        rows = config.method.allocate(state, clients, server, stream(config.seed, "allocation", 1))
+        seen: set[int] = set()
+        for client in sorted(clients, key=lambda one: -one.capacity):
+            row = rows[client.id]
+            if len(row.held) in seen:
+                continue
+            seen.add(len(row.held))
+            held = names_within(sizes, row.held, row.without)
+            names = config.method.trained_names(movable, row)
+            trained = sum(movable[name] for name in names if not is_statistic(name))
+            yield ClientCount(
+                stage=stage,
+                depth=len(row.held),
+                held=sum(sizes[name] for name in held),
+                bricks=sum(sizes[name] for name in held if name.startswith("bricks.")),
+                trained=trained,
+                percent=100 * trained / backbone,
+                sent=sum(movable[name] for name in config.method.sent_names(movable, row)),
+            )

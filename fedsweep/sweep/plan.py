@@ -71,7 +71,7 @@ class Plan:
         where = f"search space {name}"
         space = SearchSpace.of(read_yaml(path), where)
         for changed in changes:
-            if changed in space.space or any(changed.startswith(f"{varied}.") for varied in space.space):
+            if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
                 raise UserError(f"`{changed}` is varied by {where} and cannot be overridden.")
         if "seed" in changes:
             raise UserError(f"the seeds of {where} are given by --seeds, not by `seed`.")
@@ -88,7 +88,7 @@ class Plan:
 
     def check(self) -> None:
         """Resolve every arm (or every extreme of a sampled axis), and find the objective among the metrics."""
-        for name in self.space.space:
+        for name in self.space.names:
             if name not in (known := flat(self.base)) and not any(other.startswith(f"{name}.") for other in known):
                 raise UserError(
                     f"search space {self.name}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"

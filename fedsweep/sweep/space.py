@@ -112,7 +112,10 @@ class SearchSpace(Config):
 
     experiment: str = Field(description="the experiment that it starts from")
     fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment, the same in all arms")
-    space: dict[str, Axis] = Field(min_length=1, description="what varies: an axis under each dotted name")
+    space: dict[str, Axis] = Field(
+        min_length=1,
+        description="what varies: an axis under each dotted name, or a `grid` of lists under several names with commas",
+    )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(None, description="the arm that others are compared to")
     reference: Reference | None = Field(None, description="a paper's values of arms, shown beside ours, never mixed in")
@@ -133,7 +136,8 @@ class SearchSpace(Config):
                 raise ValueError(f"`search` {self.search.name} needs {wanted}, which `space.{name}` does not give")
         if "seed" in self.space or "seed" in self.fixed:
             raise ValueError("seeds are given by `seeds`, not as a hyperparameter of the space")
-        if both := sorted(set(self.space) & set(self.fixed)):
+        self._check_names()
+        if both := sorted(set(self.names) & set(self.fixed)):
             raise ValueError(f"`{both[0]}` is varied by the search space and cannot be fixed as well")
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"`seeds` must be different and not negative, but they are {list(self.seeds)}")
@@ -151,6 +155,23 @@ class SearchSpace(Config):
         self._check_arms(named, gridded)
         return self
 
+    @property
+    def names(self) -> list[str]:
+        """All dotted names that vary."""
+        return [name for key in self.space for name in names_of(key)]
+
+    def _check_names(self) -> None:
+        names = self.names
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"`{twice[0]}` is varied twice by `space`")
+        for key, axis in self.space.items():
+            count = len(names_of(key))
+            if count > 1 and axis.grid is None:
+                raise ValueError(f"several names together need `grid` values, which `space.{key}` does not give")
+            for value in (axis.grid or ()) if count > 1 else ():
+                if not isinstance(value, list) or len(value) != count:
+                    raise ValueError(f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}")
+
     def _check_arms(self, named: Mapping[str, Arm], gridded: bool) -> None:
         known = {identity(arm) for arm in self.arms()} if gridded else set()
         for entry, arm in named.items():
@@ -161,5 +182,19 @@ class SearchSpace(Config):
 
     def arms(self) -> list[Arm]:
         """All arms of a grid, in the order of the file."""
-        axes = [[(name, value) for value in axis.grid or ()] for name, axis in self.space.items()]
-        return [dict(arm) for arm in itertools.product(*axes)]
+        axes = [[_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()]
+        return [{name: value for one in arm for name, value in one.items()} for arm in itertools.product(*axes)]
+
+
+def names_of(key: str) -> list[str]:
+    """The names that vary together on one axis.
+
+    >>> names_of("lora.rank"), names_of("method, optimizer")
+    (['lora.rank'], ['method', 'optimizer'])
+    """
+    return [name.strip() for name in key.split(",")]
+
+
+def _valued(key: str, value: Json) -> Arm:
+    names = names_of(key)
+    return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}
