@@ -76,7 +76,7 @@ class FrozenRows:
         known = [self._known(key, own) for key, (_, _, own) in zip(keys, places, strict=True)]
         missing = [part.index_select(0, own[~there]) for there, (part, _, own) in zip(known, places, strict=True)]
         found = function(torch.cat(missing)).cpu() if sum(map(len, missing)) else None
-        pieces = found.split(list(map(len, missing))) if found is not None else [None] * len(places)
+        pieces = torch.split(found, list(map(len, missing))) if found is not None else [None] * len(places)
         out: Tensor | None = None
         for key, there, (part, here, own), fresh in zip(keys, known, places, pieces, strict=True):
             if fresh is not None and len(fresh):
@@ -93,7 +93,9 @@ class FrozenRows:
 
     def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
         """The rows of all examples, computed `size` at a time."""
-        return torch.cat([self.rows(function, images, index).cpu() for index in torch.arange(len(images)).split(size)])
+        return torch.cat(
+            [self.rows(function, images, index).cpu() for index in torch.split(torch.arange(len(images)), size)]
+        )
 
     def _key(self, function: FrozenFunction, part: Tensor) -> str:
         return hashlib.sha256(f"{function.key}\0{self.sources[part.data_ptr()]}".encode()).hexdigest()[:32]

@@ -24,7 +24,7 @@ def data_folder() -> Path:
 
 
 def activation_folder() -> Path:
-    """Where activations of frozen blocks are kept, a folder on this machine: what FEDSWEEP_CACHE names, or the user's."""
+    """Where activations of frozen blocks are kept on this machine: what FEDSWEEP_CACHE names, or the user's cache."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedsweep" / "activations"
     return home() / Path(os.environ.get("FEDSWEEP_CACHE") or default).expanduser()
 
@@ -41,7 +41,9 @@ def activation_bytes() -> int:
     except ValueError:
         size = -1.0
     if not 0 <= size < float("inf"):
-        raise UserError(f"the environment's FEDSWEEP_CACHE_GB must be a number of gigabytes from 0 on, but it is {given}.")
+        raise UserError(
+            f"the environment's FEDSWEEP_CACHE_GB must be a number of gigabytes from 0 on, but it is {given}."
+        )
     return int(size * 1e9)
 
 

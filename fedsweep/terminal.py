@@ -163,8 +163,8 @@ def show_counts(plan: Plan) -> None:
             )
     console.print(table)
     speeds = [f"{speed:g} MB/s, fp32" for speed in BANDWIDTHS]
-    heads = ("blocks held", "parameters held", "BRICKs of these", "trained", "of the backbone")
-    clients = Table("arm", *heads, "upload in bf16, bytes", *speeds)
+    held = ("blocks held", "parameters held", "BRICKs of these", "trained", "of the backbone")
+    clients = Table("arm", *held, "upload in bf16, bytes", *speeds)
     for arm, one in zip(arms, counted, strict=True):
         for place, client in enumerate(one.clients):
             share = (

@@ -18,15 +18,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from rich.progress import track
-from timm.models.resnet import BasicBlock, ResNet
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split, Whitespace
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Whitespace
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
 from fedsweep.data.prepared import PreparedData
+from fedsweep.models.gate import WEIGHTS as TRUNK
+from fedsweep.models.gate import DigitsTrunk
 from fedsweep.pretraining.augmentation import GlyphAugmentation
 from fedsweep.types import ImageSet
 
@@ -101,14 +103,16 @@ def clip_config(shape: dict[str, int], tokenizer: CLIPTokenizer) -> CLIPConfig:
 class Captioned(nn.Module):
     """A CLIP with its tokenizer: images (n, 3, 16, 16) in [0, 1] and two names of each class to logits (n, 20)."""
 
-    def __init__(self, clip: CLIPModel, tokenizer: CLIPTokenizer) -> None:
+    def __init__(self, clip: Any, tokenizer: Any) -> None:
         super().__init__()
         self.clip, self.tokenizer = clip, tokenizer
 
     def forward(self, images: Tensor, template: str) -> Tensor:
+        """Cosines, scaled, of the images with all names in this sentence."""
         names = [*map(str, range(10)), *WORDS]
         tokens = self.tokenizer([template.format(name) for name in names], padding=True, return_tensors="pt")
-        return self.clip(pixel_values=(images - 0.5) / 0.5, **tokens).logits_per_image
+        logits: Tensor = self.clip(pixel_values=(images - 0.5) / 0.5, **tokens).logits_per_image
+        return logits
 
 
 def contrast(logits: Tensor, labels: Tensor) -> Tensor:
@@ -197,29 +201,35 @@ def main() -> None:
     (domain,) = data.domains
     facts: dict[str, Any] = {"images": len(domain.train), "data_digest": data.digest, "epochs": EPOCHS[what]}
     if what == "trunk":
-        trunk = ResNet(BasicBlock, [2, 2, 2, 2], channels=(16, 32, 64, 64), num_classes=10)
+        trunk: Any = DigitsTrunk().outlined()
+        trunk.reset_classifier(10)
         facts |= {"seconds": round(train(what, trunk, domain.train)), "accuracy": accuracy(trunk, domain.test)}
         trunk.reset_classifier(0)
         tensors = {key: one.half() if one.is_floating_point() else one for key, one in trunk.state_dict().items()}
-        path = WEIGHTS / "digits_resnet.safetensors"
-        from safetensors.torch import save_file
-
-        save_file(tensors, path)
+        save_file(tensors, TRUNK)
         facts |= {"what": "ResNet-18 of channels 16, 32, 64, 64 at 16 px, without its classifier"}
-        write_card(path.with_suffix(".json"), path, facts)
+        write_card(TRUNK.with_suffix(".json"), TRUNK, facts)
         return
     folder = WEIGHTS / ("digits_clip" if what == "base" else f"digits_clip_{what}")
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(folder)
     tokenizer = CLIPTokenizer.from_pretrained(folder)
-    network = Captioned(CLIPModel(clip_config(SHAPES[what], tokenizer)), tokenizer)
+    shape = SHAPES[what]
+    network = Captioned(CLIPModel(clip_config(shape, tokenizer)), tokenizer)
     facts |= {"seconds": round(train(what, network, domain.train))}
     network.clip.half().save_pretrained(folder)
     network.clip.float()
-    settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 16, "image_processor_type": "CLIPImageProcessor"}
+    settings = {
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "size": 16,
+        "image_processor_type": "CLIPImageProcessor",
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     facts |= {
-        "what": "a CLIP of {blocks} blocks and width {width} in each encoder, patches of {patch} px".format(**SHAPES[what]),
+        "what": "a CLIP of {blocks} blocks and width {width} in each encoder, patches of {patch} px".format(
+            **SHAPES[what]
+        ),
         "templates": TEMPLATES,
         "names": [*map(str, range(10)), *WORDS],
         "zero_shot_accuracy": accuracy(network, domain.test),

@@ -15,11 +15,12 @@ import torch
 from hypothesis import settings
 from PIL import Image
 from safetensors.torch import save_file
+from transformers import CLIPConfig, CLIPModel
 
 import fedsweep.experiment
 from fedsweep.experiment import RunConfig, build
 from fedsweep.federation import Federation
-from fedsweep.models import LayeredModel, build_model, vit
+from fedsweep.models import LayeredModel, build_model, clip_backbone, vit
 from fedsweep.plain import Json, read_yaml
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
@@ -45,12 +46,13 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def clean_process() -> Iterator[None]:
+def clean_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One thread, and no variable of ours or of our libraries from the shell."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(OUTSIDE)]:
             patch.delenv(name)
+        patch.setenv("FEDSWEEP_CACHE", str(tmp_path_factory.mktemp("activations")))
         yield
 
 
@@ -70,6 +72,25 @@ def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     card = {"mean": [0.5] * 3, "std": [0.5] * 3, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     path.with_suffix(".json").write_text(json.dumps(card))
     return path
+
+
+@pytest.fixture(scope="session")
+def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a CLIP of 12 narrow blocks in each encoder, untrained, as transformers writes it."""
+    folder = tmp_path_factory.mktemp("clip")
+    tokens = clip_backbone.SHIPPED / "digits_clip"
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"):
+        (folder / name).write_bytes((tokens / name).read_bytes())
+    config = json.loads((tokens / "config.json").read_text())
+    for encoder in ("vision_config", "text_config"):
+        config[encoder] |= {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 12, "projection_dim": 16}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        clip = CLIPModel(CLIPConfig(**config | {"projection_dim": 16}))
+    for parameter in clip.parameters():
+        parameter.data.mul_(3)  # every block changes the logits visibly
+    clip.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
-"""The server's distillation: all blocks at once are each block alone, and torch's own Adam."""
+"""The server's distillation: all blocks at once are each block alone, with torch's own Adam."""
 
 import numpy as np
 import pytest
 import torch
 
-from fedsweep.distillation import Adam, activations, distil
+from fedsweep.distillation import activations, distil
 from fedsweep.models.brick import FACTORS, brick
 from fedsweep.types import ImageSet
 
@@ -59,20 +59,6 @@ def test_what_is_distilled_is_left_as_it_was(stacked, passed):
     kept = {name: one.clone() for name, one in stacked.items()}
     distil(stacked, passed, "softmax", 1, 0.01, 4, np.random.default_rng(0))
     assert all(torch.equal(stacked[name], kept[name]) for name in FACTORS)
-
-
-def test_adam_is_torchs():
-    theirs = [random(3, 2).requires_grad_(), random(5, seed=1).requires_grad_()]
-    ours = [one.detach().clone() for one in theirs]
-    adam, optimizer = Adam(ours, lr=0.03), torch.optim.Adam(theirs, lr=0.03)
-    for step in range(20):
-        gradients = [random(*one.shape, seed=2 + step) for one in ours]
-        for parameter, gradient in zip(theirs, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        adam.step(gradients)
-        optimizer.step()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other.detach(), rtol=1e-6, atol=1e-7)
 
 
 def test_activations_are_those_of_the_whole_model_whatever_the_batches(federation):

@@ -1,4 +1,4 @@
-"""Local training: batches, steps, the optimizer (tests/references/sgd.py) and what it leaves alone."""
+"""Local training: batches, steps, an optimizer for each session, and what it leaves alone."""
 
 from dataclasses import replace
 
@@ -10,19 +10,11 @@ from hypothesis import strategies as st
 
 from fedsweep.experiment import build
 from fedsweep.models.layered import layer_of
+from fedsweep.optimizers import AdamConfig, SGDConfig
 from fedsweep.seeding import stream
-from fedsweep.training import (
-    _SGD,
-    DivergenceError,
-    LocalConfig,
-    LocalTask,
-    OptimizerConfig,
-    batches,
-    cross_entropy,
-)
+from fedsweep.training import DivergenceError, LocalConfig, LocalTask, batches, cross_entropy
 from fedsweep.types import LayerAllocation
 from tests.compare import identical, moved
-from tests.references import sgd as reference
 
 
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(0, 30), st.integers(0, 2**31))
@@ -45,49 +37,6 @@ def test_passes_and_rounds_are_shuffled_anew():
     first, second = batches(50, 50, 2, stream(0, "batches", 1, "plain"))
     other = next(batches(50, 50, 1, stream(0, "batches", 2, "plain")))
     assert len({tuple(order.tolist()) for order in (first, second, other, np.arange(50))}) == 4
-
-
-STEPS = st.lists(st.lists(st.floats(-3, 3, width=32), min_size=5, max_size=5), min_size=1, max_size=6)
-
-
-@given(
-    STEPS,
-    st.sampled_from([0.0, 0.5, 0.9]),
-    st.sampled_from([0.0, 1e-5, 0.1]),
-    st.sampled_from([None, 0.5, 10.0]),
-)
-def test_sgd_follows_its_equations(steps, momentum, weight_decay, clip_norm):
-    start = [np.array([1.0, -2.0], dtype=np.float32), np.array([[0.5, 3.0, -1.0]], dtype=np.float32)]
-    gradients = [[np.array(step[:2], dtype=np.float32), np.array([step[2:]], dtype=np.float32)] for step in steps]
-    parameters = [torch.nn.Parameter(torch.tensor(one)) for one in start]
-    config = OptimizerConfig(lr=0.1, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm)
-    sgd = _SGD(config, [parameter.data for parameter in parameters])
-    for step in gradients:
-        sgd.step([torch.tensor(one) for one in step])
-    expected = reference.descend(start, gradients, 0.1, momentum, weight_decay, clip_norm)
-    for parameter, value in zip(parameters, expected, strict=True):
-        np.testing.assert_allclose(parameter.detach().numpy(), value, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("clip_norm", [None, 0.7, 100.0])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-def test_sgd_is_torchs_to_the_last_bit(momentum, weight_decay, clip_norm):
-    generator = torch.Generator().manual_seed(0)
-    start = [torch.randn(shape, generator=generator) for shape in [(8, 5), (7,), (1, 3, 2)]]
-    ours, theirs = ([torch.nn.Parameter(one.clone()) for one in start] for _ in range(2))
-    config = OptimizerConfig(lr=0.03, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm)
-    sgd = _SGD(config, [one.data for one in ours])
-    optimizer = torch.optim.SGD(theirs, lr=0.03, momentum=momentum, weight_decay=weight_decay)
-    for _ in range(5):
-        gradients = [torch.randn(one.shape, generator=generator) for one in start]
-        sgd.step([gradient.clone() for gradient in gradients])
-        for parameter, gradient in zip(theirs, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(theirs, clip_norm)
-        optimizer.step()
-        assert identical([one.data for one in ours], [one.data for one in theirs])
 
 
 @pytest.fixture
@@ -143,10 +92,11 @@ def test_a_built_trainer_knows_the_smallest_of_all_clients(tiny):
     assert len({len(client.train) for client in built.clients}) > 1
 
 
-def test_a_client_is_trained_alike_in_any_company(small):
-    given = tasks(small)
-    together = small.trainer.fit(given)
-    alone = [small.trainer.fit([task])[0] for task in reversed(given)]
+@pytest.mark.parametrize("optimizer", [SGDConfig(), AdamConfig()], ids=lambda config: config.name)
+def test_a_client_is_trained_alike_in_any_company(small, optimizer):
+    given, trainer = tasks(small), replace(small.trainer, optimizer=optimizer)
+    together = trainer.fit(given)
+    alone = [trainer.fit([task])[0] for task in reversed(given)]
     assert [update.client for update in together] == ["plain", "inverted", "noisy"]
     assert identical(together, alone[::-1])
 

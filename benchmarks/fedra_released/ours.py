@@ -9,10 +9,13 @@ from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.base_optimizer import FedAvg
-from fedsweep.evaluation import EvaluationConfig, evaluate
+from fedsweep.evaluation import evaluate
 from fedsweep.methods import FederatedMethod, Server
+from fedsweep.methods.base import predicted
 from fedsweep.models import LayeredModel, LoraConfig, TimmBackbone, build_model
-from fedsweep.training import CohortTrainer, LocalConfig, OptimizerConfig
+from fedsweep.optimizers import SGDConfig
+from fedsweep.reader import Reader
+from fedsweep.training import CohortTrainer, LocalConfig
 from fedsweep.types import Client, ClientId, ClientUpdate, Domain, ImageSet, LayerAllocation
 
 from .setting import BATCH, CLASSES, DEPTHS, LAYERS, MEAN, RAMP, RATE, STD, TESTED, Batch, random_images
@@ -39,12 +42,13 @@ class Fedsweep:
         self.server = Server(LAYERS, AggregationConfig(weights="uniform"), tuple(sorted(set(DEPTHS))))
         self.trainer = CohortTrainer(
             self.model,
-            OptimizerConfig(lr=RATE, momentum=0.9, weight_decay=1e-5, clip_norm=10),
+            SGDConfig(lr=RATE, momentum=0.9, weight_decay=1e-5, clip_norm=10),
             FedAvg(),
             LocalConfig(batch_size=BATCH, steps="min_client"),
             seed=0,
             rounds=RAMP,
             fewest=min(images),
+            reader=Reader(self.model, "", batch_size=BATCH),
         )
         self.state = method.init(self.model, self.clients, self.server)
 
@@ -83,8 +87,8 @@ class Fedsweep:
     def evaluate(self) -> None:
         """An evaluation of the global model."""
         self.model.load_adapter(self.state.adapter)
-        domains, config = [Domain("test", self.test, self.test)], EvaluationConfig(batch_size=BATCH)
-        evaluate(lambda images: self.method.predict(self.state, self.model, images), domains, config)
+        domains = [Domain("test", self.test, self.test)]
+        evaluate(lambda images: predicted(self.method, self.state, self.trainer.reader, images), domains)
 
 
 def _draw_weights(model: LayeredModel, generator: torch.Generator) -> None:

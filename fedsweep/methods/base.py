@@ -178,7 +178,7 @@ def predicted(
         views = images.batches(reader.batch_size)
         return torch.cat([method.predict(state, model, pixels, client) for pixels, _ in views])
     prefix = reader.prefix(state.layers, steps, method.adapter_of(state, owner)) if steps else None
-    parts = torch.arange(len(images)).split(reader.batch_size)
+    parts = torch.split(torch.arange(len(images)), reader.batch_size)
     batches = (reader.batch(images, index, prefix, steps, beside or {}) for index in parts)
     return torch.cat([method.predict(state, model, batch, client) for batch in batches])
 

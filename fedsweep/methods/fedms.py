@@ -83,7 +83,9 @@ class FedMS(FederatedMethod):
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """There must be as many blocks."""
         if self.sal.initial > num_layers:
-            raise ValueError(f"`method.sal.initial` must be at most the {num_layers} blocks, but it is {self.sal.initial}")
+            raise ValueError(
+                f"`method.sal.initial` must be at most the {num_layers} blocks, but it is {self.sal.initial}"
+            )
 
     def fingerprint(self) -> str:
         """That of the gate's trunk."""
@@ -148,10 +150,18 @@ class FedMS(FederatedMethod):
         seen = {f"train/{one.id}": one.train for one in cohort} | held_out
         beside = self.beside(state, trainer.reader, seen)
         objective = self.objective(trainer.round, trainer.rounds)
-        updates = trainer.fit([
-            LocalTask(one, self.adapter_of(state, one.id), allocations[one.id], objective, beside=beside[f"train/{one.id}"])
-            for one in cohort
-        ])
+        updates = trainer.fit(
+            [
+                LocalTask(
+                    one,
+                    self.adapter_of(state, one.id),
+                    allocations[one.id],
+                    objective,
+                    beside=beside[f"train/{one.id}"],
+                )
+                for one in cohort
+            ]
+        )
         steered = []
         for client, update in zip(cohort, updates, strict=True):
             parts = [
@@ -173,8 +183,13 @@ class FedMS(FederatedMethod):
         reader.model.load_adapter(self.adapter_of(now, client.id))
         logits = predicted(self, now, reader, images, client, beside)
         with torch.no_grad():
-            parts = torch.arange(len(images)).split(reader.batch_size)
-            mix = torch.cat([mixing(reader.model, reader.batch(images, one, None, 0, beside)) for one in parts])
+            parts = torch.split(torch.arange(len(images)), reader.batch_size)
+            mix = torch.cat(
+                [
+                    mixing(reader.model, Batch(images, one, beside={name: rows[one] for name, rows in beside.items()}))
+                    for one in parts
+                ]
+            )
         accuracy = (logits.argmax(1) == images.labels.to(logits.device)).double().mean().item()
         return {"accuracy": accuracy, MIX: mix.mean().item(), SPREAD: mix.std(correction=0).item()}
 
@@ -188,8 +203,8 @@ class FedMS(FederatedMethod):
         for update in sorted(updates, key=lambda one: one.client):
             client, accuracy = update.client, update.metrics["accuracy"]
             experts[client] = {**experts.get(client, {}), **{name: one.clone() for name, one in update.kept.items()}}
-            queue = queues.get(client, ())
-            active[client] = min(active[client] + stuck(queue, accuracy, self.sal), len(state.layers))
+            queue, now = queues.get(client, ()), active.get(client, self.sal.initial)
+            active[client] = min(now + stuck(queue, accuracy, self.sal), len(state.layers))
             queues[client] = (*queue, accuracy)[-self.sal.queue :]
         adapter = layerwise_mean(state.adapter, updates, server.aggregation, weigh)
         return replace(state, adapter=adapter, experts=experts, queues=queues, active=active)

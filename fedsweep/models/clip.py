@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,6 @@ from fedsweep.errors import UserError
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.seeding import derived_seed
 from fedsweep.types import AdapterState
-
-if TYPE_CHECKING:
-    from transformers import CLIPModel
 
 IMAGES, TEXT = "vision", "text"
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
@@ -29,7 +26,7 @@ class Towers(nn.Module):
     Where one encoder is deeper (L/14 has 24 and 12), its lowest blocks stand alone.
     """
 
-    def __init__(self, clip: CLIPModel) -> None:
+    def __init__(self, clip: Any) -> None:
         super().__init__()
         vision, text = clip.vision_model, clip.text_model
         self.stem = nn.ModuleDict({"embeddings": vision.embeddings, "norm": vision.pre_layrnorm})
@@ -37,21 +34,25 @@ class Towers(nn.Module):
         encoders = {IMAGES: list(vision.encoder.layers), TEXT: list(text.encoder.layers)}
         depth = max(map(len, encoders.values()))
         self.blocks = nn.ModuleList(
-            nn.ModuleDict({
-                name: layers[layer - depth + len(layers)]
-                for name, layers in encoders.items()
-                if layer >= depth - len(layers)
-            })
+            nn.ModuleDict(
+                {
+                    name: layers[layer - depth + len(layers)]
+                    for name, layers in encoders.items()
+                    if layer >= depth - len(layers)
+                }
+            )
             for layer in range(depth)
         )
-        self.top = nn.ModuleDict({
-            "vision_norm": vision.post_layernorm,
-            "vision_projection": clip.visual_projection,
-            "text_norm": text.final_layer_norm,
-            "text_projection": clip.text_projection,
-        })
+        self.top = nn.ModuleDict(
+            {
+                "vision_norm": vision.post_layernorm,
+                "vision_projection": clip.visual_projection,
+                "text_norm": text.final_layer_norm,
+                "text_projection": clip.text_projection,
+            }
+        )
         self.logit_scale = clip.logit_scale
-        self.num_features = int(clip.config.projection_dim)
+        self.num_features = clip.config.projection_dim
 
 
 class LayeredClip(LayeredModel):
@@ -165,7 +166,7 @@ class LayeredClip(LayeredModel):
         return cast(Tensor, out)
 
     def add_context(self, count: int, seed: int) -> None:
-        """PromptFL's vectors, `prompt.context` (count, width of the text encoder), before the bare names of the classes.
+        """PromptFL's vectors, `prompt.context` (count, width of the text encoder), before the classes' bare names.
 
         Raises:
             UserError: with them the longest name is longer than the text encoder reads.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -17,11 +16,8 @@ from torch import Tensor
 from fedsweep.config import Config
 from fedsweep.errors import UserError, one_line
 from fedsweep.models.checkpoint_folder import CONFIG, PREPROCESSOR, digest, find, is_folder
-from fedsweep.models.clip import LayeredClip, Tokenize, Towers
+from fedsweep.models.clip import LayeredClip, Towers
 from fedsweep.models.layered import Position
-
-if TYPE_CHECKING:
-    from transformers import CLIPConfig, CLIPModel
 
 SHIPPED = Path(__file__).parent / "weights"
 Shape = Mapping[str, Mapping[str, int]]
@@ -142,8 +138,8 @@ class _Clip(Config):
         names = tuple(class_names or _numbers(num_classes))
         clip = _load(folder, self._model)
         settings = json.loads((folder / PREPROCESSOR).read_text(encoding="utf-8"))
-        tokenize = tokenizer(folder)
-        model = LayeredClip(Towers(clip), settings["image_mean"], settings["image_std"], tokenize, self.prompt, names)
+        mean, std = settings["image_mean"], settings["image_std"]
+        model = LayeredClip(Towers(clip), mean, std, Tokenizer(folder), self.prompt, names)
         _check_walk(model.eval(), clip, self.image_size, self._model)
         return model
 
@@ -151,12 +147,9 @@ class _Clip(Config):
         """The model on the meta device: shapes without tensors, no weights are looked for."""
         from transformers import CLIPModel
 
-        def tokenize(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-            return torch.zeros(len(texts), 2, dtype=torch.int64), torch.ones(len(texts), dtype=torch.int64)
-
         with torch.device("meta"):
             towers = Towers(CLIPModel(_config(self._model)))
-            return LayeredClip(towers, [0.5] * 3, [0.5] * 3, tokenize, self.prompt, _numbers(num_classes))
+            return LayeredClip(towers, [0.5] * 3, [0.5] * 3, _no_tokens, self.prompt, _numbers(num_classes))
 
 
 class ClipBackbone(_Clip):
@@ -210,17 +203,18 @@ def _outline(model: str) -> Outline:
     )
 
 
-def _config(model: str) -> CLIPConfig:
+def _config(model: str) -> Any:
     """The shape, from the table above or from the checkpoint.
 
     Raises:
         UserError: there is no such checkpoint, or its config is not that of a CLIP.
     """
-    from transformers import CLIPConfig
+    import transformers
 
+    config: Any = transformers.CLIPConfig
     if model in KNOWN and not is_folder(model):
         shape = KNOWN[model]
-        return CLIPConfig(
+        return config(
             vision_config=dict(shape["vision_config"]),
             text_config=dict(shape["text_config"]),
             projection_dim=shape["projection"]["dim"],
@@ -231,57 +225,74 @@ def _config(model: str) -> CLIPConfig:
         said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if said.get("model_type") != "clip":
             raise ValueError(f"`model_type` is {said.get('model_type')}")
-        return CLIPConfig.from_pretrained(folder, attn_implementation="sdpa")
+        return config.from_pretrained(folder, attn_implementation="sdpa")
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"`backbone.model` {model} is not a CLIP that transformers can read: {one_line(error)}.") from None
+        raise UserError(
+            f"`backbone.model` {model} is not a CLIP that transformers can read: {one_line(error)}."
+        ) from None
 
 
-def _load(folder: Path, name: str) -> CLIPModel:
+def _load(folder: Path, name: str) -> Any:
     """All tensors of the checkpoint, in single precision.
 
     Raises:
         UserError: some are missing, of another shape, or cannot be read.
     """
-    from transformers import CLIPModel
-    from transformers.utils import logging
+    import transformers
 
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+    model: Any = transformers.CLIPModel
+    logging: Any = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
     try:
-        clip, found = CLIPModel.from_pretrained(
+        clip, found = model.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True, local_files_only=True
         )
     except Exception as error:  # each format has its own
         raise UserError(f"`backbone.model` {name} cannot be loaded: {one_line(error)}.") from error
     finally:
         logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
     if wrong := sorted(found["missing_keys"]) or sorted(map(str, found["mismatched_keys"])):
         raise UserError(f"`backbone.model` {name} lacks tensors of a CLIP or has them in another shape: {wrong[0]}.")
-    return clip.eval()  # type: ignore[no-any-return]
+    return clip.eval()
 
 
-def tokenizer(folder: Path) -> Tokenize:
-    """The checkpoint's own tokenizer, as tokens (n, longest) and the places of the last ones (n,).
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer of a checkpoint, read when it is first asked."""
 
-    Raises:
-        UserError: it cannot be read.
-    """
+    folder: Path
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Tokens (n, longest) and the places of the last ones (n,).
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        found = _tokenizer(self.folder)(list(texts), padding=True, return_tensors="pt")
+        return found["input_ids"], found["attention_mask"].sum(1) - 1
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(folder: Path) -> Any:
     from transformers import CLIPTokenizer
 
     try:
-        tokens = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+        return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # each format has its own
         raise UserError(f"the tokenizer in {folder} cannot be read: {one_line(error)}.") from error
 
-    def tokenize(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        found: dict[str, Any] = tokens(list(texts), padding=True, return_tensors="pt")
-        return found["input_ids"], found["attention_mask"].sum(1) - 1
 
-    return tokenize
+def _no_tokens(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Two tokens for each text, on the device of shapes without tensors."""
+    return torch.zeros(len(texts), 2, dtype=torch.int64), torch.ones(len(texts), dtype=torch.int64)
 
 
 @torch.no_grad()
-def _check_walk(model: LayeredClip, clip: CLIPModel, image_size: int, name: str) -> None:
+def _check_walk(model: LayeredClip, clip: Any, image_size: int, name: str) -> None:
     """Compare the walk with transformers' own forward on one random image and all prompts.
 
     Raises:

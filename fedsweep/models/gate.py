@@ -37,7 +37,7 @@ class DigitsTrunk(Config):
         """The network without its weights."""
         from timm.models.resnet import BasicBlock, ResNet
 
-        return cast(nn.Module, ResNet(BasicBlock, (2, 2, 2, 2), channels=SMALL, num_classes=0))
+        return cast(nn.Module, ResNet(cast(Any, BasicBlock), (2, 2, 2, 2), channels=SMALL, num_classes=0))
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
         """The network with its weights, and the mean and deviation of its pixels.
@@ -50,10 +50,12 @@ class DigitsTrunk(Config):
         if weights_file.digest(WEIGHTS) != _card()["sha256"]:
             raise UserError(f"{WEIGHTS.name} is not the file that its card {WEIGHTS.stem}.json describes.")
         trunk = self.outlined()
-        trunk.load_state_dict({
-            name: tensor.float() if tensor.is_floating_point() else tensor
-            for name, tensor in load_file(WEIGHTS).items()
-        })
+        trunk.load_state_dict(
+            {
+                name: tensor.float() if tensor.is_floating_point() else tensor
+                for name, tensor in load_file(WEIGHTS).items()
+            }
+        )
         return trunk, _card()["mean"], _card()["std"]
 
 
@@ -99,7 +101,7 @@ class TimmTrunk(Config):
         """The network without its weights."""
         import timm
 
-        return cast(nn.Module, timm.create_model(self.model, num_classes=0))
+        return timm.create_model(self.model, num_classes=0)
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
         """The network with its weights, and the mean and deviation of its pixels.

@@ -149,7 +149,9 @@ class LayeredModel(nn.Module, ABC):
     def frozen_steps(self, path: Path, trained: Iterable[str]) -> int:
         """How many steps of a walk stay as they are where these tensors are trained: blocks before the first of them.
 
-        >>> LayeredModel.frozen_steps(LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.weight", "backbone.head.bias"])
+        >>> LayeredModel.frozen_steps(
+        ...     LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.weight", "backbone.head.bias"]
+        ... )
         2
         """
         layers = set()
@@ -176,7 +178,7 @@ class LayeredModel(nn.Module, ABC):
 
     @contextmanager
     def frozen(self, path: Path, steps: int) -> Iterator[None]:
-        """For a while the first blocks of a walk are as in evaluation: adapters that are not trained have no dropout."""
+        """For a while the first blocks of a walk are as in evaluation: adapters that rest have no dropout."""
         blocks = [cast(nn.ModuleList, self.backbone.blocks)[cast(int, step)] for step in path[:steps]]
         for block in blocks:
             block.eval()

@@ -205,7 +205,9 @@ def load_without(network: nn.Module, path: Path, head: str) -> None:
     """
     own = network.state_dict()
     state = {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
-    counters = {name: tensor for name, tensor in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
+    counters = {
+        name: tensor for name, tensor in own.items() if name.endswith("num_batches_tracked")
+    }  # nobody reads them
     state = counters | state
     _check(state, own, path)
     network.load_state_dict(state)

@@ -30,8 +30,8 @@ BF16, FP32 = 2, 4
 class ClientCount:
     """A client of `depth` blocks in one of its method's stages.
 
-    Values that it holds, those of its BRICKs among them; parameters that it trains, and their share of the backbone's in
-    percent; values that it sends, running statistics included.
+    Values that it holds, those of its BRICKs among them; parameters that it trains, and their share of the backbone's
+    in percent; values that it sends, running statistics included.
     """
 
     stage: str
@@ -103,9 +103,7 @@ def outlined(config: RunConfig, classes: int) -> LayeredModel:
     return model
 
 
-def _clients(
-    config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], backbone: int
-) -> Iterator[ClientCount]:
+def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], backbone: int) -> Iterator[ClientCount]:
     """A client of each depth, the deepest first, in each stage; the method says what it holds, trains and sends."""
     domains, capacities = config.client_domains(), config.capacities()
     if config.federation.depths == "dynamic":

@@ -170,7 +170,9 @@ class SearchSpace(Config):
                 raise ValueError(f"several names together need `grid` values, which `space.{key}` does not give")
             for value in (axis.grid or ()) if count > 1 else ():
                 if not isinstance(value, list) or len(value) != count:
-                    raise ValueError(f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}")
+                    raise ValueError(
+                        f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
+                    )
 
     def _check_arms(self, named: Mapping[str, Arm], gridded: bool) -> None:
         known = {identity(arm) for arm in self.arms()} if gridded else set()

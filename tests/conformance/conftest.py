@@ -1,28 +1,40 @@
 """Every method that is listed, one after the other; an enhancement over each method that it can enhance."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+SMALL_GATE = {"sal": {"queue": 1, "threshold": 1.0}, "gate": {"trunk": {"name": "digits_resnet"}}}
 METHODS: list[dict[str, Any]] = [
     {"name": "fedra"},
     {"name": "all_large"},
     {"name": "all_small"},
     {"name": "inclusivefl"},
     {"name": "depthfl"},
+    {"name": "ft"},
+    {"name": "lfft"},
+    {"name": "promptfl", "context": 4},
+    *({"name": "fedms", "global_rounds": rounds, **SMALL_GATE} for rounds in (1, 0)),
     *({"name": "fedbrick", "over": {"name": base}, "server_epochs": 1} for base in ("fedra", "inclusivefl", "depthfl")),
 ]
 
 
 def label(method: dict[str, Any]) -> str:
-    return " over ".join([method["name"], *([method["over"]["name"]] if "over" in method else [])])
+    stages = f" after {method['global_rounds']} rounds" if "global_rounds" in method else ""
+    return " over ".join([method["name"], *([method["over"]["name"]] if "over" in method else [])]) + stages
 
 
 @pytest.fixture(params=METHODS, ids=label)
-def chosen(request: pytest.FixtureRequest) -> dict[str, Any]:
+def chosen(request: pytest.FixtureRequest, random_clip: Path) -> dict[str, Any]:
     """The method as the changes to an experiment that choose it."""
-    proxy = {"partition.proxy_share": 0.2} if request.param["name"] == "fedbrick" else {}
-    return {"method": request.param, **proxy}
+    method = request.param
+    needs: dict[str, Any] = {"partition.proxy_share": 0.2} if method["name"] == "fedbrick" else {}
+    if method["name"] in ("fedms", "promptfl"):
+        needs |= {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
+    if method["name"] == "fedms":
+        needs |= {"partition.validation_share": 0.02, "partition.test_share": 0.02}
+    return {"method": method, **needs}
 
 
 @pytest.fixture
