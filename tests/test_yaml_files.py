@@ -22,7 +22,8 @@ SPACES = sorted((ROOT / "search_spaces").rglob("*.y*ml"))
 PAPERS = ROOT / "search_spaces" / "papers"
 COUNTED = [path for path in SPACES if "measure" in read_yaml(path)]
 COMPARED = [path for path in SPACES if "reference" in read_yaml(path) and path not in COUNTED]
-ELSEWHERE = {"domainnet", "nico"}  # data sets that no test prepares
+OF_FEDMS = ["food101", "eurosat", "ucf101"]
+ELSEWHERE = dict.fromkeys(["domainnet", "nico", *OF_FEDMS], 224) | {"usps": 16}  # data sets that no test prepares
 
 
 def name_of(path: Path) -> str:
@@ -30,7 +31,7 @@ def name_of(path: Path) -> str:
 
 
 def test_all_files_are_seen():
-    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (10, 91, 2)  # a new file changes this line
+    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (15, 147, 2)  # a new file changes this line
     assert {path.suffix for path in EXPERIMENTS + SPACES + PRETRAININGS} == {".yaml"}
 
 
@@ -72,7 +73,8 @@ def test_every_arm_of_a_search_space_resolves(path):
     assert plan.space.baseline in plan.space.arms()
     name = getattr(plan.base.data, "set", plan.base.data.name)
     if name in ELSEWHERE:
-        with pytest.raises(UserError, match=f"`fedsweep data prepare {name} --root DIR --size 224` would make it"):
+        command = f"fedsweep data prepare {name} --root DIR --size {ELSEWHERE[name]}"
+        with pytest.raises(UserError, match=f"`{command}` would make it"):
             plan.preflight()
     else:
         plan.preflight()
@@ -104,7 +106,7 @@ def changed(one: str, other: str) -> set[str]:
     return {name for name in left | right if left.get(name) != right.get(name)}
 
 
-@pytest.mark.parametrize("data", sorted(ELSEWHERE))
+@pytest.mark.parametrize("data", ["domainnet", "nico"])
 def test_the_released_experiments_differ_from_the_paper_in_what_their_first_lines_say(data):
     names = {"backbone.model", "backbone.mean", "backbone.std", "lora.patch_embed", "local.steps"}
     assert changed(f"fedra_{data}", f"fedra_{data}_released") == names | {"aggregation.weights"}
@@ -113,6 +115,8 @@ def test_the_released_experiments_differ_from_the_paper_in_what_their_first_line
 def test_the_experiments_of_the_paper_differ_in_their_images_only():
     assert changed("fedra_domainnet", "fedra_nico") == {"data.set", "data.domains"}
     assert changed("fedra_domainnet_released", "fedra_nico_released") == {"data.set", "data.domains"}
+    for data in OF_FEDMS[1:]:
+        assert changed("fedms_food101", f"fedms_{data}") == {"data.set", "data.domains"}
 
 
 def printed(name: str) -> dict[str, dict[str, float]]:
@@ -126,16 +130,21 @@ def arm(**names: object) -> str:
 
 
 def test_the_files_with_numbers_of_a_paper_are_seen():
-    arms = {"fedra": 84, "fedbrick": 28}
+    arms = {"fedra": 84, "fedbrick": 28, "fedms": 24}
     assert {path.parent.name for path in COMPARED} == set(arms)
-    assert [name_of(path) for path in COUNTED] == ["papers/fedbrick/table3"]
+    counted = ["papers/fedbrick/table3", *(f"papers/fedms/{name}" for name in ("fig7", "table1", "table2", "table4"))]
+    assert [name_of(path) for path in COUNTED] == counted
     for paper, count in arms.items():
         files = [path for path in COMPARED if path.parent == PAPERS / paper]
-        assert len(files) == {"fedra": 15, "fedbrick": 6}[paper]
+        assert len(files) == {"fedra": 15, "fedbrick": 6, "fedms": 12}[paper]
         assert sum(len(printed(name_of(path).removeprefix("papers/"))) for path in files) == count
 
 
-@pytest.mark.parametrize("path", COMPARED, ids=name_of)
+OF_CLIENTS = [path for path in COMPARED if path.parent.name == "fedms"]
+OF_DOMAINS = [path for path in COMPARED if path not in OF_CLIENTS]
+
+
+@pytest.mark.parametrize("path", OF_DOMAINS, ids=name_of)
 def test_a_paper_s_numbers_are_of_every_arm_and_domain_and_average_to_what_it_printed(path):
     space = SearchSpace.of(read_yaml(path), path.name)
     reference = printed(name_of(path).removeprefix("papers/"))
@@ -147,6 +156,34 @@ def test_a_paper_s_numbers_are_of_every_arm_and_domain_and_average_to_what_it_pr
         assert list(values) == ["accuracy/mean", *domains]
         # Both print two decimals, of the average too; none of their rows is off by more than their rounding.
         assert values["accuracy/mean"] == pytest.approx(sum(values[name] for name in domains) / 6, abs=0.011)
+
+
+@pytest.mark.parametrize("path", OF_CLIENTS, ids=name_of)
+def test_numbers_of_fedms_are_of_the_clients_mean_which_is_compared(path):
+    space = SearchSpace.of(read_yaml(path), path.name)
+    for values in printed(name_of(path).removeprefix("papers/")).values():
+        assert list(values) == [space.objective.metric] == ["accuracy/clients/mean"]
+
+
+def test_numbers_of_fedms_agree_where_it_prints_the_same_run():
+    default = printed("fedms/table3_eurosat")[arm(method__gate__trained="adapter")]
+    assert default in printed("fedms/fig4_eurosat").values()  # alpha is 1
+    slow = printed("fedms/fig12_ucf101")[arm(optimizer__lr=2e-5)]["accuracy/clients/mean"]
+    loss = printed("fedms/table3_ucf101")[arm(method__gate__trained="adapter")]["accuracy/clients/mean"] - slow
+    assert loss == pytest.approx(16.72)  # as the text has it
+
+
+WITH_BASELINES = [path for path in SPACES if "promptfl" in path.read_text() and path not in COUNTED]
+
+
+@pytest.mark.parametrize("path", WITH_BASELINES, ids=name_of)
+def test_beside_its_baselines_fedms_is_that_of_the_experiment(path):
+    plan = Plan.read(name_of(path), {}, {})
+    arms = [(one, plan.resolve(one, seed=0)) for one in plan.space.arms()]
+    assert {config.method.name for _, config in arms} == {"fedms", "ft", "lfft", "promptfl"}
+    for _, config in arms:
+        assert (config.optimizer == plan.base.optimizer) == (config.method.name != "promptfl")
+        assert (config.method == plan.base.method) == (config.method.name == "fedms")
 
 
 def test_tables_of_fedra_agree_where_they_print_the_same_run():
@@ -163,8 +200,8 @@ def test_tables_of_fedra_agree_where_they_print_the_same_run():
 
 def test_the_guide_names_every_search_space_of_the_paper():
     text = (ROOT / "docs" / "guides" / "papers.md").read_text()
-    _, fedbrick, fedra = re.split(r"^## Fed(?:BRICK|RA)$", text, flags=re.MULTILINE)
-    for paper, section, count in (("fedbrick", fedbrick, 22), ("fedra", fedra, 49)):
-        named = set(re.findall(r"`((?:table\d|fig\d|supplement)(?:_\w+)?)`", section))
+    _, fedbrick, fedms, fedra = re.split(r"^## Fed(?:BRICK|MS|RA)$", text, flags=re.MULTILINE)
+    for paper, section, count in (("fedbrick", fedbrick, 22), ("fedms", fedms, 42), ("fedra", fedra, 49)):
+        named = set(re.findall(r"`((?:table\d|fig\d+|supplement)(?:_\w+)?)`", section))
         assert named == {path.stem for path in (PAPERS / paper).glob("*.yaml")}
         assert len(named) == count

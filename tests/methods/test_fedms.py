@@ -1,0 +1,293 @@
+"""What only FedMS promises; queue, mixture and gate against tests/references/fedms.py."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig, build
+from fedsweep.federation import Federation, federate
+from fedsweep.frozen import FrozenRows
+from fedsweep.methods.base import predicted
+from fedsweep.methods.fedms import FedMSState, SALConfig, mixing, stuck
+from fedsweep.models.layered import is_statistic, layer_of
+from fedsweep.types import Batch
+from tests.compare import identical, identical_rounds, moved
+from tests.conformance.rounds import one_round
+from tests.references import fedms as reference
+
+GATE = {"trunk": {"name": "digits_resnet"}}
+
+
+@pytest.fixture
+def make(federation, random_clip) -> Callable[..., Federation]:
+    """FedMS in miniature with other hyperparameters: `make(global_rounds=0)`."""
+
+    def built(changes=None, **method):
+        chosen = {"name": "fedms", "global_rounds": 0, "gate": GATE, **method}
+        clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp", "lora.rank": 2}
+        shares = {"partition.validation_share": 0.02, "partition.test_share": 0.02, "local.steps": 3}
+        return federation({"method": chosen, **clip, **shares, **(changes or {})})
+
+    return built
+
+
+@given(
+    accuracies=st.lists(st.integers(0, 20).map(lambda one: one / 20), max_size=12),
+    length=st.integers(1, 4),
+    threshold=st.sampled_from([-0.1, 0.0, 0.001, 0.01, 0.1]),
+)
+def test_the_queue_activates_as_equation_5_says(accuracies, length, threshold):
+    sal, queue, active = SALConfig(queue=length, threshold=threshold), (), [1]
+    for accuracy in accuracies:
+        active.append(min(active[-1] + stuck(queue, accuracy, sal), 6))
+        queue = (*queue, accuracy)[-length:]
+    assert active == reference.active_blocks(accuracies, length, threshold, blocks=6)
+
+
+def test_larger_thresholds_activate_no_fewer_blocks_given_the_same_accuracies():
+    rng = np.random.default_rng(0)
+    accuracies = list(np.cumsum(rng.normal(0.005, 0.02, 30)))
+    last = [reference.active_blocks(accuracies, 3, delta, 100)[-1] for delta in (-1.0, 0.001, 0.005, 0.01, 0.02, 1.0)]
+    assert last == sorted(last)
+    assert (last[0], last[-1]) == (1, 28)
+
+
+def test_stage_one_is_all_large_on_the_same_clip_bit_for_bit(make, federation, random_clip):
+    ours = list(federate(make(global_rounds=5)))
+    clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp", "lora.rank": 2}
+    shares = {"partition.validation_share": 0.02, "partition.test_share": 0.02, "local.steps": 3}
+    theirs = list(federate(federation({"method": "all_large", **clip, **shares})))
+    assert len(ours) == len(theirs) == 3
+    for one, other in zip(ours, theirs, strict=True):
+        lora = {name: tensor for name, tensor in one.state.adapter.items() if not name.startswith("gate.")}
+        assert identical(lora, other.state.adapter)
+        assert {name: one.metrics[name] for name in other.metrics} == dict(other.metrics)
+
+
+def test_stage_two_trains_the_active_blocks_and_the_gate_and_sends_the_gate(make):
+    small = make(sal={"initial": 3})
+    start, updates = one_round(small)
+    assert isinstance(start.state, FedMSState)
+    for update in updates:
+        assert {layer_of(name) for name in update.kept} == {9, 10, 11}
+        assert all(name.startswith("gate.adapter.") for name in update.adapter)
+        assert {name for name in update.adapter if is_statistic(name)} == {
+            f"gate.adapter.{place}.running_{one}" for place in (1, 3) for one in ("mean", "var")
+        }
+        assert not identical(update.adapter, {name: start.state.adapter[name] for name in update.adapter})
+    after = small.method.aggregate(start.state, updates, small.server)
+    assert {name.split(".")[0] for name in moved(start.state.adapter, after.adapter)} == {"gate"}
+    for update in updates:
+        assert identical(after.experts[update.client], update.kept)
+        own = small.method.adapter_of(after, update.client)
+        assert moved(own, after.adapter) <= set(update.kept)
+        assert moved(own, after.adapter)
+
+
+def test_bytes_of_stage_two_are_the_gates(make):
+    small = make()
+    rounds = list(federate(small))
+    gate = [name for name in rounds[0].state.adapter if name.startswith("gate.")]
+    size = sum(rounds[0].state.adapter[name].numel() * 4 for name in gate)
+    for result in rounds[1:]:
+        assert result.metrics["bytes/up"] == result.metrics["bytes/down"] == len(small.clients) * size
+    trained = [result.metrics["parameters/trained"] for result in rounds[1:]]
+    values = sum(rounds[0].state.adapter[name].numel() for name in gate if not is_statistic(name))
+    assert trained[0] == values + sum(one.numel() for one in rounds[1].state.experts["plain"].values())
+
+
+def test_the_gates_are_averaged_by_loss(make):
+    small = make()
+    start, updates = one_round(small)
+    weighted = [
+        replace(update, metrics={**update.metrics, "loss": loss})
+        for update, loss in zip(updates, (0.5, 2.0, 1.0), strict=True)
+    ]
+    after = small.method.aggregate(start.state, weighted, small.server).adapter
+    gates = [{name: one.double().numpy() for name, one in update.adapter.items()} for update in weighted]
+    expected = reference.gate_mean(gates, [0.5, 2.0, 1.0])
+    for name in expected:
+        np.testing.assert_allclose(after[name].numpy(), expected[name], rtol=2e-6, atol=1e-7)
+    samples = make(gate={**GATE, "weights": "aggregation"})
+    other = samples.method.aggregate(start.state, weighted, samples.server).adapter
+    assert moved(after, other)
+
+
+@pytest.fixture
+def trained(make) -> tuple[Federation, FedMSState]:
+    """After two rounds of stage two."""
+    small = make()
+    *_, last = federate(small)
+    return small, last.state
+
+
+def features(model, adapter, images):
+    """What both encoders of an expert give, in float64."""
+    model.load_adapter(adapter)
+    path = range(model.num_layers)
+    with torch.no_grad():
+        found = model.features(model.walk(images, path)), model.text_features(path).clone()
+    return [one.double().numpy() for one in found]
+
+
+def test_a_clients_prediction_is_equation_6(trained):
+    small, state = trained
+    reader, client = small.trainer.reader, small.clients[1]
+    images = client.test
+    beside = small.method.beside(state, reader, {"test": images})["test"]
+    small.model.load_adapter(small.method.adapter_of(state, client.id))
+    ours = predicted(small.method, state, reader, images, client, beside).double().numpy()
+
+    pixels = images.take(torch.arange(len(images)))[0]
+    scale = small.model.backbone.logit_scale.exp().item()
+    trunk = small.model.gate.features(pixels).detach().double().numpy()
+    one, bn1, two, bn2 = small.model.gate.adapter
+    arrays = lambda *tensors: [tensor.detach().double().numpy().copy() for tensor in tensors]  # noqa: E731
+    norms = [arrays(bn.running_mean, bn.running_var, bn.weight, bn.bias) for bn in (bn1, bn2)]
+    linears = [arrays(layer.weight, layer.bias) for layer in (one, two)]
+    global_images, global_texts = features(small.model, state.adapter, pixels)
+    local_images, local_texts = features(small.model, small.method.adapter_of(state, client.id), pixels)
+    mixes = [reference.gate(x, *linears[0], norms[0], *linears[1], norms[1]) for x in trunk]
+    expected = [
+        reference.mixture(mix, (global_images[n], local_images[n]), (global_texts, local_texts), scale)
+        for n, mix in enumerate(mixes)
+    ]
+    np.testing.assert_allclose(ours, np.array(expected), rtol=1e-4, atol=1e-4)
+    assert np.std(mixes) > 1e-3  # a softmax of the one output would be 1 for every image
+    assert not np.allclose(global_images, local_images)
+
+
+def test_without_a_client_the_global_expert_answers(trained):
+    small, state = trained
+    images = small.domains[0].test
+    small.model.load_adapter(state.adapter)
+    ours = predicted(small.method, state, small.trainer.reader, images)
+    pixels = images.take(torch.arange(len(images)))[0]
+    with torch.no_grad():
+        torch.testing.assert_close(ours, small.model(pixels))
+
+
+def test_a_step_descends_the_mixtures_cross_entropy(make):
+    """Plain SGD of one step on all images, beside autograd on Eq. 6 written out."""
+    sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None}
+    small = make({"local.batch_size": 40, "local.steps": 1, "optimizer": sgd, "lora.dropout": 0.0}, sal={"initial": 12})
+    start, updates = one_round(small)
+    client, model = small.cohort(1)[0], small.model
+    pixels, labels = client.train.take(torch.arange(len(client.train)))
+    model.load_adapter(start.state.adapter)
+    path = range(model.num_layers)
+    with torch.no_grad():
+        known = model(pixels).clone()
+    model.train()
+    mix = model.gate(model.gate.features(pixels)).unsqueeze(1)
+    cosines = model.features(model.walk(pixels, path)) @ model.text_features(path).T
+    loss = F.cross_entropy(mix * known + (1 - mix) * cosines * model.backbone.logit_scale.exp(), labels)
+    names = [name for name in start.state.adapter if not is_statistic(name)]
+    gradients = dict(zip(names, torch.autograd.grad(loss, [model.trainable()[name] for name in names]), strict=True))
+    model.eval()
+    sent = {**updates[0].adapter, **updates[0].kept}
+    assert set(names) <= set(sent)
+    for name in names:
+        expected = start.state.adapter[name] - 0.1 * gradients[name]
+        torch.testing.assert_close(sent[name], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_sal_goes_down_block_by_block_and_the_queue_is_remembered(make):
+    small = make({"federation.rounds": 4}, sal={"queue": 2, "threshold": 2.0})
+    rounds = list(federate(small))
+    per_round = [result.metrics["sal/active/plain"] for result in rounds[1:]]
+    assert per_round == [1, 1, 1, 2]
+    assert [len(result.state.queues.get("plain", ())) for result in rounds] == [0, 1, 2, 2, 2]
+    never = list(federate(make({"federation.rounds": 4}, sal={"queue": 1, "threshold": -2.0})))
+    assert never[-1].metrics["sal/active"] == 1
+
+
+def test_an_expert_is_its_clients_alone(make):
+    small = make({"federation.clients_per_round": 1})
+    _, first, _ = federate(small)
+    (client,) = small.cohort(1)
+    assert set(first.state.experts) == {client.id}
+    for other in small.clients:
+        own = small.method.adapter_of(first.state, other.id)
+        assert bool(moved(own, first.state.adapter)) == (other.id == client.id)
+
+
+def test_a_round_is_the_same_with_and_without_kept_activations(experiment, random_clip, tmp_path):
+    """To the last bit, warm and cold; on images that the keeping knows."""
+    clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp", "lora.rank": 1}
+    method = {"name": "fedms", "global_rounds": 1, "gate": GATE, "sal": {"queue": 1}}
+    small = {"data.domains": ["plain", "noisy"], "federation.depths": [12], "federation.rounds": 3, "local.steps": 2}
+    shares = {"partition.validation_share": 0.05, "partition.test_share": 0.05}
+    config = experiment.override({"method": method, **clip, **small, **shares, "local.batch_size": 9}, "test")
+    runs = []
+    for _ in range(2):
+        built = build(config)
+        kept = built.trainer.reader.kept
+        assert kept.folder is not None
+        reader = replace(built.trainer.reader, kept=FrozenRows(kept.sources, tmp_path, 10**9))
+        runs.append(list(federate(replace(built, trainer=replace(built.trainer, reader=reader)))))
+    assert list(tmp_path.glob("*.rows"))
+    off = replace(built.trainer.reader, kept=FrozenRows())
+    runs.append(list(federate(replace(built, trainer=replace(built.trainer, reader=off)))))
+    assert identical_rounds(runs[0], runs[1])
+    assert identical_rounds(runs[0], runs[2])
+
+
+def test_the_whole_gate_can_be_trained(make):
+    small = make(gate={**GATE, "trained": "all"})
+    start, updates = one_round(small)
+    trunk = [name for name in updates[0].adapter if name.startswith("gate.trunk.")]
+    assert any(is_statistic(name) for name in trunk)
+    after = small.method.aggregate(start.state, updates, small.server).adapter
+    assert any(name.startswith("gate.trunk.") for name in moved(start.state.adapter, after))
+
+
+def test_the_gate_sees_images_differently(trained):
+    small, state = trained
+    small.model.load_adapter(state.adapter)
+    images = small.domains[0].test
+    with torch.no_grad():
+        mix = mixing(small.model, Batch(images, torch.arange(len(images))))
+    assert mix.min() > 0
+    assert mix.max() < 1
+    assert mix.std() > 1e-3
+
+
+REFUSED = [
+    ({"partition.validation_share": 0.0}, "steers clients by images that they hold out and needs a `partition.valid"),
+    ({"method.sal.initial": 13}, "`method.sal.initial` must be at most the 12 blocks, but it is 13"),
+    ({"method.sal.queue": 0}, "`method.sal.queue` must be greater than 0, but it is 0"),
+    (
+        {"backbone": "digits_vit", "lora.position": "both"},
+        "needs a `backbone` with a text encoder, clip or digits_clip",
+    ),
+    (
+        {"method.gate.trunk": {"name": "timm", "model": "resnet"}},
+        "`method.gate.trunk.model` resnet is not a model of timm",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), REFUSED, ids=lambda one: str(one)[:40])
+def test_what_cannot_be_is_refused(make, tiny, random_clip, changes, sentence):
+    clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
+    method = {"method": {"name": "fedms", "gate": GATE}, "partition.validation_share": 0.1}
+    base: RunConfig = tiny.override({**clip, **method}, "test")
+    with pytest.raises(UserError) as refusal:
+        base.override(changes, "test")
+    assert sentence in str(refusal.value)
+
+
+def test_a_missing_trunk_is_told_before_a_run(tiny, random_clip):
+    clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
+    trunk = {"name": "timm", "model": "resnet18", "pretrained": "not/there.safetensors"}
+    method = {"method": {"name": "fedms", "gate": {"trunk": trunk}}, "partition.validation_share": 0.1}
+    with pytest.raises(UserError, match=r"not/there.safetensors is not there"):
+        tiny.override({**clip, **method}, "test").method.check_weights()

@@ -1,0 +1,52 @@
+"""What only LFFT promises."""
+
+import pytest
+
+from fedsweep.errors import UserError
+from fedsweep.experiment import build
+from fedsweep.federation import federate
+from fedsweep.models.layered import layer_of
+from tests.compare import identical, moved
+from tests.conformance.rounds import one_round
+
+
+@pytest.mark.parametrize(("frozen", "first"), [(0.5, 6), (0.25, 3), (0.9, 11), (0.0, 0)])
+def test_the_upper_blocks_move_and_nothing_below(federation, frozen, first):
+    start, updates = one_round(federation({"method": {"name": "lfft", "frozen": frozen}}))
+    for update in updates:
+        now = {**start.state.adapter, **update.adapter}
+        assert {layer_of(name) for name in moved(start.state.adapter, now)} == {None, *range(first, 12)}
+        assert all(
+            name.startswith(("backbone.norm", "backbone.head")) for name in update.adapter if layer_of(name) is None
+        )
+
+
+def test_training_on_known_images_does_not_run_the_frozen_blocks(experiment):
+    small = {"data.domains": ["plain"], "federation.depths": [12], "federation.rounds": 2, "local.steps": "epoch"}
+    built = build(experiment.override({"method": "lfft", **small, "seed": 12}, "test"))
+    seen: dict[int, int] = dict.fromkeys(range(12), 0)
+    for place, block in enumerate(built.model.backbone.blocks):
+        block.register_forward_hook(
+            lambda module, inputs, out, place=place: seen.update({place: seen[place] + len(out)})
+        )
+    list(federate(built))
+    train, test = len(built.clients[0].train), len(built.domains[0].test)
+    assert {seen[place] for place in range(6, 12)} == {2 * train + 3 * test}
+    assert train + test <= seen[0] <= train + test + 15 * (train // built.trainer.local.batch_size + 3)
+    assert len({seen[place] for place in range(6)}) == 1
+
+
+def test_with_everything_frozen_it_is_refused(tiny):
+    with pytest.raises(UserError, match="`method.frozen` must leave one of the 12 blocks to be trained, but it is 1"):
+        tiny.override({"method": {"name": "lfft", "frozen": 1.0}}, "test")
+
+
+def test_on_a_clip_both_encoders_have_the_same_blocks(federation, random_clip):
+    clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
+    start, (update, *_) = one_round(federation({"method": "lfft", **clip}))
+    towers = {(layer_of(name), name.split(".")[3]) for name in update.adapter if layer_of(name) is not None}
+    assert {layer for layer, _ in towers} == set(range(6, 12))
+    assert {tower for _, tower in towers} == {"vision", "text"}
+    assert "backbone.logit_scale" in update.adapter
+    assert not [name for name in start.state.adapter if name.startswith(("backbone.stem", "backbone.words"))]
+    assert identical(one_round(federation({"method": "lfft", **clip}))[1][0], update)

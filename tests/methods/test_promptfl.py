@@ -1,0 +1,49 @@
+"""What only PromptFL promises."""
+
+import pytest
+import torch
+
+from fedsweep.errors import UserError
+from fedsweep.experiment import build
+from fedsweep.federation import federate
+from tests.compare import memory
+from tests.conformance.rounds import one_round
+
+
+def clip(folder):
+    return {"method": "promptfl", "backbone": {"name": "clip", "model": str(folder)}, "lora.position": "mlp"}
+
+
+def test_only_the_context_is_trained_and_sent(federation, random_clip):
+    start, updates = one_round(federation(clip(random_clip)))
+    assert set(start.state.adapter) == {"prompt.context"}
+    assert start.state.adapter["prompt.context"].shape == (16, 16)
+    for update in updates:
+        assert set(update.adapter) == {"prompt.context"}
+        assert not torch.equal(update.adapter["prompt.context"], start.state.adapter["prompt.context"])
+
+
+def test_clients_and_server_share_no_storage(federation, random_clip):
+    built = federation(clip(random_clip))
+    start, updates = one_round(built)
+    after = built.method.aggregate(start.state, updates, built.server)
+    owned = [memory(one) for one in (start.state.adapter, after.adapter, built.model.trainable(), *updates)]
+    assert sum(map(len, owned)) == len(set().union(*owned)) == 3 + len(updates)
+
+
+def test_every_image_goes_through_the_encoder_once_in_all_rounds(experiment, random_clip):
+    small = {"data.domains": ["plain"], "federation.depths": [12], "federation.rounds": 3, "local.steps": "epoch"}
+    built = build(experiment.override({**clip(random_clip), **small, "seed": 11, "lora.rank": 3}, "test"))
+    seen = []
+    stem = built.model.backbone.stem["embeddings"]
+    stem.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
+    rounds = list(federate(built))
+    images = len(built.clients[0].train) + len(built.domains[0].test)
+    batches = 2 + (images // built.trainer.local.batch_size + 2)
+    assert len(rounds) == 4
+    assert images <= sum(seen) <= images + 15 * batches  # batches are padded to multiples of 16
+
+
+def test_a_larger_context_than_the_encoder_reads_is_refused(federation, random_clip):
+    with pytest.raises(UserError, match="a prompt must have at most 32 tokens, but"):
+        federation({**clip(random_clip), "method": {"name": "promptfl", "context": 40}})

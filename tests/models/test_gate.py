@@ -1,0 +1,351 @@
+"""FedMS's gate: its counts, what it computes (tests/references/gate.py), and the trunks below it."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from huggingface_hub import constants
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedsweep.errors import UserError
+from fedsweep.models import weights_file
+from fedsweep.models.gate import WEIGHTS, DigitsTrunk, Gate, TimmTrunk, build_gate
+from tests.compare import identical, memory
+from tests.models.small import stirred
+from tests.references import gate as reference
+
+SMALL = TimmTrunk(model="test_resnet", pretrained="none")  # timm's own miniature: features of width 96
+
+
+def noise(count: int, size: int = 32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+
+
+def rows(count: int, seed: int, width: int = 64) -> Tensor:
+    return 3 * torch.randn(count, width, generator=torch.Generator().manual_seed(seed)) + 1
+
+
+def shaken(gate: Gate) -> Gate:
+    """The same gate with an adapter in which every tensor matters; running statistics stay fresh."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in gate.adapter.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return gate
+
+
+def buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {name: one.clone() for name, one in module.named_buffers() if name.endswith(("_mean", "_var"))}
+
+
+def test_counts_are_those_of_table_4():
+    gate = build_gate(TimmTrunk(model="resnet18.tv_in1k"), None, whole=False, seed=0, outlined=True)
+    counts = {part: sum(one.numel() for one in module.parameters()) for part, module in gate.named_children()}
+    assert counts == {"trunk": 11_176_512, "adapter": 264_195}
+    assert sum(counts.values()) == 11_440_707
+    assert {one.device.type for one in (*gate.parameters(), *gate.buffers())} == {"meta"}
+
+
+@pytest.mark.parametrize(("hidden", "width"), [(None, 64), (7, 7)])
+def test_the_adapter_is_as_wide_as_asked_or_as_the_trunk(hidden, width):
+    gate = build_gate(DigitsTrunk(), hidden, whole=False, seed=0)
+    assert [tuple(one.shape) for one in gate.adapter[0].parameters()] == [(width, 64), (width,)]
+    assert [tuple(one.shape) for one in gate.adapter[2].parameters()] == [(1, width), (1,)]
+    assert gate(gate.features(noise(3, 16))).shape == (3,)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("trunk", [DigitsTrunk(), SMALL], ids=lambda trunk: trunk.name)
+def test_lambda_lies_between_zero_and_one_and_differs_between_images(trunk, training):
+    """Of one output the paper's softmax would be 1 for every image."""
+    gate = build_gate(trunk, None, whole=False, seed=0).train(training)
+    with torch.no_grad():
+        mix = gate(gate.features(noise(12, 32)))
+    assert mix.shape == (12,)
+    assert mix.min() > 0
+    assert mix.max() < 1
+    assert mix.std() > 1e-4  # a thousand times what rounding does
+
+
+def test_it_is_a_sigmoid_of_two_normed_linears():
+    gate = shaken(build_gate(DigitsTrunk(), 9, whole=False, seed=0)).train()
+    norms = gate.adapter[1], gate.adapter[3]
+    theirs = reference.Gate({name: one.detach().numpy() for name, one in gate.adapter.named_parameters()})
+    for step, (count, training) in enumerate([(6, True), (2, True), (1, True), (5, False), (1, False), (4, True)]):
+        features = rows(count, seed=step)
+        with torch.no_grad():
+            got = gate.train(training)(features)
+        np.testing.assert_allclose(got.numpy(), theirs(features.numpy(), training), rtol=1e-4, atol=1e-5)
+        for norm, expected in zip(norms, theirs.norms, strict=True):
+            for moment, value in zip((norm.running_mean, norm.running_var), expected.moments, strict=True):
+                np.testing.assert_allclose(moment.numpy(), value, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(theirs.norms[0].moments[1], 1, atol=0.1)
+
+
+def test_training_is_torchs_own_batch_norm():
+    gate = shaken(build_gate(DigitsTrunk(), 9, whole=False, seed=0)).train()
+    theirs = nn.Sequential(nn.Linear(64, 9), nn.BatchNorm1d(9), nn.Linear(9, 1), nn.BatchNorm1d(1)).train()
+    theirs.load_state_dict(gate.adapter.state_dict())
+    for step in range(3):
+        features = rows(5, seed=step)
+        ours, expected = gate(features), theirs(features).squeeze(1).sigmoid()
+        torch.testing.assert_close(ours, expected)
+        gradients = [
+            torch.autograd.grad(out.square().sum(), list(net.parameters()))
+            for out, net in ((ours, gate.adapter), (expected, theirs))
+        ]
+        torch.testing.assert_close(*gradients)
+    assert identical(buffers(gate.adapter), buffers(theirs))
+
+
+def test_one_image_is_normed_by_running_statistics_and_moves_none():
+    gate = shaken(build_gate(DigitsTrunk(), 9, whole=False, seed=0)).train()
+    gate(rows(6, seed=1))
+    before, one = buffers(gate), rows(1, seed=2)
+    learnt = gate(one)
+    gradients = torch.autograd.grad(learnt.sum(), list(gate.adapter.parameters()))
+    assert len(gradients) == 8
+    assert all(one.isfinite().all() and one.any() for one in gradients)
+    assert identical(buffers(gate), before)
+    assert torch.equal(learnt, gate.eval()(one))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_trunks_norms_and_gradients_move_only_where_it_is_trained(whole):
+    gate = build_gate(SMALL, 8, whole=whole, seed=0)
+    assert not any(module.training for module in gate.modules())
+    before = buffers(gate)
+    gate.train()
+    assert gate.adapter.training
+    assert gate.trunk.training == whole
+    mix = gate(gate.features(noise(6)))
+    after = buffers(gate)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    of_trunk = {name for name in before if name.startswith("trunk.")}
+    assert len(of_trunk) > 20
+    assert moved == (set(before) if whole else set(before) - of_trunk)
+    trained = {name for name, one in gate.named_parameters() if one.requires_grad}
+    assert {name.split(".")[0] for name in trained} == ({"trunk", "adapter"} if whole else {"adapter"})
+    torch.autograd.backward(mix.sum())
+    assert {name for name, one in gate.named_parameters() if one.grad is not None} == trained
+    assert len(trained) > 20 if whole else len(trained) == 8
+
+
+@pytest.mark.parametrize(
+    ("trunk", "size"),
+    [
+        (SMALL, 64),
+        pytest.param(
+            DigitsTrunk(),
+            16,
+            marks=pytest.mark.xfail(
+                raises=ValueError, strict=True, reason="its upper maps are of one pixel, which torch does not norm"
+            ),
+        ),
+    ],
+)
+def test_one_image_can_train_a_whole_gate(trunk, size):
+    gate = build_gate(trunk, None, whole=True, seed=0).train()
+    assert gate(gate.features(noise(1, size))).isfinite().all()
+
+
+def test_a_gate_starts_from_its_seed_and_leaves_the_global_generator():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first, after = build_gate(SMALL, None, whole=False, seed=0), torch.rand(4)
+        torch.manual_seed(1)
+        assert torch.equal(after, torch.rand(4))
+        again, other = build_gate(SMALL, None, whole=False, seed=0), build_gate(SMALL, None, whole=False, seed=1)
+    assert identical(dict(first.state_dict()), dict(again.state_dict()))
+    assert not memory(list(first.parameters())) & memory(list(again.parameters()))
+    drawn = [name for name, one in first.named_parameters() if one.ndim > 1]
+    assert len(drawn) > 10
+    assert not any(torch.equal(first.state_dict()[name], other.state_dict()[name]) for name in drawn)
+    assert first.identity == again.identity != other.identity
+
+
+def test_a_fresh_adapter_is_kaiming_uniform_without_biases_whatever_the_trunk():
+    gates = [build_gate(trunk, 32, whole=False, seed=3) for trunk in (SMALL, DigitsTrunk())]
+    for gate in gates:
+        for layer in (gate.adapter[0], gate.adapter[2]):
+            bound = layer.in_features**-0.5  # of a = sqrt(5)
+            assert 0.85 * bound < layer.weight.abs().max() <= bound
+            assert not layer.bias.any()
+        for norm in (gate.adapter[1], gate.adapter[3]):
+            assert identical(
+                [norm.weight.data, norm.bias.data], [torch.ones_like(norm.weight), torch.zeros_like(norm.bias)]
+            )
+    assert torch.equal(gates[0].adapter[2].weight, gates[1].adapter[2].weight)  # not shifted by what else is drawn
+    assert gates[0].identity != gates[1].identity
+
+
+def test_shipped_weights_are_those_of_their_card_and_depend_on_no_seed():
+    first, other = (build_gate(DigitsTrunk(), None, whole=False, seed=seed) for seed in (0, 1))
+    assert identical(dict(first.trunk.state_dict()), dict(other.trunk.state_dict()))
+    assert first.identity == other.identity
+    assert DigitsTrunk().fingerprint() == f"sha256:{weights_file.digest(WEIGHTS)}"
+    with torch.no_grad():
+        assert first.features(noise(4, 16)).std(dim=0).max() > 0.1
+
+
+def test_a_shipped_file_that_its_card_does_not_describe_is_refused(tmp_path, monkeypatch):
+    state = {name: one.contiguous() for name, one in DigitsTrunk().outlined().state_dict().items()}
+    save_file(state, tmp_path / WEIGHTS.name)
+    (tmp_path / WEIGHTS.with_suffix(".json").name).write_text(WEIGHTS.with_suffix(".json").read_text())
+    monkeypatch.setattr("fedsweep.models.gate.WEIGHTS", tmp_path / WEIGHTS.name)
+    with pytest.raises(UserError) as refusal:
+        DigitsTrunk().build(0)
+    assert str(refusal.value) == "digits_resnet.safetensors is not the file that its card digits_resnet.json describes."
+
+
+@cache
+def network(model: str) -> nn.Module:
+    """A ResNet with a classifier, noise on every parameter and running statistics that matter."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        whole = stirred(timm.create_model(model, num_classes=1000))
+        whole.train()(torch.randn(4, 3, 64, 64))
+    return whole.eval()
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a network's tensors, changed: `written("w.safetensors", lambda state: ..., "test_resnet")`."""
+
+    def write(name: str = "w.safetensors", change=lambda state: state, model: str = "test_resnet") -> Path:
+        state = change(dict(network(model).state_dict()))
+        path = tmp_path / name
+        save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
+        return path
+
+    return write
+
+
+def without(state: dict[str, Tensor], *parts: str) -> dict[str, Tensor]:
+    return {name: one for name, one in state.items() if not any(part in name for part in parts)}
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "change"),
+    [
+        ("resnet18", "w.safetensors", lambda state: state),
+        ("test_resnet", "w.safetensors", lambda state: state),
+        ("test_resnet", "w.pth", lambda state: state),
+        ("test_resnet", "w.safetensors", lambda state: without(state, "fc.")),
+        ("test_resnet", "w.safetensors", lambda state: without(state, "num_batches_tracked")),
+    ],
+    ids=["resnet18", "safetensors", "pth", "no classifier", "no counters"],
+)
+def test_a_trunk_from_a_file_is_timms_network_below_its_classifier(written, model, name, change):
+    path, whole, images = written(name, change, model), network(model), noise(2)
+    gate = build_gate(TimmTrunk(model=model, pretrained=str(path)), None, whole=False, seed=0)
+    config = timm.get_pretrained_cfg(model)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (config.mean, config.std))
+    with torch.no_grad():
+        expected = whole.forward_head(whole.forward_features((images.float() / 255 - mean) / std), pre_logits=True)
+        torch.testing.assert_close(gate.features(images), expected, rtol=1e-4, atol=1e-5)
+    assert expected.shape == (2, whole.num_features)
+    assert expected.std() > 0.01
+
+
+def test_a_resnets_pixels_are_normed_as_imagenets(written):
+    gate = build_gate(TimmTrunk(model="resnet18", pretrained=str(written(model="resnet18"))), 4, whole=False, seed=0)
+    torch.testing.assert_close(gate.mean.flatten(), torch.tensor([0.485, 0.456, 0.406]))
+    torch.testing.assert_close(gate.std.flatten(), torch.tensor([0.229, 0.224, 0.225]))
+
+
+def test_a_files_content_is_its_fingerprint(written):
+    path = written()
+    trunk = TimmTrunk(model="test_resnet", pretrained=str(path))
+    first = trunk.fingerprint()
+    assert first == f"sha256:{weights_file.digest(path)}"
+    identities = [build_gate(trunk, 4, whole=False, seed=seed).identity for seed in (0, 1)]
+    assert identities[0] == identities[1]  # nothing of the trunk is drawn
+    written(change=lambda state: state | {"conv1.0.weight": 2 * state["conv1.0.weight"]})
+    assert trunk.fingerprint() != first
+    assert build_gate(trunk, 4, whole=False, seed=0).identity != identities[0]
+    assert TimmTrunk(model="resnet18.tv_in1k").fingerprint() == "timm:resnet18.tv_in1k"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda state: without(state, "layer3.0.bn2.weight"), "the file lacks `layer3.0.bn2.weight`"),
+        (lambda state: without(state, "running_mean"), "the file lacks `bn1.running_mean` and 14 more"),
+        (lambda state: state | {"extra": torch.zeros(1)}, "the file holds, unknown to it, `extra`"),
+        (
+            lambda state: state | {"layer1.0.bn1.bias": torch.zeros(3)},
+            "`layer1.0.bn1.bias` has shape (3,) in the file, but (32,) in the model",
+        ),
+    ],
+)
+def test_weights_of_another_shape_are_refused(written, change, problem):
+    path = written(change=change)
+    with pytest.raises(UserError) as refusal:
+        build_gate(TimmTrunk(model="test_resnet", pretrained=str(path)), None, whole=False, seed=0)
+    assert str(refusal.value) == f"{path} does not fit the model: {problem}."
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model": "resnet19"}, "`method.gate.trunk.model` resnet19 is not a model of timm."),
+        ({"model": ""}, '`model` string should have at least 1 character, but it is "".'),
+        (
+            {"model": "resnet18", "pretrained": "nothing"},
+            "`method.gate.trunk.pretrained` must be timm, none or a file of weights, but it is nothing.",
+        ),
+        ({"model": "resnet18.foo"}, "timm's resnet18.foo is a model without weights; with weights it has resnet18.a1_"),
+        pytest.param(
+            {"model": "resnet18"},
+            "`method.gate.trunk.model` resnet18 must name its weights too where `method.gate.trunk.pretrained` is ",
+            marks=pytest.mark.xfail(
+                strict=True, reason="the sentence names `backbone.model` and `backbone.pretrained`"
+            ),
+        ),
+        *(
+            pytest.param(
+                {"model": "resnet18.foo", "pretrained": pretrained},
+                "timm has no weights `foo` of resnet18; it has resnet18.",
+                marks=pytest.mark.xfail(raises=RuntimeError, strict=True, reason="timm's error goes through as it is"),
+            )
+            for pretrained in ("none", "./w.pth")
+        ),
+    ],
+)
+def test_a_trunk_that_cannot_be_is_refused_in_one_sentence(changes, sentence):
+    with pytest.raises(UserError) as refusal:
+        TimmTrunk.of({"name": "timm", **changes}, "run")
+    said = str(refusal.value)
+    assert said.startswith(f"run: {sentence}")
+    assert said.endswith(".")
+    assert "\n" not in said
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    path = tmp_path / "w.pth"
+    trunk = TimmTrunk(model="test_resnet", pretrained=str(path))
+    for ask in (trunk.fingerprint, lambda: build_gate(trunk, None, whole=False, seed=0)):
+        with pytest.raises(UserError, match=rf" {path} is not there \(looked for {path}\)\.$"):
+            ask()
+
+
+@pytest.mark.xfail(strict=True, reason="the sentence names `backbone.pretrained`")
+def test_a_missing_files_sentence_names_the_trunk(tmp_path):
+    with pytest.raises(UserError, match=r"^`method\.gate\.trunk\.pretrained` "):
+        TimmTrunk(model="test_resnet", pretrained=str(tmp_path / "w.pth")).fingerprint()
+
+
+def test_timms_weights_without_cache_and_network_are_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as refusal:
+        build_gate(TimmTrunk(model="resnet18.tv_in1k"), None, whole=False, seed=0)
+    said = str(refusal.value)
+    assert said.startswith("timm's weights resnet18.tv_in1k are not in the cache and cannot be downloaded (OfflineMode")
+    assert "\n" not in said

@@ -1,0 +1,75 @@
+"""Attackers within a federation, whatever the method."""
+
+import pytest
+import torch
+
+from fedsweep.federation import federate
+from fedsweep.malicious import attacked, malicious_clients
+from fedsweep.models.layered import is_statistic
+from tests.compare import identical
+from tests.conformance.rounds import one_round
+
+IDS = [f"client-{number}" for number in range(10)]
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.2, 2), (0.25, 2), (0.5, 5), (0.94, 9)])
+def test_the_share_is_rounded_and_the_same_whatever_the_order(share, count):
+    chosen = malicious_clients(IDS, share, seed=3)
+    assert len(chosen) == count
+    assert chosen == malicious_clients(list(reversed(IDS)), share, seed=3)
+    assert chosen <= set(IDS)
+
+
+def test_another_seed_has_other_attackers_and_a_larger_share_the_same_and_more():
+    drawn = {malicious_clients(IDS, 0.2, seed) for seed in range(20)}
+    assert len(drawn) > 5
+    for seed in range(20):
+        assert malicious_clients(IDS, 0.2, seed) <= malicious_clients(IDS, 0.4, seed)
+
+
+@pytest.mark.parametrize("attack", ["reversed_update", "reversed_weights"])
+def test_only_attackers_updates_are_reversed(federation, attack):
+    start, updates = one_round(federation())
+    sent = start.state.adapter
+    after = attacked(sent, updates, {"noisy"}, attack)
+    assert len(after) == len(updates) == 3
+    for before, now in zip(updates, after, strict=True):
+        if before.client != "noisy":
+            assert now is before
+            continue
+        for name, tensor in before.adapter.items():
+            expected = -tensor if attack == "reversed_weights" else sent[name] - (tensor - sent[name])
+            torch.testing.assert_close(now.adapter[name], expected, rtol=1e-6, atol=1e-6)
+            assert not torch.equal(now.adapter[name], tensor) or not tensor.any()
+
+
+def test_a_share_of_zero_changes_no_bit_and_another_does(federation):
+    clean = list(federate(federation()))
+    none = list(federate(federation({"federation.malicious_share": 0.0, "federation.attack": "reversed_weights"})))
+    some = list(federate(federation({"federation.malicious_share": 0.34})))
+    assert [one.metrics for one in clean] == [one.metrics for one in none]
+    assert not identical(clean[-1].state.adapter, some[-1].state.adapter)
+
+
+def test_statistics_and_what_is_kept_stay_honest(federation, random_clip):
+    clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
+    method = {"name": "fedms", "global_rounds": 0, "gate": {"trunk": {"name": "digits_resnet"}}}
+    start, updates = one_round(federation({"method": method, **clip, "partition.validation_share": 0.02}))
+    (before, *_), (now, *_) = updates, attacked(start.state.adapter, updates, {updates[0].client}, "reversed_weights")
+    statistics = [name for name in before.adapter if is_statistic(name)]
+    assert len(statistics) == 4
+    assert identical(now.kept, before.kept)
+    for name, tensor in before.adapter.items():
+        assert torch.equal(now.adapter[name], tensor if name in statistics else -tensor)
+
+
+def test_attackers_are_left_out_of_the_mean_over_clients(federation):
+    shares = {"partition.test_share": 0.05, "federation.malicious_share": 0.34}
+    built = federation(shares)
+    (attacker,) = built.malicious()
+    metrics = built.evaluate(built.initial_state())
+    own = {client.id: metrics[f"accuracy/client/{client.id}"] for client in built.clients}
+    honest = [score for client, score in own.items() if client != attacker]
+    assert len(honest) == 2
+    assert metrics["accuracy/clients/mean"] == pytest.approx(sum(honest) / 2)
+    assert metrics["accuracy/clients/worst"] == min(honest)
