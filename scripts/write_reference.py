@@ -106,11 +106,24 @@ def _section(part: str, record: type[Config]) -> list[str]:
     """A record's heading, what it is, and its fields."""
     named = record.model_fields.get("name")
     heading = f"## {part}" if named is None else f"## {part}: {named.default}"
-    rows = [_row(f"{part}.{name}", field) for name, field in record.model_fields.items() if name != "name"]
+    rows = list(_rows(part, record))
     about = " ".join((record.__doc__ or "").split())
     if named is not None:
         about += f" Chosen by `{part}.name: {named.default}`."
     return [heading, "", about, *(["", *_fields_table(rows)] if rows else [])]
+
+
+def _rows(part: str, record: type[Config], of: str = "") -> Iterator[list[str]]:
+    """A row for each field, and below it those of a record that it holds, unless that has a section of its own."""
+    described = {one for field in RunConfig.model_fields.values() for one in _records(field)}
+    for name, field in record.model_fields.items():
+        if name != "name":
+            *row, about = _row(f"{part}.{name}", field)
+            yield [*row, f"{of}{about}"]
+            for inner in _records(field) if get_origin(field.annotation) is not tuple else []:
+                if inner not in described:
+                    kind = inner.model_fields.get("name")
+                    yield from _rows(f"{part}.{name}", inner, f"of {kind.default}: " if kind else "")
 
 
 def _records(field: FieldInfo) -> list[type[Config]]:
@@ -125,8 +138,8 @@ def _row(name: str, field: FieldInfo) -> list[str]:
     elif field.default_factory is not None:
         default = ""
     else:
-        given = field.default.model_dump()["name"] if isinstance(field.default, Config) else field.default
-        default = f"`{json.dumps(given)}`"
+        given = getattr(field.default, "name", None) if isinstance(field.default, Config) else field.default
+        default = "" if isinstance(field.default, Config) and given is None else f"`{json.dumps(given)}`"
     kind = _kind(field.annotation).removesuffix(" or `null`")
     null = ["or `null`"] if NoneType in get_args(field.annotation) else []
     filled = ["not empty" for rule in field.metadata if getattr(rule, "min_length", None)]

@@ -76,14 +76,15 @@ def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a CLIP of 12 narrow blocks in each encoder, untrained, as transformers writes it."""
+    """A checkpoint of a CLIP of 12 narrow blocks for images and 4 for text, untrained, as transformers writes it."""
     folder = tmp_path_factory.mktemp("clip")
     tokens = clip_backbone.SHIPPED / "digits_clip"
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"):
         (folder / name).write_bytes((tokens / name).read_bytes())
     config = json.loads((tokens / "config.json").read_text())
-    for encoder in ("vision_config", "text_config"):
-        config[encoder] |= {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 12, "projection_dim": 16}
+    for encoder, blocks in (("vision_config", 12), ("text_config", 4)):
+        narrow = {"hidden_size": 16, "intermediate_size": 32, "projection_dim": 16}
+        config[encoder] |= narrow | {"num_hidden_layers": blocks}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         clip = CLIPModel(CLIPConfig(**config | {"projection_dim": 16}))

@@ -25,7 +25,15 @@ def label(method: dict[str, Any]) -> str:
     return " over ".join([method["name"], *([method["over"]["name"]] if "over" in method else [])]) + stages
 
 
-@pytest.fixture(params=METHODS, ids=label)
+SLOW = ("fedms after 1 rounds", "fedbrick over fedra", "fedbrick over inclusivefl")
+"""Twins of one that the default tier has: they take as long as several other methods."""
+
+
+def case(method: dict[str, Any]) -> Any:
+    return pytest.param(method, id=label(method), marks=[pytest.mark.slow] if label(method) in SLOW else [])
+
+
+@pytest.fixture(params=map(case, METHODS))
 def chosen(request: pytest.FixtureRequest, random_clip: Path) -> dict[str, Any]:
     """The method as the changes to an experiment that choose it."""
     method = request.param

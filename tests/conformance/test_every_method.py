@@ -175,9 +175,7 @@ def test_a_layer_that_nobody_trained_does_not_move(first_round):
     ]
     after = small.method.aggregate(start.state, few, small.server).adapter
     untrained = [name for name in start.state.adapter if (layer_of(name) or 0) >= 2]
-    of_block = len([name for name in start.state.adapter if layer_of(name) == 11])
     upper = {layer_of(name) for name in untrained}
-    assert len(untrained) == len(upper) * of_block
     assert len(upper) >= 6 or small.method.name == "promptfl"  # which has no tensor in a block
     for name in untrained:
         assert torch.equal(after[name], start.state.adapter[name]), name
