@@ -43,8 +43,9 @@ def layerwise_mean(
 ) -> AdapterState:
     """r_j = sum_i M_ij w_i r_j^i / sum_i M_ij w_i (FedRA v1, Eq. 3); a tensor that nobody trained keeps its value.
 
-    Weights are those of `config`, unless `weigh` gives others. With `lora: product_svd` r_j is the product B A of an adapted layer, which is factored again at the same rank.
-    The sum runs in the order of the clients' ids, so that the result does not depend on the order of arrival.
+    Weights are those of `config`, unless `weigh` gives others. With `lora: product_svd` r_j is the product B A of an
+    adapted layer, which is factored again at the same rank. The sum runs in the order of the clients' ids, so that the
+    result does not depend on the order of arrival.
 
     Raises:
         KeyError: an update holds a tensor that the full model does not have.

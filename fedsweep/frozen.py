@@ -1,9 +1,9 @@
 """What frozen functions make of images, computed once: mapped files that all trials of a node share.
 
-A block below the lowest one that is trained gives the same tokens for an image in every step, round and trial, as long
-as nothing before it changes. Rows are kept for single images, as they are asked for, under a key of everything that
-decides them. They lie in files and are read through memory maps: what is used stays in the system's page cache, takes no
-memory from the process, and is given up first when memory is short.
+A block below the lowest one that is trained gives the same tokens for an image in every step, round and trial, as
+long as nothing before it changes. Rows are kept for single images, as they are asked for, under a key of everything
+that decides them. They lie in files and are read through memory maps: what is used stays in the system's page cache,
+takes no memory from the process, and is given up first when memory is short.
 
 The bits do not depend on whether a row was kept. On a CPU a kernel's row does not depend on the other rows, nor on its
 place among them, as long as it is not in a remainder that a kernel treats apart: so batches are padded to multiples of

@@ -28,7 +28,7 @@ def attacked(
     """The updates as the server gets them; `sent` is what the server gave out.
 
     `reversed_update` goes as far in the other direction, theta^t - (theta_i - theta^t); `reversed_weights` is the
-    paper's wording taken literally, -theta_i. What a client keeps is its own, and running statistics stay what they are.
+    paper's wording taken literally, -theta_i. What a client keeps is its own, and running statistics stay as they are.
     """
 
     def reverse(update: ClientUpdate) -> ClientUpdate:

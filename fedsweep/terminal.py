@@ -69,9 +69,13 @@ def plan_table(name: str, axes: Mapping[str, Any], arms: Sequence[Mapping[str, A
 class RoundTable:
     """Rounds of one run as they end: rows on stdout, a bar with a time estimate on stderr."""
 
-    def __init__(self, rounds: int, domains: Sequence[str], as_json: bool) -> None:
-        self.domains, self.as_json = domains, as_json
-        self.headings = ["round", "mean", "worst", *domains, "train loss"]
+    def __init__(self, rounds: int, domains: Sequence[str], as_json: bool, clients: bool = False) -> None:
+        """With `clients`, the mean and worst accuracy of clients' own models stand before those of the global one."""
+        self.as_json = as_json
+        of_clients = {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"} if clients else {}
+        of_domains = {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
+        self.shown = of_clients | of_domains | {one: f"accuracy/domain/{one}" for one in domains}
+        self.headings = ["round", *self.shown, "train loss"]
         self.console = progress_console()
         self.progress = Progress(
             TextColumn("round"),
@@ -104,9 +108,8 @@ class RoundTable:
         if self.as_json:
             print(json.dumps({"round": record.round, **record.metrics}), flush=True)
         else:
-            names = ["accuracy/mean", "accuracy/worst_domain", *(f"accuracy/domain/{one}" for one in self.domains)]
             loss = record.metrics.get("loss/train")
-            shown = [f"{record.metrics[name]:.2%}" for name in names]
+            shown = [f"{record.metrics[name]:.2%}" for name in self.shown.values()]
             self._print([str(record.round), *shown, "" if loss is None else f"{loss:.4f}"])
         self.progress.update(self.task, completed=record.round)
 

@@ -124,7 +124,7 @@ def test_a_command_that_would_not_work_is_noticed(working_directory, command):
 
 def test_the_files_that_a_guide_shows_are_valid(working_directory):
     files = sorted(working_directory.rglob("*.yaml"))
-    assert len(files) == 4
+    assert len(files) == 5
     for path in files:
         kind, *parts = path.relative_to(working_directory).with_suffix("").parts
         if kind == "experiments":
@@ -198,4 +198,4 @@ def test_a_page_has_no_machine_path_and_its_links_lead_somewhere(page):
 
 
 def test_all_pages_are_seen():
-    assert len(PAGES) == 18
+    assert len(PAGES) == 19

@@ -52,7 +52,8 @@ def run(
     check_content(config)
     check_writable(Store(store).root)
     torch.set_num_threads(1)  # the sum of a product depends on the number of threads; one is what a trial has
-    with RoundTable(config.federation.rounds, config.data.domains, as_json) as table:
+    clients = config.partition.test_share > 0
+    with RoundTable(config.federation.rounds, config.data.domains, as_json, clients) as table:
         try:
             trial = record_run(experiment, config, Store(store), device, table.add)  # type: ignore[arg-type]
         except DivergenceError as error:

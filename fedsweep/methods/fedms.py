@@ -176,7 +176,7 @@ class FedMS(FederatedMethod):
     def _steering(
         self, state: FedMSState, update: ClientUpdate, reader: Reader, client: Client, beside: Mapping[str, Tensor]
     ) -> dict[str, float]:
-        """Accuracy of a client's mixture, as it has just trained it, on the images that it holds out; and its lambda."""
+        """Accuracy of the mixture that a client has just trained, on the images that it holds out; and its lambda."""
         images = cast(ImageSet, client.validation)
         experts = {**state.experts, client.id: state.experts.get(client.id, {}) | update.kept}
         now = replace(state, adapter=state.adapter | update.adapter, experts=experts)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.errors import UserError
-from fedsweep.report import embeddings, figures
+from fedsweep.report import activation, embeddings, figures
 from fedsweep.report.statistics import ArmStatistics, Comparison, summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
@@ -25,18 +25,20 @@ class Report:
     domains: Path
     tsne: Path | None
     """None where no finished trial left a t-SNE."""
+    activation: Path | None
+    """None where no finished trial recorded active blocks."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """All files written."""
         always = self.csv, self.markdown, self.curves, self.domains
-        return always if self.tsne is None else (*always, self.tsne)
+        return *always, *(path for path in (self.tsne, self.activation) if path is not None)
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
     """Write table.csv, table.md, curves.png and domains.png into the folder, which is made where it is missing.
 
-    tsne.png comes with them where trials left a t-SNE.
+    tsne.png comes with them where trials left a t-SNE, activation.png where they recorded active blocks.
 
     Raises:
         UserError: no trial has recorded a round.
@@ -47,7 +49,7 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         )
     table = AblationTable(manifest, summarise(manifest, trials))
     folder.mkdir(parents=True, exist_ok=True)
-    tsne = folder / "tsne.png"
+    tsne, active = folder / "tsne.png", folder / "activation.png"
     report = Report(
         arms=table.arms,
         renderable=TerminalTable(table),
@@ -56,6 +58,7 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         curves=folder / "curves.png",
         domains=folder / "domains.png",
         tsne=tsne if embeddings.panels(manifest, table.arms, tsne) else None,
+        activation=active if activation.panels(manifest, table.arms, active) else None,
     )
     report.csv.write_text(table.csv(), encoding="utf-8")
     report.markdown.write_text(table.markdown(), encoding="utf-8")

@@ -7,7 +7,7 @@ from fedsweep.arms import Reference, shown_setting
 from fedsweep.plain import Json
 from fedsweep.report.arms import ended
 from fedsweep.report.statistics import ArmStatistics, Comparison
-from fedsweep.report.wording import Units, arm_words, names, shown_p
+from fedsweep.report.wording import Units, arm_words, names, of_clients, shown_p
 from fedsweep.store import SweepManifest
 
 
@@ -33,8 +33,13 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]
         f"{'higher' if manifest.mode == 'max' else 'lower'} is better; {manifest.rounds} rounds; "
         f"seed{'s' * (len(manifest.seeds) > 1)} {seeds}; mean and sd (n-1) over finished trials.",
         *(_about_tests(one, arms, units) for one in arms if one.is_baseline),
-        "Worst domain: accuracy on each seed's worst domain in percent, mean over seeds, "
-        "and the domain that is worst on average. MB sent: 10^6 bytes, both directions, whole run.",
+        (
+            "Worst client: accuracy of each seed's worst client with its own model, in percent, mean over seeds. "
+            if of_clients(manifest.metric)
+            else "Worst domain: accuracy on each seed's worst domain in percent, mean over seeds, "
+            "and the domain that is worst on average. "
+        )
+        + "MB sent: 10^6 bytes, both directions, whole run.",
         *([_about_paper(manifest.reference)] if manifest.reference else []),
         _about_lost(arms),
     ]

@@ -67,6 +67,8 @@ class ArmStatistics:
     """Mean over seeds of the accuracy on the domain that is worst for that seed, 0 to 1."""
     worst_domain_name: str | None
     """The domain with the lowest accuracy on average over seeds."""
+    worst_client: float | None
+    """Mean over seeds of the accuracy of the client that is worst for that seed, each with its own model, 0 to 1."""
     accuracies: Mapping[str, float | None]
     """Mean over seeds of each domain's accuracy and of their mean, 0 to 1, by the metric's name."""
     megabytes: float | None
@@ -173,6 +175,7 @@ def _describe(
         mean_of_last=mean(smoothed) if all(map(math.isfinite, smoothed)) else None,
         worst_domain=_mean_final(trials, "accuracy/worst_domain"),
         worst_domain_name=min(known, key=lambda name: known[name]) if known else None,
+        worst_client=_mean_final(trials, "accuracy/clients/worst"),
         accuracies={**by_metric, MEAN_ACCURACY: _mean_final(trials, MEAN_ACCURACY)},
         megabytes=mean(total_megabytes(history) for history in histories),
         comparison=comparison,

@@ -11,7 +11,17 @@ from fedsweep.report.arms import ended, notes
 from fedsweep.report.by_domain import by_domain
 from fedsweep.report.prose import caption, findings
 from fedsweep.report.statistics import MEAN_ACCURACY, ArmStatistics
-from fedsweep.report.wording import NOTHING, PERCENT, Units, decimals, markdown_table, names, settings, shown_p
+from fedsweep.report.wording import (
+    NOTHING,
+    PERCENT,
+    Units,
+    decimals,
+    markdown_table,
+    names,
+    of_clients,
+    settings,
+    shown_p,
+)
 from fedsweep.store import SweepManifest
 
 PROSE = {"arm", "worst domain", "note"}
@@ -38,8 +48,8 @@ class AblationTable:
     def cells(self) -> list[dict[str, str]]:
         """Rows as text by column, without columns that are empty in every row."""
         rows = [settings(one, self.names) | self._numbers(one) for one in self.arms]
-        optional = {"paper", "sd", "worst domain", "MB sent", "note"}
-        empty = {name for name in optional if all(row[name] == NOTHING for row in rows)}
+        optional = {"paper", "sd", "worst client", "worst domain", "MB sent", "note"}
+        empty = {name for name in optional if all(row.get(name, NOTHING) == NOTHING for row in rows)}
         return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
 
     def _numbers(self, one: ArmStatistics) -> dict[str, str]:
@@ -57,7 +67,11 @@ class AblationTable:
         # An arm without a mean is ranked by what it had reached: say it, apart from the means.
         reached = None if one.n else units.value
         return row | {
-            "worst domain": f"{worst} {one.worst_domain_name}" if one.worst_domain_name else worst,
+            **(
+                {"worst client": PERCENT.value(one.worst_client)}
+                if of_clients(self.manifest.metric)
+                else {"worst domain": f"{worst} {one.worst_domain_name}" if one.worst_domain_name else worst}
+            ),
             "MB sent": NOTHING if one.megabytes is None else f"{one.megabytes:.{digits}f}",
             "note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING,
         }
@@ -101,6 +115,7 @@ class AblationTable:
                 else {}
             ),
             **(_tests(one) if self.compared else {}),
+            "worst_client_accuracy": one.worst_client,
             "worst_domain_accuracy": one.worst_domain,
             "worst_domain": one.worst_domain_name,
             **{metric: value for metric, value in one.accuracies.items() if metric != MEAN_ACCURACY},

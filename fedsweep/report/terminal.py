@@ -14,7 +14,7 @@ from fedsweep.report.wording import NOTHING, arm_words, short_names
 
 NOTE_WIDTH = 16
 """Least width for notes beside the numbers; narrower, and they stand below the table."""
-DROPPED_FIRST = ("note", "MB sent", "worst domain", "paper")
+DROPPED_FIRST = ("note", "worst client", "MB sent", "worst domain", "paper")
 WAYS_TO_SHRINK = tuple(DROPPED_FIRST[:many] for many in range(len(DROPPED_FIRST) + 1))
 GAP = 2
 """Blanks between columns."""

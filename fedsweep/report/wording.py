@@ -77,10 +77,18 @@ def title(metric: str) -> str:
     known = {
         "accuracy/mean": "Mean accuracy over domains (%)",
         "accuracy/worst_domain": "Accuracy on the worst domain (%)",
+        "accuracy/clients/mean": "Mean accuracy over clients (%)",
+        "accuracy/clients/worst": "Accuracy of the worst client (%)",
+        "sal/active": "Active blocks, mean over clients",
         "loss/test": "Test loss, mean over domains (nats)",
         "loss/train": "Training loss (nats)",
     }
     return known.get(metric, f"{metric} (%)" if is_accuracy(metric) else metric)
+
+
+def of_clients(metric: str) -> bool:
+    """Whether a metric is of clients' own models rather than of the global one on the domains."""
+    return metric.startswith("accuracy/client")
 
 
 def names(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:

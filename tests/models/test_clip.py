@@ -710,7 +710,7 @@ def test_a_broken_normalisation_is_refused(own, content):
 def test_a_build_proves_its_walk(checkpoint, monkeypatch):
     monkeypatch.setattr(LayeredClip, "block", lambda model, layer, tokens: 2 * model._run("vision", layer, tokens))
     refused(
-        lambda: copied(checkpoint()),
+        lambda: built(checkpoint()),
         f"`backbone.model` {checkpoint()} cannot be used: walked block by block it gives other logits than "
         "transformers.",
     )
