@@ -196,14 +196,14 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         cohort, trainer = federation.cohort(round), federation.trainer.at(round, state.client_memory)
         state = method.begin_round(state, server, trainer)
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
+        sent = state
         updates = method.local_updates(state, cohort, allocations, trainer)
         updates = attacked(state.adapter, updates, malicious, federation.config.attack)
-        received = {client: method.received_names(state, row) for client, row in allocations.items()}
+        received = {client: method.received_names(sent, client, row) for client, row in allocations.items()}
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
         covered = coverage(state, list(allocations.values()))
         biased = federation.biased(state, cohort, allocations, round)
-        sent = state
         state = federation.base.conclude(state, method.aggregate(state, updates, server), updates, shares)
         state = replace(state, gamma_star=int(covered[GAMMA_STAR]))
         drifted = federation.drifted(sent, state, cohort, updates)

@@ -12,10 +12,12 @@ place among them, as long as it is not in a remainder that a kernel treats apart
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +70,10 @@ class FrozenRows:
         return cls(sources, folder if limit else None, limit)
 
     def rows(self, function: FrozenFunction, images: ImageSet, index: Tensor) -> Tensor:
-        """The function's rows for the examples at `index` (k,): (k, ...), on the CPU where they were kept."""
+        """The function's rows for the examples at `index` (k,): (k, ...), on the CPU where rows are kept."""
         places = images.places(index)
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
-            return function(images.take(index)[0]).cpu()
+            return function(images.take(index)[0])
         keys = [self._key(function, part) for part, _, _ in places]
         known = [self._known(key, own) for key, (_, _, own) in zip(keys, places, strict=True)]
         missing = [part.index_select(0, own[~there]) for there, (part, _, own) in zip(known, places, strict=True)]
@@ -98,7 +100,8 @@ class FrozenRows:
         )
 
     def _key(self, function: FrozenFunction, part: Tensor) -> str:
-        return hashlib.sha256(f"{function.key}\0{self.sources[part.data_ptr()]}".encode()).hexdigest()[:32]
+        content = f"{function.key}\0{self.sources[part.data_ptr()]}\0{_boot()}"
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _known(self, key: str, rows: Tensor) -> Tensor:
         """Which of these rows are there."""
@@ -144,15 +147,13 @@ class _Rows:
     def __init__(self, path: Path, count: int, like: Tensor) -> None:
         self.shape, self.dtype = tuple(like.shape[1:]), like.numpy().dtype
         self.width = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-        self.descriptors = {}
-        for suffix, size in ((".rows", count * self.width), (".filled", count)):
-            name = path.with_suffix(suffix)
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
-            os.ftruncate(descriptor, size)  # of the same size already where another process was first
+        self.paths = path.with_suffix(".rows"), path.with_suffix(".filled")
+        for name, size in zip(self.paths, (count * self.width, count), strict=True):
+            with name.open("ab") as file:
+                file.truncate(size)  # it has this size already where another process was first
             os.utime(name)
-            self.descriptors[suffix] = descriptor
-        self.rows = np.memmap(path.with_suffix(".rows"), self.dtype, "r", shape=(count, *self.shape))
-        self.filled = np.memmap(path.with_suffix(".filled"), np.uint8, "r", shape=(count,))
+        self.rows = np.memmap(self.paths[0], self.dtype, "r", shape=(count, *self.shape))
+        self.filled = np.memmap(self.paths[1], np.uint8, "r", shape=(count,))
 
     def read(self, rows: Tensor) -> Tensor:
         """A copy of these rows."""
@@ -161,16 +162,19 @@ class _Rows:
     def write(self, rows: Tensor, values: Tensor) -> None:
         """Keep these rows; where the disk is full, fewer."""
         content = values.contiguous().numpy()
-        try:
+        with contextlib.suppress(OSError), self.paths[0].open("r+b", 0) as file, self.paths[1].open("r+b", 0) as flags:
             for place, row in enumerate(rows.tolist()):
-                os.pwrite(self.descriptors[".rows"], content[place].tobytes(), row * self.width)
-                os.pwrite(self.descriptors[".filled"], b"\1", row)
-        except OSError:
-            return
+                os.pwrite(file.fileno(), content[place].tobytes(), row * self.width)
+                os.pwrite(flags.fileno(), b"\1", row)
 
-    def __del__(self) -> None:
-        for descriptor in getattr(self, "descriptors", {}).values():
-            os.close(descriptor)
+
+@cache
+def _boot() -> str:
+    """This start of the machine: after a crash of it, a row may be said to be there that was never written."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""
 
 
 def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:

@@ -96,7 +96,7 @@ class FederatedMethod(Config, ABC):
         """Prefixes of the heads' names that a client with a walk of so many steps does not have."""
         return ()
 
-    def received_names(self, state: ServerState, row: LayerAllocation) -> list[str]:
+    def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
         """Of the server's tensors, those that a client gets at the beginning of a round."""
         return names_within(state.adapter, row.held, row.without)
 

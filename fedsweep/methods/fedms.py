@@ -121,10 +121,12 @@ class FedMS(FederatedMethod):
         """Cross-entropy, in stage one of the global expert, in stage two of the mixture."""
         return cross_entropy if round <= self.global_rounds else mixed_cross_entropy
 
-    def received_names(self, state: ServerState, row: LayerAllocation) -> list[str]:
-        """In stage two the gate; the global expert once, before a client's own begins."""
-        names = super().received_names(state, row)
-        return names if of(state).stage == 1 else [name for name in names if name.startswith(GATE)]
+    def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
+        """In stage two the gate, and the global expert once, before the client's own begins."""
+        names = super().received_names(state, client, row)
+        if of(state).stage == 1 or client not in of(state).experts:
+            return names
+        return [name for name in names if name.startswith(GATE)]
 
     def sent_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """In stage two, in which a client trains the gate, nothing else."""

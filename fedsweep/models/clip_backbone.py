@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.config import Config
-from fedsweep.errors import UserError, one_line
+from fedsweep.errors import UserError, near, one_line
 from fedsweep.models.checkpoint_folder import CONFIG, PREPROCESSOR, digest, find, is_folder
 from fedsweep.models.clip import LayeredClip, Towers
 from fedsweep.models.layered import Position
@@ -220,7 +220,10 @@ def _config(model: str) -> Any:
             projection_dim=shape["projection"]["dim"],
             attn_implementation="sdpa",
         )
-    folder = find(model)
+    try:
+        folder = find(model)
+    except UserError as error:
+        raise UserError(str(error).removesuffix(".") + (near(model, KNOWN, cutoff=0.8) or ".")) from None
     try:
         said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if said.get("model_type") != "clip":

@@ -147,6 +147,7 @@ class Plan:
             asked = config.model_dump_json(
                 include={"data", "partition", "federation", "seed", "backbone", "evaluation"}
             )
+            asked += str(config.method.fingerprint())
             if asked not in seen:
                 seen.add(asked)
                 check_content(config)

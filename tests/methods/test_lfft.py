@@ -37,7 +37,7 @@ def test_training_on_known_images_does_not_run_the_frozen_blocks(experiment):
 
 
 def test_with_everything_frozen_it_is_refused(tiny):
-    with pytest.raises(UserError, match="`method.frozen` must leave one of the 12 blocks to be trained, but it is 1"):
+    with pytest.raises(UserError, match=r"`method\.frozen` must leave one of the 12 blocks to be trained, but it is 1"):
         tiny.override({"method": {"name": "lfft", "frozen": 1.0}}, "test")
 
 
