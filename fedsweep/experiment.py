@@ -24,6 +24,7 @@ from fedsweep.evaluation import EvaluationConfig, client_metric_names, metric_na
 from fedsweep.federation import ROUND_METRICS, Federation, FederationConfig, federate
 from fedsweep.frozen import FrozenRows
 from fedsweep.history import RoundRecord
+from fedsweep.malicious import malicious_clients
 from fedsweep.methods import MethodConfig, Server
 from fedsweep.models import BackboneConfig, LoraConfig, build_model
 from fedsweep.optimizers import OptimizerConfig
@@ -95,6 +96,12 @@ class RunConfig(Config):
             raise ValueError(
                 f"`method` {self.method.name} steers clients by images that they hold out and needs a "
                 "`partition.validation_share` above 0, but it is 0"
+            )
+        share = self.federation.malicious_share
+        if len(malicious_clients(capacities, share, self.seed)) == len(capacities):
+            raise ValueError(
+                f"`federation.malicious_share` must leave one of the {len(capacities)} clients honest, "
+                f"but it is {share:g}"
             )
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
         return self
@@ -257,7 +264,8 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 
 def _identity(config: RunConfig) -> str:
     """What decides the frozen part of a run's model; names of classes are no part of what an image goes through."""
-    return f"{config.backbone.model_dump_json()} {config.backbone.fingerprint()} {config.lora.model_dump_json()}"
+    lora = config.lora.model_dump_json() if config.method.uses_lora else ""
+    return f"{config.backbone.model_dump_json()} {config.backbone.fingerprint()} {lora}"
 
 
 def sources(data: FederatedData) -> dict[int, str]:

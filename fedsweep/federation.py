@@ -195,6 +195,7 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         begun = time.monotonic()
         cohort, trainer = federation.cohort(round), federation.trainer.at(round, state.client_memory)
         state = method.begin_round(state, server, trainer)
+        trainer = trainer.at(round, state.client_memory)  # which the method may have cleared
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         sent = state
         updates = method.local_updates(state, cohort, allocations, trainer)

@@ -29,6 +29,8 @@ from fedsweep.types import AdapterState, ImageSet
 
 GROUP = 16
 """A frozen function is given multiples of so many images."""
+LOOKS = 64
+"""A process looks at the folder again after it has written this part of the limit."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class FrozenRows:
     folder: Path | None = None
     limit: int = 0
     _files: dict[str, _Rows] = field(default_factory=dict)
-    _used: int | None = None
+    _room: int = 0
 
     @classmethod
     def of(cls, sources: Mapping[int, str]) -> FrozenRows:
@@ -121,11 +123,17 @@ class FrozenRows:
         return self.folder
 
     def _may_grow(self, size: int) -> bool:
-        """Whether so many bytes more fit; rows that this process does not use make room, the longest unused first."""
-        if self._used is None or self._used + size > self.limit:
-            self._used = self._swept(size)
-        self._used += size
-        return self._used <= self.limit
+        """Whether so many bytes more fit; rows that this process does not use make room, the longest unused first.
+
+        Other processes write there too: after every `LOOKS`-th of the limit the folder is looked at again.
+        """
+        if size > self._room:
+            left = self.limit - self._swept(size)
+            if size > left:
+                return False
+            self._room = max(size, min(left, self.limit // LOOKS))
+        self._room -= size
+        return True
 
     def _swept(self, size: int) -> int:
         """Bytes in the folder, after files have gone that stood in the way."""

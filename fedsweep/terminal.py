@@ -151,14 +151,13 @@ def show_counts(plan: Plan) -> None:
     arms = plan.space.arms()
     counted = [count_parameters(plan.resolve(arm, plan.space.seeds[0]), classes) for arm in arms]
     asked = plan.reference.metrics() if plan.reference else []
-    present = [name for name in COUNTS if any(name in one.parameters for one in counted)]
+    found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
+    present = [name for name in COUNTS if any(name in one for one in found)]
     shown = [name for name in present if name in asked or name.startswith("parameters/")]
     heads = (name.removeprefix("parameters/").replace("_", " ") for name in shown)
     table = Table("arm", *heads, title=plan.name, title_justify="left")
-    for arm, one in zip(arms, counted, strict=True):
-        table.add_row(
-            arm_label(arm), *(_counted(one.parameters[name]) if name in one.parameters else "" for name in shown)
-        )
+    for arm, values in zip(arms, found, strict=True):
+        table.add_row(arm_label(arm), *(_counted(values[name]) if name in values else "" for name in shown))
         if plan.reference is not None:
             printed = [plan.reference.value(arm, name) for name in shown]
             table.add_row(

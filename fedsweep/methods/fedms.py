@@ -106,8 +106,13 @@ class FedMS(FederatedMethod):
         return FedMSState(adapter=model.adapter(), layers=layers, active=active)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedMSState:
-        """After stage one the global expert is frozen, and local experts start from it."""
-        return replace(of(state), stage=1 if trainer.round <= self.global_rounds else 2)
+        """After stage one the global expert is frozen, and local experts start from it.
+
+        What a base optimizer remembers of the global expert's training says nothing of theirs.
+        """
+        if trainer.round <= self.global_rounds or of(state).stage == 2:
+            return of(state)
+        return replace(of(state), stage=2, client_memory={}, server_memory={})
 
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator

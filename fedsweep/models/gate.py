@@ -20,6 +20,7 @@ from fedsweep.models.layered import standardize_
 from fedsweep.seeding import derived_seed
 
 WEIGHTS = Path(__file__).parent / "weights" / "digits_resnet.safetensors"
+FIELD = "method.gate.trunk.pretrained"
 SMALL = (16, 32, 64, 64)
 """Channels of the trunk that ships."""
 
@@ -95,7 +96,7 @@ class TimmTrunk(Config):
         """
         if self.pretrained in ("timm", "none"):
             return f"{self.pretrained}:{self.model}"
-        return f"sha256:{weights_file.digest(weights_file.find(self.pretrained))}"
+        return f"sha256:{weights_file.digest(weights_file.find(self.pretrained, FIELD))}"
 
     def outlined(self) -> nn.Module:
         """The network without its weights."""
@@ -116,7 +117,7 @@ class TimmTrunk(Config):
             torch.default_generator.manual_seed(derived_seed(seed, "gate", "trunk"))
             trunk = self.outlined()
         if self.pretrained != "none":
-            weights_file.load_without(trunk, weights_file.find(self.pretrained), "fc.")
+            weights_file.load_without(trunk, weights_file.find(self.pretrained, FIELD), "fc.")
         return trunk, list(config.mean), list(config.std)
 
 

@@ -30,8 +30,8 @@ def is_path(text: str) -> bool:
     return text.endswith(SUFFIXES) or "/" in text
 
 
-def find(name: str) -> Path:
-    """The weights file of that name, or `model.safetensors` in the folder of that name.
+def find(name: str, field: str = "backbone.pretrained") -> Path:
+    """The weights file of that name, or `model.safetensors` in the folder of that name; `field` is what names it.
 
     Raises:
         UserError: it is not there, or of another kind.
@@ -39,19 +39,19 @@ def find(name: str) -> Path:
     try:
         path = resolve(name)
     except OSError as error:
-        raise UserError(f"`backbone.pretrained` {name} cannot be opened: {error.strerror}.") from None
+        raise UserError(f"`{field}` {name} cannot be opened: {error.strerror}.") from None
     if path.is_dir():
         path = path / "model.safetensors"
         if not path.is_file():
-            raise UserError(f"`backbone.pretrained` {name} is a folder without a {path.name} ({path}).")
+            raise UserError(f"`{field}` {name} is a folder without a {path.name} ({path}).")
     if not path.is_file():
         bare = Path(name).expanduser()
         looked = " and ".join(str(one) for one in dict.fromkeys([home() / bare, data_folder() / bare]))
         made = _PRETRAINED.fullmatch(name)
         hint = f"; `fedsweep pretrain {made[1]}` makes it" if made else ""
-        raise UserError(f"`backbone.pretrained` {name} is not there (looked for {looked}){hint}.")
+        raise UserError(f"`{field}` {name} is not there (looked for {looked}){hint}.")
     if path.suffix not in SUFFIXES:
-        raise UserError(f"`backbone.pretrained` {name} must end in one of {', '.join(SUFFIXES)}.")
+        raise UserError(f"`{field}` {name} must end in one of {', '.join(SUFFIXES)}.")
     return path
 
 

@@ -56,10 +56,11 @@ class ClientCount:
 class Counted:
     """`parameters` are values by metric: of the whole model without BRICKs, a frozen block, and so on.
 
-    What is trained, and how long it takes to send, is that of the deepest client.
+    `shares`: the percentage that the deepest client trains, and the seconds that it sends, by stage.
     """
 
-    parameters: Mapping[str, float]
+    parameters: Mapping[str, int]
+    shares: Mapping[str, float]
     clients: tuple[ClientCount, ...]
 
 
@@ -70,7 +71,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     bricks = {name: size for name, size in sizes.items() if name.startswith("bricks.")}
     lora = sum(size for name, size in sizes.items() if layer_of(name) == 0 and ".lora_" in name)
     backbone = sum(size for name, size in sizes.items() if name.startswith("backbone.") and ".lora_" not in name)
-    parameters: dict[str, float] = {
+    parameters = {
         ALL: held_parameters(sizes, range(model.num_layers), ("bricks.", "gate.")),
         BLOCK: held_parameters(sizes, [0]) - held_parameters(sizes, []) - lora,
         LORA: lora,
@@ -86,10 +87,11 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     clients = tuple(_clients(config, model, sizes, backbone))
     stages = dict.fromkeys(one.stage for one in clients)
     deepest = [next(one for one in clients if one.stage == stage) for stage in stages]
+    shares: dict[str, float] = {}
     for stage, one in zip(STAGES, deepest, strict=False):
-        parameters[f"percent/trained{stage}"] = one.percent
-        parameters |= {f"seconds/{speed:g}MBps{stage}": one.seconds(speed) for speed in BANDWIDTHS}
-    return Counted(parameters, clients)
+        shares[f"percent/trained{stage}"] = one.percent
+        shares |= {f"seconds/{speed:g}MBps{stage}": one.seconds(speed) for speed in BANDWIDTHS}
+    return Counted(parameters, shares, clients)
 
 
 def outlined(config: RunConfig, classes: int) -> LayeredModel:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.costs import transmission_seconds
 from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.plain import read_yaml
-from fedsweep.sweep.counts import COUNTS, count_parameters
+from fedsweep.sweep.counts import Counted, count_parameters
 from fedsweep.sweep.plan import Plan
 from tests.sweep.helpers import fedsweep
 
@@ -35,8 +36,10 @@ def test_table_3_is_counted_exactly(plan, place):
         "parameters/lora_per_block": expected["lora_r8_both_per_block"],
         "parameters/head": expected["head_100_classes"],
         "parameters/brick": 24_576,
+        "parameters/backbone": expected["all_with_lora_r8_both_and_100_classes"]
+        - 12 * expected["lora_r8_both_per_block"],
     }
-    for name in COUNTS:  # the paper prints three digits, cut off or rounded
+    for name in plan.reference.metrics():  # the paper prints three digits, cut off or rounded
         assert counted.parameters[name] == pytest.approx(plan.reference.value(arm, name), rel=0.01)
 
 
@@ -47,6 +50,46 @@ def test_the_upload_of_the_smallest_client_is_the_papers(plan):
     assert {one.bricks for one in counted.clients} == {12 * 24_576}
     shares = [one.bricks / (one.held - one.bricks) for one in counted.clients]
     assert (f"{shares[0]:.1%}", f"{shares[-1]:.1%}") == ("0.3%", "1.0%")
+
+
+FEDMS = GOLDEN["fedms"]
+
+
+def counted_by_arm(name: str) -> dict[str, Counted]:
+    plan = Plan.read(name, {}, {})
+    return {
+        json.dumps(arm, sort_keys=True): count_parameters(plan.resolve(arm, 0), plan.space.measure.classes)
+        for arm in plan.space.arms()
+    }
+
+
+def test_fedms_tables_1_and_4_and_figure_7_are_counted_exactly(plan):
+    arms = counted_by_arm("papers/fedms/table1")
+    fedms, ft, lfft, promptfl = (arms[f'{{"method": "{name}"}}'] for name in ("fedms", "ft", "lfft", "promptfl"))
+    stage_1, stage_2 = fedms.clients
+    assert fedms.parameters["parameters/backbone"] == ft.clients[0].trained == FEDMS["clip_vit_b16"]
+    assert stage_1.trained == stage_1.sent == FEDMS["lora_r1_mlp"]
+    assert round(fedms.shares["percent/trained"], 4) == FEDMS["percent_stage_1"]
+    assert fedms.parameters["parameters/gate_adapter"] == FEDMS["gate_adapter"]
+    assert fedms.parameters["parameters/gate"] == FEDMS["gate"]
+    assert stage_2.trained == FEDMS["lora_r1_mlp"] + FEDMS["gate_adapter"]
+    assert stage_2.sent == FEDMS["gate_adapter"] + 2 * 512 + 2  # with the batch norms' running statistics
+    assert (lfft.clients[0].trained, promptfl.clients[0].trained) == (62_099_457, 16 * 512)
+    assert round(ft.clients[0].seconds(0.1), 1) == ft_seconds() == FEDMS["seconds_ft_0.1MBps"]
+    assert round(transmission_seconds(4 * FEDMS["clip_vit_b16"] // 2, 0.1), 1) == FEDMS["seconds_half_frozen_0.1MBps"]
+    assert [round(promptfl.clients[0].seconds(speed), 4) for speed in (0.1, 1, 10)] == [0.3277, 0.0328, 0.0033]
+
+
+def ft_seconds() -> float:
+    figure_7 = counted_by_arm("papers/fedms/fig7")
+    return round(next(one for arm, one in figure_7.items() if '"ft"' in arm).shares["seconds/0.1MBps"], 1)
+
+
+def test_fedms_table_2_is_counted_exactly(plan):
+    mixture, single = counted_by_arm("papers/fedms/table2").values()
+    assert mixture.parameters["parameters/mixture"] == FEDMS["two_experts_and_gate"]
+    assert single.parameters["parameters/backbone"] == FEDMS["clip_vit_l14"]
+    assert round(1 - FEDMS["two_experts_and_gate"] / FEDMS["clip_vit_l14"], 4) == 0.2735  # the paper prints 27.33 %
 
 
 METHODS = [

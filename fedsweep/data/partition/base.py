@@ -36,7 +36,10 @@ class Partition(Config, ABC):
         0.0, ge=0, lt=1, description="share of each domain's training images held out of the clients for the server"
     )
     validation_share: float = Field(
-        0.0, ge=0, lt=1, description="share of its images that each client holds out of its training"
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of its images, without those of `test_share`, that each client holds out of its training",
     )
     test_share: float = Field(
         0.0, ge=0, lt=1, description="share of its images that each client tests its own model on, and nothing else"

@@ -12,7 +12,7 @@ from fedsweep.types import ClientId, ImageSet
 
 
 class LabelSkew(Partition):
-    """One pool of all images, split over clients by Dirichlet(alpha) per class (FedMS, Section 6)."""
+    """One pool of all images, split over clients by Dirichlet(alpha) per class (FedMS, Section 4.2)."""
 
     pools: ClassVar = True
 
