@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from fedsweep.types import AdapterState, ImageSet
 
 GROUP = 16
 """A frozen function is given multiples of so many images."""
+PAGE, SUFFIX = 4096, ".rows"
 LOOKS = 64
 """A process looks at the folder again after it has written this part of the limit."""
 
@@ -77,7 +79,7 @@ class FrozenRows:
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
             return function(images.take(index)[0])
         keys = [self._key(function, part) for part, _, _ in places]
-        known = [self._known(key, own) for key, (_, _, own) in zip(keys, places, strict=True)]
+        known = [self._known(key, part, own) for key, (part, _, own) in zip(keys, places, strict=True)]
         missing = [part.index_select(0, own[~there]) for there, (part, _, own) in zip(known, places, strict=True)]
         found = function(torch.cat(missing)).cpu() if sum(map(len, missing)) else None
         pieces = torch.split(found, list(map(len, missing))) if found is not None else [None] * len(places)
@@ -105,16 +107,23 @@ class FrozenRows:
         content = f"{function.key}\0{self.sources[part.data_ptr()]}\0{_boot()}"
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
-    def _known(self, key: str, rows: Tensor) -> Tensor:
+    def _known(self, key: str, part: Tensor, rows: Tensor) -> Tensor:
         """Which of these rows are there."""
+        if key not in self._files:
+            with contextlib.suppress(OSError):
+                if (found := _Rows.find(self._place() / key, len(part))) is not None:
+                    self._files[key] = found
         if key not in self._files:
             return torch.zeros(len(rows), dtype=torch.bool)
         return torch.from_numpy(self._files[key].filled[rows.numpy()] == 1)
 
     def _keep(self, key: str, count: int, rows: Tensor, values: Tensor) -> None:
-        if key not in self._files:
-            self._files[key] = _Rows(self._place() / key, count, values)
-        if self._may_grow(values.nbytes):
+        """Keep rows, if there is room; a folder that cannot be written keeps none."""
+        with contextlib.suppress(OSError):
+            if not self._may_grow(values.nbytes):
+                return
+            if key not in self._files:
+                self._files[key] = _Rows.like(self._place() / key, count, values)
             self._files[key].write(rows, values)
 
     def _place(self) -> Path:
@@ -137,31 +146,55 @@ class FrozenRows:
 
     def _swept(self, size: int) -> int:
         """Bytes in the folder, after files have gone that stood in the way."""
-        found = [(path, path.stat()) for path in self._place().glob("*.rows")]
+        own = {rows.path for rows in self._files.values()}
+        found = [(path, status) for path in self._place().glob(f"*{SUFFIX}") if (status := _status(path))]
         used = sum(status.st_blocks * 512 for _, status in found)
         for path, status in sorted(found, key=lambda one: one[1].st_mtime):
             if used + size <= self.limit:
                 break
-            if path.stem not in self._files:
+            if path not in own:
                 used -= status.st_blocks * 512
-                for gone in (path, path.with_suffix(".filled")):
-                    gone.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
         return used
 
 
-class _Rows:
-    """One function's rows for one tensor of images: a sparse file, and a byte for each row that says it is there."""
+def _status(path: Path) -> os.stat_result | None:
+    """What is known of a file, unless another process has just removed it."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
-    def __init__(self, path: Path, count: int, like: Tensor) -> None:
-        self.shape, self.dtype = tuple(like.shape[1:]), like.numpy().dtype
-        self.width = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-        self.paths = path.with_suffix(".rows"), path.with_suffix(".filled")
-        for name, size in zip(self.paths, (count * self.width, count), strict=True):
-            with name.open("ab") as file:
-                file.truncate(size)  # it has this size already where another process was first
-            os.utime(name)
-        self.rows = np.memmap(self.paths[0], self.dtype, "r", shape=(count, *self.shape))
-        self.filled = np.memmap(self.paths[1], np.uint8, "r", shape=(count,))
+
+class _Rows:
+    """One function's rows for one tensor of images: a sparse file of flags, one for each row that is there, and rows.
+
+    Both are mapped from the file as it was when it was opened; where it was removed since, they go with this process.
+    """
+
+    def __init__(self, path: Path, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.path, self.width = path, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.start = -(-count // PAGE) * PAGE
+        with path.open("ab") as file:
+            file.truncate(self.start + count * self.width)  # it is so long already where another process was first
+        os.utime(path)
+        with path.open("rb") as file:
+            self.filled = np.memmap(file, np.uint8, "r", shape=(count,))
+            self.rows = np.memmap(file, dtype, "r", offset=self.start, shape=(count, *shape))
+
+    @classmethod
+    def like(cls, path: Path, count: int, values: Tensor) -> _Rows:
+        """A file for rows such as these, whose shape stands in its name."""
+        dtype, shape = values.numpy().dtype, tuple(values.shape[1:])
+        return cls(path.with_name(f"{path.name}.{dtype.name}.{'x'.join(map(str, shape))}{SUFFIX}"), count, dtype, shape)
+
+    @classmethod
+    def find(cls, path: Path, count: int) -> _Rows | None:
+        """The file that another process, or an earlier run, has left."""
+        for found in path.parent.glob(f"{path.name}.*{SUFFIX}"):
+            _, dtype, shape, _ = found.name.split(".")
+            return cls(found, count, np.dtype(dtype), tuple(map(int, shape.split("x"))))
+        return None
 
     def read(self, rows: Tensor) -> Tensor:
         """A copy of these rows."""
@@ -170,10 +203,10 @@ class _Rows:
     def write(self, rows: Tensor, values: Tensor) -> None:
         """Keep these rows; where the disk is full, fewer."""
         content = values.contiguous().numpy()
-        with contextlib.suppress(OSError), self.paths[0].open("r+b", 0) as file, self.paths[1].open("r+b", 0) as flags:
+        with contextlib.suppress(OSError), self.path.open("r+b", 0) as file:
             for place, row in enumerate(rows.tolist()):
-                os.pwrite(file.fileno(), content[place].tobytes(), row * self.width)
-                os.pwrite(flags.fileno(), b"\1", row)
+                os.pwrite(file.fileno(), content[place].tobytes(), self.start + row * self.width)
+                os.pwrite(file.fileno(), b"\1", row)
 
 
 @cache

@@ -80,8 +80,8 @@ class LayeredClip(LayeredModel):
         super().__init__(backbone, mean, std)
         self.tokenize, self.class_names = tokenize, tuple(map(readable, class_names))
         self.prompt = nn.ParameterDict()
-        self._read([template.format(name) for name in self.class_names])
         self._known: dict[tuple[int, ...], Tensor] = {}
+        self._read([template.format(name) for name in self.class_names])
         self._begun: tuple[Tensor, int] | None = None
 
     @staticmethod
@@ -189,6 +189,7 @@ class LayeredClip(LayeredModel):
             raise UserError(f"a prompt must have at most {most} tokens, but `{text}` has {longest}.")
         self.register_buffer("prompts", prompts, persistent=False)
         self.register_buffer("ends", ends + context, persistent=False)
+        self._known.clear()
 
     prompts: Tensor
     ends: Tensor

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedsweep.config import Config
 from fedsweep.errors import UserError
 from fedsweep.models import timm_weights, weights_file
-from fedsweep.models.architecture import check_pinned, timm_config
+from fedsweep.models.architecture import check_name, check_pinned, timm_config
 from fedsweep.models.layered import standardize_
 from fedsweep.seeding import derived_seed
 
@@ -73,20 +73,13 @@ class TimmTrunk(Config):
             raise ValueError(
                 f"`method.gate.trunk.pretrained` must be timm, none or a file of weights, but it is {self.pretrained}"
             )
-        if self.pretrained == "timm":
-            check_pinned(self.model)
-        else:
-            self.outlined()
+        try:
+            check_name(self.model)
+            if self.pretrained == "timm":
+                check_pinned(self.model)
+        except ValueError as error:
+            raise ValueError(str(error).replace("`backbone.", "`method.gate.trunk.")) from None
         return self
-
-    @field_validator("model")
-    @classmethod
-    def _known(cls, model: str) -> str:
-        import timm
-
-        if model.split(".")[0] not in timm.list_models():
-            raise ValueError(f"`method.gate.trunk.model` {model} is not a model of timm")
-        return model
 
     def fingerprint(self) -> str:
         """Timm's tag, or the digest of the file.
@@ -151,7 +144,13 @@ class Gate(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """What the trunk sees in uint8 images (n, 3, h, w): (n, width)."""
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
-        found: Tensor = self.trunk(standardize_(pixels, self.mean, self.std))
+        pixels = standardize_(pixels, self.mean, self.std)
+        alone = self.trunk.training and len(images) == 1  # has no variance: as in evaluation
+        if alone:
+            self.trunk.eval()
+        found: Tensor = self.trunk(pixels)
+        if alone:
+            self.trunk.train()
         return found
 
     def forward(self, features: Tensor) -> Tensor:
