@@ -36,7 +36,6 @@ def panels(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -
         words = arm_words(one.arm.values, dotted) + " (baseline)" * one.is_baseline
         axes.set_title(fill(shorten(words, 2 * TITLE_WIDTH, placeholder=" ..."), TITLE_WIDTH), fontsize=9.5, color=INK)
         axes.set_xlabel("Communication round", fontsize=8.5)
-    figure.tight_layout(rect=(0, 0, 0.92, 1))
     bar = figure.colorbar(image, ax=figure.axes, fraction=0.03, pad=0.02)
     bar.set_label("Active blocks, mean of finished seeds", fontsize=8.5)
     path.write_bytes(to_png(figure))

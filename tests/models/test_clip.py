@@ -546,7 +546,6 @@ def test_context_vectors_get_their_gradient_through_frozen_blocks(checkpoint):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="what was remembered of the prompt's words is not forgotten")
 def test_context_vectors_replace_what_was_remembered(checkpoint):
     model, images = copied(checkpoint()), noise()
     with torch.no_grad():
@@ -621,11 +620,7 @@ def test_a_folder_is_found_beside_the_data(own, monkeypatch):
         ("{}", "`model_type` is None."),
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)."),
         ("[]", "'list' object has no attribute 'get'."),
-        pytest.param(
-            '{"model_type": "clip", "vision_config": {"hidden_size": "x"}}',
-            "",
-            marks=pytest.mark.xfail(strict=True, reason="transformers' own kind of error goes through as it is"),
-        ),
+        ('{"model_type": "clip", "vision_config": {"hidden_size": "x"}}', ""),
     ],
 )
 def test_a_config_of_another_kind_is_refused(own, content, why):
@@ -634,11 +629,11 @@ def test_a_config_of_another_kind_is_refused(own, content, why):
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize("kept", [0, 7, 0.5])
+@pytest.mark.parametrize("kept", [0, 0.5])
 def test_truncated_weights_are_refused(tmp_path, weights, kept):
     folder = write(tmp_path / "clip", network(), weights)
     content = (folder / weights).read_bytes()
-    (folder / weights).write_bytes(content[: kept if isinstance(kept, int) else int(kept * len(content))])
+    (folder / weights).write_bytes(content[: int(kept * len(content))])
     refused(lambda: built(folder), f"`backbone.model` {folder} cannot be loaded: ")
 
 
