@@ -28,6 +28,7 @@ from fedsweep.malicious import malicious_clients
 from fedsweep.methods import MethodConfig, Server
 from fedsweep.models import BackboneConfig, LoraConfig, build_model
 from fedsweep.optimizers import OptimizerConfig
+from fedsweep.paths import activation_bytes
 from fedsweep.reader import Reader
 from fedsweep.structural_bias import bias_metrics
 from fedsweep.training import CohortTrainer, LocalConfig
@@ -97,10 +98,12 @@ class RunConfig(Config):
                 f"`method` {self.method.name} steers clients by images that they hold out and needs a "
                 "`partition.validation_share` above 0, but it is 0"
             )
-        share = self.federation.malicious_share
-        if len(malicious_clients(capacities, share, self.seed)) == len(capacities):
+        share, count = self.federation.malicious_share, len(capacities)
+        attackers = len(malicious_clients(capacities, share, self.seed))
+        if attackers == count or (share and not attackers):
+            wanted = "leave one" if attackers else "be 0 or choose one"
             raise ValueError(
-                f"`federation.malicious_share` must leave one of the {len(capacities)} clients honest, "
+                f"`federation.malicious_share` must {wanted} of the {count} clients{' honest' if attackers else ''}, "
                 f"but it is {share:g}"
             )
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
@@ -225,7 +228,8 @@ def check_content(config: RunConfig) -> None:
     """
     data, _ = split(config)
     config.backbone.check_weights(len(data.class_names), data.class_names)
-    config.method.check_weights()
+    config.method.check_weights(config.backbone, data.class_names)
+    activation_bytes()
     if (classes := config.evaluation.tsne_classes) is not None:
         draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.seed)
 
@@ -264,8 +268,10 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 
 def _identity(config: RunConfig) -> str:
     """What decides the frozen part of a run's model; names of classes are no part of what an image goes through."""
-    lora = config.lora.model_dump_json() if config.method.uses_lora else ""
-    return f"{config.backbone.model_dump_json()} {config.backbone.fingerprint()} {lora}"
+    content = config.backbone.fingerprint()
+    lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.uses_lora else ""
+    drawn = content == "none" or (config.method.uses_lora and config.aggregation.lora == "freeze_a")
+    return f"{config.backbone.model_dump_json()} {content} {lora} {config.seed if drawn else ''}"
 
 
 def sources(data: FederatedData) -> dict[int, str]:

@@ -198,14 +198,18 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         trainer = trainer.at(round, state.client_memory)  # which the method may have cleared
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         sent = state
-        updates = method.local_updates(state, cohort, allocations, trainer)
-        updates = attacked(state.adapter, updates, malicious, federation.config.attack)
+        trained = method.local_updates(state, cohort, allocations, trainer)
+        updates = attacked(state.adapter, trained, malicious, federation.config.attack)
         received = {client: method.received_names(sent, client, row) for client, row in allocations.items()}
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
         covered = coverage(state, list(allocations.values()))
         biased = federation.biased(state, cohort, allocations, round)
-        state = federation.base.conclude(state, method.aggregate(state, updates, server), updates, shares)
+        aggregate = method.aggregate(state, updates, server)
+        state = federation.base.conclude(sent, aggregate, updates, shares)
+        if malicious:  # who attacks remembers what it has trained, not what it has sent
+            honest = federation.base.conclude(sent, aggregate, trained, shares)
+            state = replace(state, client_memory=honest.client_memory)
         state = replace(state, gamma_star=int(covered[GAMMA_STAR]))
         drifted = federation.drifted(sent, state, cohort, updates)
         scores = federation.evaluate(state)

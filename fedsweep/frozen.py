@@ -2,8 +2,8 @@
 
 A block below the lowest one that is trained gives the same tokens for an image in every step, round and trial, as
 long as nothing before it changes. Rows are kept for single images, as they are asked for, under a key of everything
-that decides them. They lie in files and are read through memory maps: what is used stays in the system's page cache,
-takes no memory from the process, and is given up first when memory is short.
+that decides them. They lie in files, of which the rows that are asked for are read: what is used stays in the system's
+page cache, takes no memory from the process, and is given up first when memory is short.
 
 The bits do not depend on whether a row was kept. On a CPU a kernel's row does not depend on the other rows, nor on its
 place among them, as long as it is not in a remainder that a kernel treats apart: so batches are padded to multiples of
@@ -15,9 +15,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from fedsweep.types import AdapterState, ImageSet
 GROUP = 16
 """A frozen function is given multiples of so many images."""
 PAGE, SUFFIX = 4096, ".rows"
+PACKAGES = ("torch", "timm", "transformers", "peft", "numpy")
 LOOKS = 64
 """A process looks at the folder again after it has written this part of the limit."""
 
@@ -60,6 +63,8 @@ class FrozenRows:
     folder: Path | None = None
     limit: int = 0
     _files: dict[str, _Rows] = field(default_factory=dict)
+    _used: dict[str, int] = field(default_factory=dict)
+    _round: int = 0
     _room: int = 0
 
     @classmethod
@@ -79,7 +84,7 @@ class FrozenRows:
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
             return function(images.take(index)[0])
         keys = [self._key(function, part) for part, _, _ in places]
-        known = [self._known(key, part, own) for key, (part, _, own) in zip(keys, places, strict=True)]
+        known = [self._known(key, len(part), own) for key, (part, _, own) in zip(keys, places, strict=True)]
         missing = [part.index_select(0, own[~there]) for there, (part, _, own) in zip(known, places, strict=True)]
         found = function(torch.cat(missing)).cpu() if sum(map(len, missing)) else None
         pieces = torch.split(found, list(map(len, missing))) if found is not None else [None] * len(places)
@@ -90,12 +95,19 @@ class FrozenRows:
                 out = fresh.new_empty((len(index), *fresh.shape[1:])) if out is None else out
                 out[here[~there]] = fresh
             if there.any():
-                read = self._files[key].read(own[there])
+                read = self._read(key, function, part, own[there])
                 out = read.new_empty((len(index), *read.shape[1:])) if out is None else out
                 out[here[there]] = read
         if out is None:
             raise ValueError("rows of no images were asked for")
         return out
+
+    def next_round(self) -> None:
+        """Rows that are not asked for in a whole round may make room for others."""
+        self._round += 1
+        for key in [key for key, last in self._used.items() if last < self._round - 1]:
+            del self._used[key]
+            self._files.pop(key, None)
 
     def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
         """The rows of all examples, computed `size` at a time."""
@@ -104,18 +116,24 @@ class FrozenRows:
         )
 
     def _key(self, function: FrozenFunction, part: Tensor) -> str:
-        content = f"{function.key}\0{self.sources[part.data_ptr()]}\0{_boot()}"
+        content = f"{function.key}\0{self.sources[part.data_ptr()]}\0{tuple(part.shape)}\0{_boot()}"
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
-    def _known(self, key: str, part: Tensor, rows: Tensor) -> Tensor:
+    def _known(self, key: str, count: int, rows: Tensor) -> Tensor:
         """Which of these rows are there."""
-        if key not in self._files:
-            with contextlib.suppress(OSError):
-                if (found := _Rows.find(self._place() / key, len(part))) is not None:
-                    self._files[key] = found
-        if key not in self._files:
-            return torch.zeros(len(rows), dtype=torch.bool)
-        return torch.from_numpy(self._files[key].filled[rows.numpy()] == 1)
+        self._used[key] = self._round
+        with contextlib.suppress(OSError):
+            if key not in self._files and (found := _Rows.find(self._place() / key, count)) is not None:
+                self._files[key] = found
+            if key in self._files:
+                return self._files[key].there(rows)
+        return torch.zeros(len(rows), dtype=torch.bool)
+
+    def _read(self, key: str, function: FrozenFunction, part: Tensor, rows: Tensor) -> Tensor:
+        try:
+            return self._files[key].read(rows)
+        except OSError:
+            return function(part.index_select(0, rows)).cpu()
 
     def _keep(self, key: str, count: int, rows: Tensor, values: Tensor) -> None:
         """Keep rows, if there is room; a folder that cannot be written keeps none."""
@@ -169,44 +187,66 @@ def _status(path: Path) -> os.stat_result | None:
 class _Rows:
     """One function's rows for one tensor of images: a sparse file of flags, one for each row that is there, and rows.
 
-    Both are mapped from the file as it was when it was opened; where it was removed since, they go with this process.
+    It is read and written through one descriptor: where the file was removed since, it goes with this process.
     """
 
     def __init__(self, path: Path, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.path, self.width = path, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.path, self.count, self.dtype, self.shape = path, count, dtype, shape
+        self.width = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         self.start = -(-count // PAGE) * PAGE
-        with path.open("ab") as file:
-            file.truncate(self.start + count * self.width)  # it is so long already where another process was first
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        weakref.finalize(self, os.close, self.file)
+        os.ftruncate(self.file, self.start + count * self.width)  # it is so long already where another was first
         os.utime(path)
-        with path.open("rb") as file:
-            self.filled = np.memmap(file, np.uint8, "r", shape=(count,))
-            self.rows = np.memmap(file, dtype, "r", offset=self.start, shape=(count, *shape))
 
     @classmethod
     def like(cls, path: Path, count: int, values: Tensor) -> _Rows:
         """A file for rows such as these, whose shape stands in its name."""
         dtype, shape = values.numpy().dtype, tuple(values.shape[1:])
-        return cls(path.with_name(f"{path.name}.{dtype.name}.{'x'.join(map(str, shape))}{SUFFIX}"), count, dtype, shape)
+        sizes = "x".join(map(str, shape)) or "scalar"
+        return cls(path.with_name(f"{path.name}.{dtype.name}.{sizes}{SUFFIX}"), count, dtype, shape)
 
     @classmethod
     def find(cls, path: Path, count: int) -> _Rows | None:
         """The file that another process, or an earlier run, has left."""
         for found in path.parent.glob(f"{path.name}.*{SUFFIX}"):
-            _, dtype, shape, _ = found.name.split(".")
-            return cls(found, count, np.dtype(dtype), tuple(map(int, shape.split("x"))))
+            _, dtype, sizes, _ = found.name.split(".")
+            shape = () if sizes == "scalar" else tuple(map(int, sizes.split("x")))
+            return cls(found, count, np.dtype(dtype), shape)
         return None
 
+    def there(self, rows: Tensor) -> Tensor:
+        """Which of these rows are there."""
+        flags = np.frombuffer(os.pread(self.file, self.count, 0), np.uint8)
+        if len(flags) < self.count:  # it was cut short
+            return torch.zeros(len(rows), dtype=torch.bool)
+        return torch.from_numpy(flags[rows.numpy()] == 1)
+
     def read(self, rows: Tensor) -> Tensor:
-        """A copy of these rows."""
-        return torch.from_numpy(np.asarray(self.rows[rows.numpy()]))
+        """A copy of these rows.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        found = np.empty((len(rows), *self.shape), self.dtype)
+        for place, row in enumerate(rows.tolist()):
+            content = os.pread(self.file, self.width, self.start + row * self.width)
+            if len(content) < self.width:
+                raise OSError(f"{self.path} is cut short")
+            found[place] = np.frombuffer(content, self.dtype).reshape(self.shape)
+        return torch.from_numpy(found)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Keep these rows; where the disk is full, fewer."""
+        """Keep these rows; where the disk is full, fewer.
+
+        Raises:
+            OSError: one cannot be written.
+        """
         content = values.contiguous().numpy()
-        with contextlib.suppress(OSError), self.path.open("r+b", 0) as file:
-            for place, row in enumerate(rows.tolist()):
-                os.pwrite(file.fileno(), content[place].tobytes(), self.start + row * self.width)
-                os.pwrite(file.fileno(), b"\1", row)
+        for place, row in enumerate(rows.tolist()):
+            if os.pwrite(self.file, content[place].tobytes(), self.start + row * self.width) < self.width:
+                return
+            os.pwrite(self.file, b"\1", row)
 
 
 @cache
@@ -218,10 +258,20 @@ def _boot() -> str:
         return ""
 
 
+@cache
+def _code() -> str:
+    """The versions of the packages, and the source, that decide what a model computes."""
+    here = Path(__file__).parent
+    found = hashlib.sha256(" ".join(version(name) for name in PACKAGES).encode())
+    for path in sorted([here / "frozen.py", here / "reader.py", *(here / "models").glob("*.py")]):
+        found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()
+
+
 def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
     """A key of the frozen part of a model: what it was built from, the tensors that a run has trained of it, and what
     decides the last bits of arithmetic."""
-    found = hashlib.sha256(f"{identity}\0{device.type}\0{torch.__version__}\0{torch.get_num_threads()}".encode())
+    found = hashlib.sha256(f"{identity}\0{device.type}\0{torch.get_num_threads()}\0{_code()}".encode())
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
         found.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())

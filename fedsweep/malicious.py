@@ -18,7 +18,7 @@ def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> f
     ['client-6', 'client-7']
     """
     ordered = sorted(clients)
-    chosen = stream(seed, "malicious").permutation(len(ordered))[: round(share * len(ordered))]
+    chosen = stream(seed, "malicious").permutation(len(ordered))[: int(share * len(ordered) + 0.5)]
     return frozenset(ordered[place] for place in chosen)
 
 

@@ -1,6 +1,7 @@
 """Where experiments and search spaces are found: the working directory first, then those that ship with fedsweep."""
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -25,8 +26,12 @@ def data_folder() -> Path:
 
 def activation_folder() -> Path:
     """Where activations of frozen blocks are kept on this machine: what FEDSWEEP_CACHE names, or the user's cache."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedsweep" / "activations"
-    return home() / Path(os.environ.get("FEDSWEEP_CACHE") or default).expanduser()
+    given = Path(os.environ.get("FEDSWEEP_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    folder = given if os.environ.get("FEDSWEEP_CACHE") else given / "fedsweep" / "activations"
+    try:
+        return home() / folder.expanduser()
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "fedsweep" / "activations"
 
 
 def activation_bytes() -> int:

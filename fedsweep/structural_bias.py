@@ -76,6 +76,8 @@ def gradient_distortion(
     """epsilon_l = g~_l - g*_l (Eq. 9) in the adapters of the blocks held: on the client's walk, and on all `layers`."""
     trainable = model.trainable()
     names = sorted((name for name in names_within(trainable, placed.held) if layer_of(name) is not None), key=_layer)
+    if not names:
+        return Distortion({}, 0.0)
     walks = completed(placed.held, placed.stand_ins), tuple(layers)
     parameters = [trainable[name] for name in names]
     own, full = (torch.autograd.grad(objective(model, images, labels, walk), parameters) for walk in walks)

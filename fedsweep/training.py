@@ -100,6 +100,8 @@ class CohortTrainer:
 
     def at(self, round: int, memory: Mapping[ClientId, AdapterState] | None = None) -> CohortTrainer:
         """The same trainer in another round: batch order and dropout differ."""
+        if round != self.round:
+            self.reader.kept.next_round()
         return replace(self, round=round, memory=memory or {})
 
     def fit(self, tasks: Sequence[LocalTask]) -> list[ClientUpdate]:

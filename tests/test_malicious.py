@@ -12,7 +12,7 @@ from tests.conformance.rounds import one_round
 IDS = [f"client-{number}" for number in range(10)]
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.2, 2), (0.25, 2), (0.5, 5), (0.94, 9)])
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.2, 2), (0.25, 3), (0.14, 1), (0.5, 5), (0.94, 9)])
 def test_the_share_is_rounded_and_the_same_whatever_the_order(share, count):
     chosen = malicious_clients(IDS, share, seed=3)
     assert len(chosen) == count

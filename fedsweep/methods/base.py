@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.config import Config
+from fedsweep.models import BackboneConfig
 from fedsweep.models.layered import Images, LayeredModel, Step, names_within
 from fedsweep.reader import Reader
 from fedsweep.training import CohortTrainer, LocalTask, Objective
@@ -64,11 +65,11 @@ class FederatedMethod(Config, ABC):
         """
         return None
 
-    def check_weights(self) -> None:
-        """Load the weights that the method brings along, as a run will.
+    def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
+        """Load what the method brings along, as a run on this backbone and these classes will.
 
         Raises:
-            UserError: they are not there, or do not fit.
+            UserError: it is not there, or does not fit.
         """
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
@@ -137,7 +138,7 @@ class FederatedMethod(Config, ABC):
         return state.adapter
 
     def settled(self, state: ServerState, client: ClientId | None = None) -> int:
-        """How many of the first blocks no round will change any more in that model: what leaves them can be kept."""
+        """How many of the first blocks nobody trains in that model now: what leaves them can be kept."""
         return 0
 
     def beside(

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.config import Config
+from fedsweep.errors import UserError, one_line
 from fedsweep.frozen import FrozenFunction, digest_of
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted
+from fedsweep.models import BackboneConfig
 from fedsweep.models.gate import Gate, TimmTrunk, TrunkConfig, build_gate
 from fedsweep.models.layered import Images, LayeredModel, Path, names_within
 from fedsweep.reader import Reader
@@ -91,9 +93,17 @@ class FedMS(FederatedMethod):
         """That of the gate's trunk."""
         return self.gate.trunk.fingerprint()
 
-    def check_weights(self) -> None:
-        """Those of the gate's trunk."""
-        build_gate(self.gate.trunk, self.gate.hidden, whole=False, seed=0)
+    def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
+        """Those of the gate's trunk, which must take the backbone's images."""
+        gate = build_gate(self.gate.trunk, self.gate.hidden, whole=False, seed=0)
+        blank = torch.zeros(2, 3, backbone.image_size, backbone.image_size, dtype=torch.uint8)
+        try:
+            with torch.no_grad():
+                gate(gate.features(blank))
+        except Exception as error:  # whatever a network of timm may say of images or features of another shape
+            raise UserError(
+                f"`method.gate.trunk` cannot look at images of {backbone.image_size} pixels: {one_line(error)}."
+            ) from None
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """The gate, as `gate.trunk` and `gate.adapter`."""

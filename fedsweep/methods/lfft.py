@@ -34,11 +34,13 @@ class LFFT(FederatedMethod):
         return round(self.frozen * num_layers)
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """The upper blocks, and the backbone's norm and projections above them."""
-        first = self.first(model.num_layers)
+        """The upper blocks of each encoder, and what lies above them: norms, projections, a head."""
         for name, parameter in model.named_parameters():
-            layer = layer_of(name)
-            parameter.requires_grad_(layer >= first if layer is not None else name.startswith(model.top))
+            if layer_of(name) is None:
+                parameter.requires_grad_(name.startswith(model.top))
+            else:
+                place, depth = model.height(name)
+                parameter.requires_grad_(place >= self.first(depth))
 
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator

@@ -12,7 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from fedsweep.aggregation import layerwise_mean
+from fedsweep.errors import UserError
 from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.models import BackboneConfig
 from fedsweep.models.clip import LayeredClip
 from fedsweep.models.layered import LayeredModel
 from fedsweep.training import Objective, cross_entropy
@@ -27,6 +29,14 @@ class PromptFL(FederatedMethod):
 
     name: Literal["promptfl"] = "promptfl"
     context: int = Field(16, gt=0, description="learned vectors before a class's name, in place of the prompt's words")
+
+    def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
+        """There is room for the vectors beside the longest name."""
+        model = cast(LayeredClip, backbone.build(len(class_names), 0, class_names))
+        try:
+            model.add_context(self.context, 0)
+        except UserError as error:
+            raise UserError(f"`method.context` {self.context} is too large: {error}") from None
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """The vectors, as `prompt.context` (context, width of the text encoder)."""

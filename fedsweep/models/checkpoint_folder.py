@@ -11,7 +11,7 @@ from fedsweep.paths import resolve
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-TOKENS = ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json")
+TOKENS = ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 SECONDS = 10.0
 """How long to wait for an answer of the hub."""
 
@@ -28,20 +28,26 @@ def find(model: str) -> Path:
         UserError: it is neither a folder with them, nor in the hub's cache, nor can it be downloaded.
     """
     folder = resolve(model) if is_folder(model) else _from_hub(model)
-    for name in (CONFIG, PREPROCESSOR, "vocab.json", "merges.txt"):
-        if not (folder / name).is_file():
-            raise UserError(f"`backbone.model` {model} is a folder without {name} ({folder}).")
-    if not any((folder / name).is_file() for name in WEIGHTS):
-        raise UserError(f"`backbone.model` {model} is a folder without {' or '.join(WEIGHTS)} ({folder}).")
+    if lacking := _lacking(folder):
+        raise UserError(f"`backbone.model` {model} is a folder without {lacking} ({folder}).")
     return folder
+
+
+def _lacking(folder: Path) -> str:
+    """What a checkpoint's folder has not."""
+    for name in (CONFIG, PREPROCESSOR, *(() if (folder / "tokenizer.json").is_file() else TOKENS[:2])):
+        if not (folder / name).is_file():
+            return str(name)
+    return "" if any((folder / name).is_file() for name in WEIGHTS) else " or ".join(WEIGHTS)
 
 
 def digest(folder: Path) -> str:
     """SHA-256 over the files that decide what the model computes, by name and content."""
     weights = next(folder / name for name in WEIGHTS if (folder / name).is_file())
     found = hashlib.sha256()
-    for path in (folder / CONFIG, folder / PREPROCESSOR, folder / "vocab.json", folder / "merges.txt", weights):
-        found.update(f"{path.name}\0{weights_file.digest(path)}\0".encode())
+    for path in (folder / CONFIG, folder / PREPROCESSOR, *(folder / name for name in TOKENS), weights):
+        if path.is_file():
+            found.update(f"{path.name}\0{weights_file.digest(path)}\0".encode())
     return found.hexdigest()
 
 
@@ -53,7 +59,7 @@ def _from_hub(model: str) -> Path:
     wanted = [CONFIG, PREPROCESSOR, *WEIGHTS[:1], *TOKENS]
     try:
         folder = Path(snapshot_download(model, allow_patterns=wanted, local_files_only=True))
-        if any((folder / name).is_file() for name in WEIGHTS):
+        if not _lacking(folder):
             return folder
     except HFValidationError:
         raise UserError(f"`backbone.model` {model} is neither a folder nor the name of a model on the hub.") from None

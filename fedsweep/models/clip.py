@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.errors import UserError
-from fedsweep.models.layered import Images, LayeredModel, Path
+from fedsweep.models.layered import Images, LayeredModel, Path, layer_of
 from fedsweep.seeding import derived_seed
 from fedsweep.types import AdapterState
 
@@ -101,6 +101,12 @@ class LayeredClip(LayeredModel):
         }
         inner |= {"both": inner["l0"] + inner["l1"], "all": inner["attention"] + inner["mlp"]}
         return {name: tuple(f"{one}.{place}" for one in (IMAGES, TEXT) for place in to) for name, to in inner.items()}
+
+    def height(self, name: str) -> tuple[int, int]:
+        """Of the encoder that it belongs to, of which the lower blocks may be missing."""
+        layer, tower = cast(int, layer_of(name)), name.split(".")[3]
+        depth = sum(tower in cast(nn.ModuleDict, block) for block in self.backbone.blocks)
+        return layer - self.num_layers + depth, depth
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Patches, class token and positions, normed."""
@@ -209,7 +215,8 @@ class LayeredClip(LayeredModel):
     def frozen(self, path: Path, steps: int) -> Iterator[None]:
         """As of the images' blocks, so of the prompts': what lies behind the frozen ones is computed once."""
         with super().frozen(path, steps):
-            if steps and "context" not in self.prompt:
+            frozen = not any(one.requires_grad for one in self.backbone.words.parameters())
+            if steps and frozen and "context" not in self.prompt:
                 with torch.no_grad():
                     tokens = self._words()
                     for step in path[:steps]:

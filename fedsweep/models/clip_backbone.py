@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -64,7 +65,7 @@ class _Clip(Config):
     @field_validator("prompt")
     @classmethod
     def _one_place(cls, prompt: str) -> str:
-        if prompt.count("{}") != 1 or "{" in prompt.replace("{}", ""):
+        if prompt.count("{}") != 1 or {"{", "}"} & set(prompt.replace("{}", "")):
             raise ValueError(f"`backbone.prompt` must have {{}} once, for the class's name, but it is `{prompt}`")
         return prompt
 
@@ -137,8 +138,7 @@ class _Clip(Config):
         folder = find(self._model)
         names = tuple(class_names or _numbers(num_classes))
         clip = _load(folder, self._model)
-        settings = json.loads((folder / PREPROCESSOR).read_text(encoding="utf-8"))
-        mean, std = settings["image_mean"], settings["image_std"]
+        mean, std = _normalisation(folder / PREPROCESSOR, self._model)
         model = LayeredClip(Towers(clip), mean, std, Tokenizer(folder), self.prompt, names)
         _check_walk(model.eval(), clip, self.image_size, self._model)
         return model
@@ -263,6 +263,24 @@ def _load(folder: Path, name: str) -> Any:
     return clip.eval()
 
 
+def _normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each colour.
+
+    Raises:
+        UserError: they are not there, or not three numbers each.
+    """
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        mean, std = ([float(one) for one in said[f"image_{which}"]] for which in ("mean", "std"))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"`backbone.model` {name} has a {path.name} that cannot be read: {one_line(error)}.") from None
+    if len(mean) != 3 or len(std) != 3 or not all(math.isfinite(one) for one in mean + std) or min(std) <= 0:
+        raise UserError(
+            f"`backbone.model` {name} must have three means and deviations in {path.name}, not {mean}, {std}."
+        )
+    return mean, std
+
+
 @dataclass(frozen=True)
 class Tokenizer:
     """The tokenizer of a checkpoint, read when it is first asked."""
@@ -275,12 +293,12 @@ class Tokenizer:
         Raises:
             UserError: it cannot be read.
         """
-        found = _tokenizer(self.folder)(list(texts), padding=True, return_tensors="pt")
+        found = _tokenizer(self.folder, digest(self.folder))(list(texts), padding=True, return_tensors="pt")
         return found["input_ids"], found["attention_mask"].sum(1) - 1
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(folder: Path) -> Any:
+def _tokenizer(folder: Path, _digest: str) -> Any:
     from transformers import CLIPTokenizer
 
     try:

@@ -51,10 +51,10 @@ class LayeredModel(nn.Module, ABC):
 
     sublayers: ClassVar[Mapping[str, str]]
     """Within a block, the last linear of each sublayer: where LoRA sits (`l0`, `l1`)."""
-    top: ClassVar[tuple[str, ...]] = ("backbone.norm.", "backbone.fc_norm.", "backbone.head")
+    top: ClassVar[tuple[str, ...]] = ("backbone.norm.", "backbone.fc_norm.", "backbone.attn_pool.", "backbone.head")
     """Prefixes of the backbone's names above its blocks."""
     behind: ClassVar[tuple[str, ...]] = (*top, "heads.")
-    """Prefixes of names, outside the blocks, that no image's token passes before the walk is over."""
+    """Prefixes of names, outside the blocks, of what no block's input depends on."""
     patch_projection: ClassVar[str]
     """The patch embedding's projection."""
     head_prefix: ClassVar[str] = "backbone.head"
@@ -105,9 +105,9 @@ class LayeredModel(nn.Module, ABC):
         Raises:
             KeyError: there is no head at one of the depths.
         """
-        (tokens, _), logits = self.begin(images), []
+        (tokens, done), logits = self.begin(images), []
         for place, step in enumerate(path, start=1):
-            tokens = self.step(step, tokens)
+            tokens = tokens if place <= done else self.step(step, tokens)
             if place in depths:
                 logits.append(self.heads[str(place)](self.features(tokens)))
         return [*logits, self.classify(tokens)] if last else logits
@@ -164,13 +164,19 @@ class LayeredModel(nn.Module, ABC):
         return next(movable, len(path))
 
     def ahead(self, state: AdapterState, path: Path, steps: int) -> AdapterState:
-        """Those of an adapter's tensors that the first steps of a walk depend on."""
-        passed = set(path[:steps])
+        """Those of an adapter's tensors that the first steps of a walk depend on; of a whole walk, what follows too."""
+        passed, behind = set(path[:steps]), self.behind
+        if steps == len(path):
+            behind = tuple(prefix for prefix in behind if prefix not in self.top)
         return {
             name: tensor
             for name, tensor in state.items()
-            if (layer in passed if (layer := layer_of(name)) is not None else not name.startswith(self.behind))
+            if (layer in passed if (layer := layer_of(name)) is not None else not name.startswith(behind))
         }
+
+    def height(self, name: str) -> tuple[int, int]:
+        """Where a block's tensor lies in its encoder, from 0, and how many blocks that has."""
+        return cast(int, layer_of(name)), self.num_layers
 
     def passed(self, images: Images, path: Path) -> Tensor:
         """What is known of images behind these steps, to be kept: tokens (batch, tokens, width)."""

@@ -69,11 +69,12 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     model = outlined(config, classes)
     sizes = sizes_of(model)
     bricks = {name: size for name, size in sizes.items() if name.startswith("bricks.")}
-    lora = sum(size for name, size in sizes.items() if layer_of(name) == 0 and ".lora_" in name)
+    top = model.num_layers - 1  # where an encoder is deeper than the other, its lowest blocks stand alone
+    lora = sum(size for name, size in sizes.items() if layer_of(name) == top and ".lora_" in name)
     backbone = sum(size for name, size in sizes.items() if name.startswith("backbone.") and ".lora_" not in name)
     parameters = {
         ALL: held_parameters(sizes, range(model.num_layers), ("bricks.", "gate.")),
-        BLOCK: held_parameters(sizes, [0]) - held_parameters(sizes, []) - lora,
+        BLOCK: held_parameters(sizes, [top]) - held_parameters(sizes, []) - lora,
         LORA: lora,
         HEAD: sum(size for name, size in sizes.items() if name.startswith(model.head_prefix)),
         FROZEN: backbone,

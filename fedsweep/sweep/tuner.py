@@ -120,7 +120,7 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None) -> 
         metric=plan.space.objective.metric,
         mode=plan.space.objective.mode,
         rounds=plan.base.federation.rounds,
-        varied=tuple(plan.space.space),
+        varied=tuple(plan.space.names),
         baseline=plan.space.baseline,
         reference=plan.reference,
         seeds=plan.space.seeds,

@@ -291,4 +291,5 @@ def test_a_missing_trunk_is_told_before_a_run(tiny, random_clip):
     trunk = {"name": "timm", "model": "resnet18", "pretrained": "not/there.safetensors"}
     method = {"method": {"name": "fedms", "gate": {"trunk": trunk}}, "partition.validation_share": 0.1}
     with pytest.raises(UserError, match=r"not/there.safetensors is not there"):
-        tiny.override({**clip, **method}, "test").method.check_weights()
+        config = tiny.override({**clip, **method}, "test")
+        config.method.check_weights(config.backbone, ("a", "b"))

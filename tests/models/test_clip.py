@@ -685,7 +685,6 @@ def test_a_broken_tokenizer_is_refused(own, name, content):
     refused(lambda: built(own), f"the tokenizer in {own} cannot be read: ")
 
 
-@pytest.mark.xfail(strict=True, reason="its values are taken as they are")
 @pytest.mark.parametrize(
     "content",
     [
@@ -721,9 +720,7 @@ def test_a_build_proves_its_walk(checkpoint, monkeypatch):
         "{{}}",
         "{0}",
         "",
-        pytest.param(
-            "a } of {}", marks=pytest.mark.xfail(raises=ValueError, strict=True, reason="a lone brace is let through")
-        ),
+        "a } of {}",
     ],
 )
 @pytest.mark.parametrize("name", ["clip", "digits_clip"])
@@ -848,7 +845,6 @@ def test_an_unreachable_hub_is_asked_once(hub, checkpoint, monkeypatch):
     assert len(asked) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="weights in the cache are taken for a whole checkpoint")
 def test_a_part_of_a_checkpoint_in_the_cache_is_completed(checkpoint, offline, monkeypatch):
     """As transformers leaves it that has loaded the model but no tokenizer."""
     part = cached(offline, "somebody/part", checkpoint())
@@ -869,14 +865,8 @@ def test_a_part_of_a_checkpoint_in_the_cache_is_completed(checkpoint, offline, m
         ("config.json", ("quick_gelu", "gelu")),
         ("vocab.json", ('"!": 0', '"!!": 0')),
         ("merges.txt", ("t h\n", "h t\n")),
-        *(
-            pytest.param(
-                name,
-                "new",
-                marks=pytest.mark.xfail(strict=True, reason="it decides the tokens and is not in the digest"),
-            )
-            for name in ("tokenizer.json", "tokenizer_config.json")
-        ),
+        ("tokenizer.json", "new"),
+        ("tokenizer_config.json", "new"),
     ],
 )
 def test_a_fingerprint_is_of_weights_shape_tokens_and_normalisation(own, name, change):
