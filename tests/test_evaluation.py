@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from fedsweep.evaluation import EvaluationConfig, evaluate, metric_names
+from fedsweep.evaluation import accuracy, client_metric_names, client_scores, evaluate, metric_names
+from fedsweep.methods.base import predicted
 from fedsweep.types import Domain, ImageSet
 
 PREDICTIONS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0], [0.5, 0.1, 0.2], [1.0, 1.0, 4.0], [0.0, 9.0, 1.0]])
@@ -19,15 +20,14 @@ def domain(name: str, labels: list[int]) -> Domain:
     return Domain(name, ImageSet(images, (test.labels + 1) % 3), test)
 
 
-def predict(images: torch.Tensor) -> torch.Tensor:
-    return PREDICTIONS[images[:, 0, 0, 0].long()]
+def predict(images: ImageSet) -> torch.Tensor:
+    return PREDICTIONS[images.take(torch.arange(len(images)))[0][:, 0, 0, 0].long()]
 
 
 DOMAINS = [domain("good", [0, 1, 0, 2, 1]), domain("bad", [0, 1, 1, 0])]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 256])
-def test_metrics_equal_a_plain_loop_for_every_batch_size(batch_size):
+def test_metrics_equal_a_plain_loop():
     correct, losses = {}, []
     for one in DOMAINS:
         hits, loss = 0, 0.0
@@ -39,7 +39,7 @@ def test_metrics_equal_a_plain_loop_for_every_batch_size(batch_size):
         losses.append(loss / len(one.test))
     assert correct == {"good": 1.0, "bad": 0.5}
 
-    metrics = evaluate(predict, DOMAINS, EvaluationConfig(batch_size=batch_size))
+    metrics = evaluate(predict, DOMAINS)
     assert metrics.pop("loss/test") == pytest.approx(sum(losses) / 2, rel=1e-6)
     assert metrics == {
         "accuracy/mean": 0.75, "accuracy/worst_domain": 0.5, "accuracy/domain/good": 1.0, "accuracy/domain/bad": 0.5,
@@ -47,20 +47,30 @@ def test_metrics_equal_a_plain_loop_for_every_batch_size(batch_size):
 
 
 def test_names_are_known_before_anything_runs():
-    metrics = evaluate(predict, DOMAINS, EvaluationConfig(batch_size=2))
+    metrics = evaluate(predict, DOMAINS)
     assert list(metrics) == metric_names(["good", "bad"])
     assert all(type(value) is float for value in metrics.values())
 
 
-def test_batches_are_no_larger_than_asked_and_need_no_gradient():
+def test_scores_of_clients_equal_a_plain_loop_and_have_the_promised_names():
+    logits = {"b": PREDICTIONS[:3], "a": PREDICTIONS[3:], "c": PREDICTIONS}
+    labels = {"b": torch.tensor([0, 1, 1]), "a": torch.tensor([2, 1]), "c": torch.tensor([2, 2, 2, 2, 2])}
+    own = {client: accuracy(logits[client], labels[client]) for client in logits}
+    assert own == {"b": pytest.approx(2 / 3), "a": 1.0, "c": 0.2}
+    scores = client_scores(own, left_out={"c"})
+    assert list(scores) == client_metric_names(["c", "a", "b"])
+    assert scores["accuracy/clients/mean"] == pytest.approx((2 / 3 + 1) / 2)
+    assert scores["accuracy/clients/worst"] == pytest.approx(2 / 3)
+    assert scores["accuracy/client/c"] == 0.2
+
+
+def test_batches_are_no_larger_than_asked_and_need_no_gradient(federation):
+    small = federation({"evaluation.batch_size": 4})
     seen = []
-
-    def noting(images):
-        seen.append((len(images), torch.is_grad_enabled()))
-        return predict(images)
-
-    evaluate(noting, DOMAINS, EvaluationConfig(batch_size=2))
-    assert seen == [(size, False) for size in (2, 2, 1, 2, 2)]
+    small.model.register_forward_hook(lambda module, inputs, out: seen.append((len(out), out.requires_grad)))
+    found = predicted(small.method, small.initial_state(), small.trainer.reader, small.domains[0].test)
+    assert len(found) == 10
+    assert seen == [(4, False), (4, False), (2, False)]
 
 
 def test_the_models_batch_size_does_not_change_its_answers(federation):

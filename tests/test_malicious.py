@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.malicious import attacked, malicious_clients
 from fedsweep.models.layered import is_statistic
@@ -73,3 +74,21 @@ def test_attackers_are_left_out_of_the_mean_over_clients(federation):
     assert len(honest) == 2
     assert metrics["accuracy/clients/mean"] == pytest.approx(sum(honest) / 2)
     assert metrics["accuracy/clients/worst"] == min(honest)
+
+
+def test_an_attacker_remembers_what_it_has_trained(federation):
+    """FedDyn steers a client by its own memory: that of an attacker is as if it had been honest."""
+    dyn = {"base_optimizer": {"name": "feddyn", "alpha": 1.0}, "federation.rounds": 1}
+    (_, honest), (_, attacked_) = (
+        federate(federation({**dyn, "federation.malicious_share": share})) for share in (0.0, 0.34)
+    )
+    assert identical(honest.state.client_memory, attacked_.state.client_memory)
+    assert not identical(honest.state.server_memory, attacked_.state.server_memory)
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.95, "leave one of the 3 clients honest"), (0.1, "be 0 or choose one of")]
+)
+def test_a_share_that_means_nobody_or_everybody_is_refused(tiny, share, said):
+    with pytest.raises(UserError, match=rf"`federation\.malicious_share` must {said}"):
+        tiny.override({"federation.malicious_share": share}, "test")

@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig, build
 from fedsweep.federation import Federation, federate
 from fedsweep.frozen import FrozenRows
 from fedsweep.methods.base import predicted
-from fedsweep.methods.fedms import FedMSState, SALConfig, mixing, stuck
+from fedsweep.methods.fedms import FedMSState, mixing
 from fedsweep.models.layered import is_statistic, layer_of
 from fedsweep.types import Batch
 from tests.compare import identical, identical_rounds, moved
@@ -38,25 +36,43 @@ def make(federation, random_clip) -> Callable[..., Federation]:
     return built
 
 
-@given(
-    accuracies=st.lists(st.integers(0, 20).map(lambda one: one / 20), max_size=12),
-    length=st.integers(1, 4),
-    threshold=st.sampled_from([-0.1, 0.0, 0.001, 0.01, 0.1]),
-)
-def test_the_queue_activates_as_equation_5_says(accuracies, length, threshold):
-    sal, queue, active = SALConfig(queue=length, threshold=threshold), (), [1]
+SEQUENCES = [
+    ([0.5, 0.5, 0.5, 0.5, 0.5], 3, 0.01),
+    ([0.1, 0.3, 0.5, 0.7, 0.9], 1, 0.01),
+    ([0.5, 0.52, 0.53, 0.53, 0.6, 0.6, 0.59, 0.61], 2, 0.02),
+    ([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0], 1, 0.0),
+    ([0.4, 0.41, 0.42, 0.43, 0.44, 0.45], 3, 0.02),
+]
+
+
+@pytest.mark.parametrize(("accuracies", "length", "threshold"), SEQUENCES)
+def test_the_queue_activates_as_equation_5_says(make, accuracies, length, threshold):
+    small = make(sal={"queue": length, "threshold": threshold, "initial": 2})
+    start, (update, *others) = one_round(small)
+    state, active = start.state, [2]
     for accuracy in accuracies:
-        active.append(min(active[-1] + stuck(queue, accuracy, sal), 6))
-        queue = (*queue, accuracy)[-length:]
-    assert active == reference.active_blocks(accuracies, length, threshold, blocks=6)
+        told = replace(update, metrics={**update.metrics, "accuracy": accuracy})
+        state = small.method.aggregate(state, [told], small.server)
+        active.append(state.active[update.client])
+    assert active == reference.active_blocks(accuracies, length, threshold, blocks=12, initial=2)
+    assert {state.active[other.client] for other in others} == {2}
+    assert state.queues == {update.client: tuple(accuracies[-length:])}
 
 
-def test_larger_thresholds_activate_no_fewer_blocks_given_the_same_accuracies():
-    rng = np.random.default_rng(0)
-    accuracies = list(np.cumsum(rng.normal(0.005, 0.02, 30)))
-    last = [reference.active_blocks(accuracies, 3, delta, 100)[-1] for delta in (-1.0, 0.001, 0.005, 0.01, 0.02, 1.0)]
+def test_larger_thresholds_activate_no_fewer_blocks_given_the_same_accuracies(make):
+    rng, last = np.random.default_rng(0), []
+    accuracies = list(np.cumsum(rng.normal(0.005, 0.02, 20)))
+    small = make()
+    server = small.server
+    start, (update, *_) = one_round(small)
+    for delta in (-1.0, 0.001, 0.005, 0.01, 0.02, 1.0):
+        method, state = make(sal={"threshold": delta}).method, start.state
+        for accuracy in accuracies:
+            told = replace(update, metrics={**update.metrics, "accuracy": accuracy})
+            state = method.aggregate(state, [told], server)
+        last.append(state.active[update.client])
     assert last == sorted(last)
-    assert (last[0], last[-1]) == (1, 28)
+    assert (last[0], last[-1]) == (1, 12)
 
 
 def test_stage_one_is_all_large_on_the_same_clip_bit_for_bit(make, federation, random_clip):
@@ -290,6 +306,6 @@ def test_a_missing_trunk_is_told_before_a_run(tiny, random_clip):
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
     trunk = {"name": "timm", "model": "resnet18", "pretrained": "not/there.safetensors"}
     method = {"method": {"name": "fedms", "gate": {"trunk": trunk}}, "partition.validation_share": 0.1}
-    with pytest.raises(UserError, match=r"not/there.safetensors is not there"):
-        config = tiny.override({**clip, **method}, "test")
+    config = tiny.override({**clip, **method}, "test")
+    with pytest.raises(UserError, match=r"^`method\.gate\.trunk\.pretrained` not/there\.safetensors is not there"):
         config.method.check_weights(config.backbone, ("a", "b"))

@@ -6,7 +6,7 @@ from fedsweep.errors import UserError
 from fedsweep.experiment import build
 from fedsweep.federation import federate
 from fedsweep.models.layered import layer_of
-from tests.compare import identical, moved
+from tests.compare import identical, identical_rounds, moved
 from tests.conformance.rounds import one_round
 
 
@@ -21,9 +21,10 @@ def test_the_upper_blocks_move_and_nothing_below(federation, frozen, first):
         )
 
 
-def test_training_on_known_images_does_not_run_the_frozen_blocks(experiment):
+def test_training_on_known_images_does_not_run_the_frozen_blocks(experiment, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     small = {"data.domains": ["plain"], "federation.depths": [12], "federation.rounds": 2, "local.steps": "epoch"}
-    built = build(experiment.override({"method": "lfft", **small, "seed": 12}, "test"))
+    built = build(experiment.override({"method": "lfft", **small}, "test"))
     seen: dict[int, int] = dict.fromkeys(range(12), 0)
     for place, block in enumerate(built.model.backbone.blocks):
         block.register_forward_hook(
@@ -50,3 +51,19 @@ def test_on_a_clip_both_encoders_have_the_same_blocks(federation, random_clip):
     assert "backbone.logit_scale" in update.adapter
     assert not [name for name in start.state.adapter if name.startswith(("backbone.stem", "backbone.words"))]
     assert identical(one_round(federation({"method": "lfft", **clip}))[1][0], update)
+
+
+def test_seeds_with_fresh_backbones_do_not_read_each_others_rows(experiment, tmp_path, monkeypatch):
+    """What is drawn from the seed is another model, whatever was kept of the first."""
+    fresh = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "img_size": 16, "patch_size": 4}
+    fresh |= {"embed_dim": 16, "num_blocks": 4, "num_heads": 2}
+    small = {"data.domains": ["plain"], "federation.depths": [4], "federation.rounds": 1, "local.steps": 2}
+    config = experiment.override({"method": "lfft", "backbone": fresh, **small}, "test")
+    monkeypatch.setenv("FEDSWEEP_CACHE_GB", "0")
+    alone = [list(federate(build(config.override({"seed": seed}, "test")))) for seed in (0, 1)]
+    monkeypatch.setenv("FEDSWEEP_CACHE_GB", "1")
+    monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
+    kept = [list(federate(build(config.override({"seed": seed}, "test")))) for seed in (0, 1, 0)]
+    assert list(tmp_path.iterdir())
+    for one, other in zip([*alone, alone[0]], kept, strict=True):
+        assert identical_rounds(one, other)

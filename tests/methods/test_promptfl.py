@@ -31,9 +31,10 @@ def test_clients_and_server_share_no_storage(federation, random_clip):
     assert sum(map(len, owned)) == len(set().union(*owned)) == 3 + len(updates)
 
 
-def test_every_image_goes_through_the_encoder_once_in_all_rounds(experiment, random_clip):
+def test_every_image_goes_through_the_encoder_once_in_all_rounds(experiment, random_clip, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     small = {"data.domains": ["plain"], "federation.depths": [12], "federation.rounds": 3, "local.steps": "epoch"}
-    built = build(experiment.override({**clip(random_clip), **small, "seed": 11, "lora.rank": 3}, "test"))
+    built = build(experiment.override({**clip(random_clip), **small}, "test"))
     seen = []
     stem = built.model.backbone.stem["embeddings"]
     stem.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
@@ -47,3 +48,14 @@ def test_every_image_goes_through_the_encoder_once_in_all_rounds(experiment, ran
 def test_a_larger_context_than_the_encoder_reads_is_refused(federation, random_clip):
     with pytest.raises(UserError, match="a prompt must have at most 32 tokens, but"):
         federation({**clip(random_clip), "method": {"name": "promptfl", "context": 40}})
+
+
+def test_a_context_that_leaves_no_room_is_told_before_a_run(tiny, random_clip):
+    config = tiny.override({**clip(random_clip), "method": {"name": "promptfl", "context": 40}}, "test")
+    with pytest.raises(UserError, match=r"^`method\.context` 40 is too large: a prompt must have at most 32 tokens"):
+        config.method.check_weights(config.backbone, ("7", "8"))
+
+
+def test_structural_bias_of_clients_that_train_no_block_is_none(federation, random_clip):
+    *_, last = federate(federation({**clip(random_clip), "evaluation.metrics": ["structural_bias"]}))
+    assert last.metrics["structural_bias/gradient"] == 0
