@@ -15,7 +15,7 @@ def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> f
     """The same clients in all rounds, drawn from (seed, purpose); the share of all, rounded.
 
     >>> sorted(malicious_clients([f"client-{number}" for number in range(10)], 0.2, seed=0))
-    ['client-6', 'client-7']
+    ['client-2', 'client-6']
     """
     ordered = sorted(clients)
     chosen = stream(seed, "malicious").permutation(len(ordered))[: int(share * len(ordered) + 0.5)]

@@ -66,7 +66,10 @@ def test_a_resume_on_another_one_is_refused(own: Call, refused: Refused, tmp_pat
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("fedra_digit", "there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedbrick_digits`?"),
+        (
+            "fedra_digit",
+            "there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedms_digits` or `fedbrick_digits`?",
+        ),
         ("zzz", "there is no experiment `zzz`; `fedsweep list` names those that are there."),
         ("", "there is no experiment ``; `fedsweep list` names those that are there."),
         (SPACE, f"there is no experiment `{SPACE}`, but `fedsweep tune {SPACE}` takes the search space of that name."),

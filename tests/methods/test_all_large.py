@@ -30,7 +30,7 @@ def test_everyone_runs_the_whole_model(federation):
     assert [row.trained for row in rows.values()] == [tuple(range(12))] * 3
 
 
-OWN_LOSS = {"depthfl", "fedbrick"}  # see their own tests
+OWN_LOSS = {"depthfl", "fedbrick", "fedms", "ft", "lfft", "promptfl"}  # or own tensors; see their own tests
 
 
 @pytest.mark.parametrize("method", sorted({method.model_fields["name"].default for method in ALL} - OWN_LOSS))
