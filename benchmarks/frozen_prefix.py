@@ -144,7 +144,7 @@ def main() -> None:
     console = Console()
     console.print(table)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    console.print(f"Largest resident memory of the process: {peak:.0f} MB; mapped pages that are in use count.")
+    console.print(f"Largest resident memory of the process, images and model included: {peak:.0f} MB.")
     if given.out:
         facts = {"date": date.today().isoformat(), "device": given.device, "machine": platform.machine()}
         facts |= {"threads": 1, "batch": given.batch, "images": given.images, "peak_mb": round(peak)}
