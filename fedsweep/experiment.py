@@ -32,7 +32,7 @@ from fedsweep.paths import activation_bytes
 from fedsweep.reader import Reader
 from fedsweep.structural_bias import bias_metrics
 from fedsweep.training import CohortTrainer, LocalConfig
-from fedsweep.types import ClientId, Domain, FederatedData, ImageSet, RoundResult
+from fedsweep.types import ClientId, FederatedData, RoundResult
 
 Device = Literal["cpu", "cuda"]
 
@@ -276,13 +276,11 @@ def _identity(config: RunConfig) -> str:
 
 def sources(data: FederatedData) -> dict[int, str]:
     """The content of each tensor of images, by its address."""
-    named = ((f"{data.digest}/{one.name}", one) for one in data.domains)
-    parts = ((f"{name}/{split}", images) for name, one in named for split, images in _splits(one))
-    return {cast(Tensor, images.images).data_ptr(): name for name, images in parts}
-
-
-def _splits(domain: Domain) -> list[tuple[str, ImageSet]]:
-    return [("train", domain.train), ("test", domain.test)]
+    return {
+        cast(Tensor, images.images).data_ptr(): f"{data.digest}/{one.name}/{split}"
+        for one in data.domains
+        for split, images in (("train", one.train), ("test", one.test))
+    }
 
 
 def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = None) -> Iterator[RoundResult]:

@@ -1,4 +1,4 @@
-"""What frozen functions make of images, computed once: mapped files that all trials of a node share.
+"""What frozen functions make of images, computed once: in files that all trials of a node share.
 
 A block below the lowest one that is trained gives the same tokens for an image in every step, round and trial, as
 long as nothing before it changes. Rows are kept for single images, as they are asked for, under a key of everything

@@ -6,6 +6,7 @@ client, with adapters that are activated from the top down (SAL), and a gate tha
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.config import Config
 from fedsweep.errors import UserError, one_line
+from fedsweep.evaluation import accuracy
 from fedsweep.frozen import FrozenFunction, digest_of
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted
 from fedsweep.models import BackboneConfig
@@ -95,15 +97,7 @@ class FedMS(FederatedMethod):
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
         """Those of the gate's trunk, which must take the backbone's images."""
-        gate = build_gate(self.gate.trunk, self.gate.hidden, whole=False, seed=0)
-        blank = torch.zeros(2, 3, backbone.image_size, backbone.image_size, dtype=torch.uint8)
-        try:
-            with torch.no_grad():
-                gate(gate.features(blank))
-        except Exception as error:  # whatever a network of timm may say of images or features of another shape
-            raise UserError(
-                f"`method.gate.trunk` cannot look at images of {backbone.image_size} pixels: {one_line(error)}."
-            ) from None
+        _check_gate(self.gate, backbone.image_size, self.fingerprint())
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """The gate, as `gate.trunk` and `gate.adapter`."""
@@ -201,14 +195,13 @@ class FedMS(FederatedMethod):
         logits = predicted(self, now, reader, images, client, beside)
         with torch.no_grad():
             parts = torch.split(torch.arange(len(images)), reader.batch_size)
-            mix = torch.cat(
-                [
-                    mixing(reader.model, Batch(images, one, beside={name: rows[one] for name, rows in beside.items()}))
-                    for one in parts
-                ]
-            )
-        accuracy = (logits.argmax(1) == images.labels.to(logits.device)).double().mean().item()
-        return {"accuracy": accuracy, MIX: mix.mean().item(), SPREAD: mix.std(correction=0).item()}
+            batches = (cast(Batch, reader.batch(images, one, None, 0, beside)) for one in parts)
+            mix = torch.cat([mixing(reader.model, batch) for batch in batches])
+        return {
+            "accuracy": accuracy(logits, images.labels),
+            MIX: mix.mean().item(),
+            SPREAD: mix.std(correction=0).item(),
+        }
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedMSState:
         """Stage one: FedAvg. Stage two: Z_g = sum_i (L_i / sum_j L_j) Z_i (Eq. 7), and what clients keep is kept."""
@@ -218,11 +211,11 @@ class FedMS(FederatedMethod):
         weigh = (lambda update: update.metrics["loss"]) if self.gate.weights == "loss" else None
         experts, queues, active = dict(state.experts), dict(state.queues), dict(state.active)
         for update in sorted(updates, key=lambda one: one.client):
-            client, accuracy = update.client, update.metrics["accuracy"]
+            client, score = update.client, update.metrics["accuracy"]
             experts[client] = {**experts.get(client, {}), **{name: one.clone() for name, one in update.kept.items()}}
             queue, now = queues.get(client, ()), active.get(client, self.sal.initial)
-            active[client] = min(now + stuck(queue, accuracy, self.sal), len(state.layers))
-            queues[client] = (*queue, accuracy)[-self.sal.queue :]
+            active[client] = min(now + stuck(queue, score, self.sal), len(state.layers))
+            queues[client] = (*queue, score)[-self.sal.queue :]
         adapter = layerwise_mean(state.adapter, updates, server.aggregation, weigh)
         return replace(state, adapter=adapter, experts=experts, queues=queues, active=active)
 
@@ -284,6 +277,17 @@ class FedMS(FederatedMethod):
         }
         mean = sum(active.values()) / len(active)
         return {ACTIVE: mean, **{f"{ACTIVE}/{one}": count for one, count in active.items()}, **gate}
+
+
+@lru_cache(maxsize=16)  # asked for every arm and seed of a search space
+def _check_gate(config: GateConfig, size: int, _fingerprint: str) -> None:
+    gate = build_gate(config.trunk, config.hidden, whole=False, seed=0)
+    blank = torch.zeros(2, 3, size, size, dtype=torch.uint8)
+    try:
+        with torch.no_grad():
+            gate(gate.features(blank))
+    except Exception as error:  # whatever a network of timm may say of images or features of another shape
+        raise UserError(f"`method.gate.trunk` cannot look at images of {size} pixels: {one_line(error)}.") from None
 
 
 def of(state: ServerState) -> FedMSState:

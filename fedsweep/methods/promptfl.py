@@ -6,6 +6,7 @@ before the classes' names are learned as in CoOp, and averaged; both encoders of
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -32,11 +33,7 @@ class PromptFL(FederatedMethod):
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
         """There is room for the vectors beside the longest name."""
-        model = cast(LayeredClip, backbone.build(len(class_names), 0, class_names))
-        try:
-            model.add_context(self.context, 0)
-        except UserError as error:
-            raise UserError(f"`method.context` {self.context} is too large: {error}") from None
+        _check_context(self.context, backbone, tuple(class_names), backbone.fingerprint())
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """The vectors, as `prompt.context` (context, width of the text encoder)."""
@@ -59,3 +56,12 @@ class PromptFL(FederatedMethod):
     def settled(self, state: ServerState, client: ClientId | None = None) -> int:
         """All blocks."""
         return len(state.layers)
+
+
+@lru_cache(maxsize=16)  # asked for every arm and seed of a search space
+def _check_context(count: int, backbone: BackboneConfig, class_names: tuple[str, ...], _fingerprint: str) -> None:
+    model = cast(LayeredClip, backbone.build(len(class_names), 0, class_names))
+    try:
+        model.add_context(count, 0)
+    except UserError as error:
+        raise UserError(f"`method.context` {count} is too large: {error}") from None

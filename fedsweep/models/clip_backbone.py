@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedsweep.config import Config
 from fedsweep.errors import UserError, near, one_line
+from fedsweep.models.backbone import Backbone
 from fedsweep.models.checkpoint_folder import CONFIG, PREPROCESSOR, digest, find, is_folder
 from fedsweep.models.clip import LayeredClip, Towers
 from fedsweep.models.layered import Position
@@ -57,8 +58,12 @@ class Outline:
     largest_rank: int
 
 
-class _Clip(Config):
-    """What the two kinds of CLIP share."""
+class _Clip(Backbone, ABC):
+    """What the two kinds of CLIP share; prompts stand in a head's place."""
+
+    has_head: ClassVar = False
+    has_text: ClassVar = True
+    positions: ClassVar = tuple(LayeredClip.positions())
 
     prompt: str = Field("This is a picture of {}", description="the text of a class; {} stands for its name")
 
@@ -70,28 +75,13 @@ class _Clip(Config):
         return prompt
 
     @property
-    def has_head(self) -> bool:
-        """Prompts stand in a head's place."""
-        return False
-
-    @property
-    def has_text(self) -> bool:
-        """Whether there is a text encoder."""
-        return True
-
-    @property
-    def positions(self) -> list[Position]:
-        """Where adapters can sit."""
-        return list(LayeredClip.positions())  # type: ignore[arg-type]
-
-    @property
     def _outline(self) -> Outline:
         return _outline(self._model)
 
     @property
+    @abstractmethod
     def _model(self) -> str:
         """The checkpoint's name or folder."""
-        raise NotImplementedError
 
     @property
     def depth(self) -> int:

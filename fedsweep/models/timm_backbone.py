@@ -13,10 +13,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from fedsweep.config import Config
 from fedsweep.errors import UserError
 from fedsweep.models import timm_weights, weights_file
 from fedsweep.models.architecture import Architecture, Outline, check_name, check_pinned, outline, timm_config
+from fedsweep.models.backbone import Backbone
 from fedsweep.models.families import check_walk
 from fedsweep.models.layered import LayeredModel, Position, draw_head
 from fedsweep.models.mixer import LayeredMixer
@@ -26,7 +26,7 @@ Mean = Annotated[float, Field(ge=-1000, le=1000)]
 Std = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
-class TimmBackbone(Config):
+class TimmBackbone(Backbone):
     """A timm model that can be walked block by block: ViT, DeiT, DINOv2, DINOv3, BEiT, EVA, MLP-Mixer.
 
     Null leaves a field to the model, or to its weights.
@@ -100,21 +100,6 @@ class TimmBackbone(Config):
     def image_size(self) -> int:
         """Height and width of the images that it takes, in pixels."""
         return self._architecture.image_size
-
-    @property
-    def has_head(self) -> bool:
-        """Whether a linear classifier is trained beside the adapters."""
-        return True
-
-    @property
-    def has_text(self) -> bool:
-        """Whether there is a text encoder."""
-        return False
-
-    @property
-    def positions(self) -> list[Position]:
-        """Where adapters can sit."""
-        return ["l0", "l1", "both"]
 
     def fingerprint(self) -> str:
         """What pins the weights' content: timm's tag, or the digest of the file and of what its card says of use.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsweep.config import Config
 from fedsweep.errors import UserError
+from fedsweep.models.backbone import Backbone
 from fedsweep.models.layered import LayeredModel, Position
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LayeredViT(LayeredModel):
         return tokens
 
 
-class DigitsViT(Config):
+class DigitsViT(Backbone):
     """The embedded backbone: 12 blocks at 16 px, pre-trained on MNIST by `fedsweep pretrain digits_vit`."""
 
     name: Literal["digits_vit"] = "digits_vit"
@@ -74,21 +74,6 @@ class DigitsViT(Config):
     def image_size(self) -> int:
         """Height and width of the images that it takes, in pixels."""
         return 16
-
-    @property
-    def has_head(self) -> bool:
-        """Whether a linear classifier is trained beside the adapters."""
-        return True
-
-    @property
-    def has_text(self) -> bool:
-        """Whether there is a text encoder."""
-        return False
-
-    @property
-    def positions(self) -> list[Position]:
-        """Where adapters can sit."""
-        return ["l0", "l1", "both"]
 
     def fingerprint(self) -> str:
         """What pins the weights: their digest, from the card that `build` checks them against."""
