@@ -1,12 +1,14 @@
 """Equality to the last bit, and what memory is shared."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedsweep.federation import Federation
+from fedsweep.frozen import FrozenRows
 from fedsweep.types import AdapterState, RoundResult
 
 
@@ -29,6 +31,12 @@ def identical_rounds(first: Iterable[RoundResult], second: Iterable[RoundResult]
     """The same rounds, states and metrics; only `seconds` may differ."""
     one, other = ([(result.round, result.state, dict(result.metrics)) for result in run] for run in (first, second))
     return bool(one) and identical(one, other)
+
+
+def unkept(federation: Federation) -> Federation:
+    """The same federation, but what its frozen parts make of images is computed whenever it is asked for."""
+    reader = replace(federation.trainer.reader, kept=FrozenRows())
+    return replace(federation, trainer=replace(federation.trainer, reader=reader))
 
 
 def tensors_in(node: Any) -> Iterator[Tensor]:

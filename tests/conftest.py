@@ -167,7 +167,7 @@ def federation(
         whole = build(tiny.override(changes or {}, "test"))
 
         def few(part: ImageSet, count: int) -> ImageSet:
-            return ImageSet(*part.take(torch.arange(min(count, len(part)))))
+            return part.select(torch.arange(min(count, len(part))))
 
         clients = [
             replace(client, train=few(client.train, train - 5 * place)) for place, client in enumerate(whole.clients)

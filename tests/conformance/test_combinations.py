@@ -19,18 +19,16 @@ STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
 
 @pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
 def test_every_base_optimizer_combines_with_the_method(federation, name, chosen, base, tmp_path):
-    """The same bits again, whatever the order of the clients; resume equals straight; idle blocks stay; it matters."""
+    """The same bits from a checkpoint, in whatever order the clients stand; idle blocks stay; it matters."""
     changes = {**chosen, "base_optimizer": base, "local.steps": 2, "federation.depths": [2, 1, 3]}
     given = federation(changes)
     start, first, second = federate(given)
-    turned = replace(given, clients=list(reversed(given.clients)))
-    assert identical_rounds([first, second], federate(turned, start))
-
     save(tmp_path / "checkpoint", Checkpoint(1, first.state, ()))
     fresh = federation(changes)
     read = load(tmp_path / "checkpoint", like=fresh.initial_state())
     assert identical(read.state, first.state)
-    assert identical_rounds([second], federate(fresh, RoundResult(1, read.state)))
+    turned = replace(fresh, clients=list(reversed(fresh.clients)))
+    assert identical_rounds([second], federate(turned, RoundResult(1, read.state)))
 
     idle = [held for held in range(12) if held not in held_in(given, start, 1)]
     assert len(idle) >= 12 - 2 - 1 - 3 or name.startswith(("all_large", "ft", "lfft", "fedms"))

@@ -9,14 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from fedsweep.errors import UserError
-from fedsweep.experiment import RunConfig, build
+from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
-from fedsweep.frozen import FrozenRows
 from fedsweep.methods.base import predicted
 from fedsweep.methods.fedms import FedMSState, mixing
 from fedsweep.models.layered import is_statistic, layer_of
 from fedsweep.types import Batch
-from tests.compare import identical, identical_rounds, moved
+from tests.compare import identical, identical_rounds, moved, unkept
 from tests.conformance.rounds import one_round
 from tests.references import fedms as reference
 
@@ -236,25 +235,18 @@ def test_an_expert_is_its_clients_alone(make):
         assert bool(moved(own, first.state.adapter)) == (other.id == client.id)
 
 
-def test_a_round_is_the_same_with_and_without_kept_activations(experiment, random_clip, tmp_path):
-    """To the last bit, warm and cold; on images that the keeping knows."""
-    clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp", "lora.rank": 1}
-    method = {"name": "fedms", "global_rounds": 1, "gate": GATE, "sal": {"queue": 1}}
-    small = {"data.domains": ["plain", "noisy"], "federation.depths": [12], "federation.rounds": 3, "local.steps": 2}
-    shares = {"partition.validation_share": 0.05, "partition.test_share": 0.05}
-    config = experiment.override({"method": method, **clip, **small, **shares, "local.batch_size": 9}, "test")
-    runs = []
-    for _ in range(2):
-        built = build(config)
-        kept = built.trainer.reader.kept
-        assert kept.folder is not None
-        reader = replace(built.trainer.reader, kept=FrozenRows(kept.sources, tmp_path, 10**9))
-        runs.append(list(federate(replace(built, trainer=replace(built.trainer, reader=reader)))))
-    assert list(tmp_path.glob("*.rows"))
-    off = replace(built.trainer.reader, kept=FrozenRows())
-    runs.append(list(federate(replace(built, trainer=replace(built.trainer, reader=off)))))
-    assert identical_rounds(runs[0], runs[1])
-    assert identical_rounds(runs[0], runs[2])
+def test_a_run_is_the_same_with_and_without_kept_activations(make, tmp_path, monkeypatch):
+    """To the last bit, cold and warm, through both stages and behind a block that SAL has activated."""
+    monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
+    changes = {"federation.rounds": 4, "federation.depths": [12], "local.batch_size": 9}
+    given = make(changes, global_rounds=1, sal={"queue": 1, "threshold": 2.0})
+    cold = list(federate(given))
+    assert [result.metrics.get("sal/active") for result in cold[1:]] == [12, 1, 1, 2]
+    kept = list(tmp_path.glob("*.rows"))
+    assert len(kept) > 4
+    assert identical_rounds(cold, federate(make(changes, global_rounds=1, sal={"queue": 1, "threshold": 2.0})))
+    assert list(tmp_path.glob("*.rows")) == kept
+    assert identical_rounds(cold, federate(unkept(given)))
 
 
 def test_the_whole_gate_can_be_trained(make):

@@ -21,10 +21,10 @@ def test_the_upper_blocks_move_and_nothing_below(federation, frozen, first):
         )
 
 
-def test_training_on_known_images_does_not_run_the_frozen_blocks(experiment, tmp_path, monkeypatch):
+def test_training_on_known_images_does_not_run_the_frozen_blocks(federation, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     small = {"data.domains": ["plain"], "federation.depths": [12], "federation.rounds": 2, "local.steps": "epoch"}
-    built = build(experiment.override({"method": "lfft", **small}, "test"))
+    built = federation({"method": "lfft", **small}, train=100, test=50)
     seen: dict[int, int] = dict.fromkeys(range(12), 0)
     for place, block in enumerate(built.model.backbone.blocks):
         block.register_forward_hook(

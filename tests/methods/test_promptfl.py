@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fedsweep.errors import UserError
-from fedsweep.experiment import build
 from fedsweep.federation import federate
 from tests.compare import memory
 from tests.conformance.rounds import one_round
@@ -31,10 +30,10 @@ def test_clients_and_server_share_no_storage(federation, random_clip):
     assert sum(map(len, owned)) == len(set().union(*owned)) == 3 + len(updates)
 
 
-def test_every_image_goes_through_the_encoder_once_in_all_rounds(experiment, random_clip, tmp_path, monkeypatch):
+def test_every_image_goes_through_the_encoder_once_in_all_rounds(federation, random_clip, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
     small = {"data.domains": ["plain"], "federation.depths": [12], "federation.rounds": 3, "local.steps": "epoch"}
-    built = build(experiment.override({**clip(random_clip), **small}, "test"))
+    built = federation({**clip(random_clip), **small}, train=100, test=50)
     seen = []
     stem = built.model.backbone.stem["embeddings"]
     stem.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))

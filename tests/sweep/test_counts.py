@@ -124,6 +124,7 @@ def test_dynamic_depths_are_counted_each_and_a_frozen_a_is_no_part_of_a_block(ti
     assert frozen.clients[0].bytes_up < plain.clients[0].bytes_up
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_counts_and_records_nothing(tmp_path):
     shown = fedsweep(tmp_path, "tune", SPACE).stdout
     numbers = set(re.findall(r"[\d,.]+[MK]?", shown))
