@@ -1,37 +1,18 @@
-"""Fixtures of the engine's tests: a tiny run on random weights, so that no test depends on the shipped ones."""
+"""What every process of the tests needs; the fixtures stand in `tests/fixtures.py`."""
 
 import gc
-import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import settings
-from PIL import Image
-from safetensors.torch import save_file
-from transformers import CLIPConfig, CLIPModel
-
-import fedsweep.experiment
-from fedsweep.experiment import RunConfig, build
-from fedsweep.federation import Federation
-from fedsweep.models import LayeredModel, build_model, clip_backbone, vit
-from fedsweep.plain import Json, read_yaml
-from fedsweep.preparation.plan import Options, make_plan
-from fedsweep.preparation.prepare import prepare
-from fedsweep.types import Domain, ImageSet
-from tests.mould import Mould
-
-EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedra_digits.yaml"
-OUTSIDE = ("FEDSWEEP_", "MLFLOW_", "OPTUNA_", "RAY_", "TUNE_", "WANDB_")
 
 settings.register_profile("fedsweep", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("fedsweep")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A process that only hands tests out needs no fixtures, nor the seconds in which their libraries load."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.import_plugin("tests.fixtures")
 
 
 def pytest_collection_finish() -> None:
@@ -43,137 +24,3 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Let them go again, or libraries in C++ report leaks at the end."""
     gc.unfreeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def clean_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread, and no variable of ours or of our libraries from the shell."""
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(OUTSIDE)]:
-            patch.delenv(name)
-        patch.setenv("FEDSWEEP_CACHE", str(tmp_path_factory.mktemp("activations")))
-        yield
-
-
-@pytest.fixture(scope="session")
-def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A weights file and its card as `fedsweep pretrain digits_vit` writes them, but untrained.
-
-    All tensors are drawn wide enough for every block to change the logits visibly.
-    """
-    path = tmp_path_factory.mktemp("weights") / "digits_vit.safetensors"
-    generator = torch.Generator().manual_seed(7)
-    with torch.random.fork_rng(devices=[]):
-        shapes = {name: tensor.shape for name, tensor in vit.DigitsViT().architecture().state_dict().items()}
-    weights = {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    weights = {name: tensor + 1 if "norm" in name and "weight" in name else tensor for name, tensor in weights.items()}
-    save_file({name: tensor.half() for name, tensor in weights.items()}, path)
-    card = {"mean": [0.5] * 3, "std": [0.5] * 3, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    path.with_suffix(".json").write_text(json.dumps(card))
-    return path
-
-
-@pytest.fixture(scope="session")
-def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a CLIP of 12 narrow blocks for images and 4 for text, untrained, as transformers writes it."""
-    folder = tmp_path_factory.mktemp("clip")
-    tokens = clip_backbone.SHIPPED / "digits_clip"
-    for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"):
-        (folder / name).write_bytes((tokens / name).read_bytes())
-    config = json.loads((tokens / "config.json").read_text())
-    for encoder, blocks in (("vision_config", 12), ("text_config", 4)):
-        narrow = {"hidden_size": 16, "intermediate_size": 32, "projection_dim": 16}
-        config[encoder] |= narrow | {"num_hidden_layers": blocks}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        clip = CLIPModel(CLIPConfig(**config | {"projection_dim": 16}))
-    for parameter in clip.parameters():
-        parameter.data.mul_(3)  # every block changes the logits visibly
-    clip.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with what experiments/fedra_pacs.yaml names: a set of noise in PACS's shape, and random weights."""
-    folder = tmp_path_factory.mktemp("data")
-    root = tmp_path_factory.mktemp("pacs")
-    rng = np.random.default_rng(0)
-    for domain in ("art_painting", "cartoon", "photo", "sketch"):
-        for label in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
-            (root / domain / label).mkdir(parents=True)
-            for number in range(50):
-                pixels = rng.integers(256, size=(64, 64, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(root / domain / label / f"{number}.bmp")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDSWEEP_DATA", str(folder))
-        prepare(make_plan(Options("pacs", 64, "domains"), root), workers=1)
-        backbone = RunConfig.of(read_yaml(EXPERIMENT.with_stem("fedra_pacs")), "fedra_pacs").backbone
-        untrained = backbone.model_copy(update={"pretrained": "none"}).build(num_classes=200, seed=0)
-    weights = folder / backbone.pretrained
-    weights.parent.mkdir()
-    save_file(untrained.backbone.state_dict(), weights)
-    card = {"mean": [0.5] * 3, "std": [0.25] * 3, "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
-    weights.with_suffix(".json").write_text(json.dumps(card))
-    return folder
-
-
-@pytest.fixture
-def pacs(pacs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The data folder of this test is `pacs_folder`."""
-    monkeypatch.setenv("FEDSWEEP_DATA", str(pacs_folder))
-    return pacs_folder
-
-
-@pytest.fixture
-def experiment() -> RunConfig:
-    """The shipped experiment as it stands."""
-    return RunConfig.of(read_yaml(EXPERIMENT), EXPERIMENT.name)
-
-
-@pytest.fixture
-def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """The shipped experiment in miniature: random weights, three clients, two rounds of two steps on eight images."""
-    monkeypatch.setattr(vit, "WEIGHTS", random_weights)
-    small = {"federation.rounds": 2, "federation.depths": [12, 6, 3], "data.domains": ["plain", "inverted", "noisy"]}
-    return experiment.override({**small, "local.steps": 2, "local.batch_size": 8}, "tiny")
-
-
-@pytest.fixture(scope="session")
-def built_models() -> dict[tuple[Any, ...], Mould]:
-    """Models with adapters, by what they were built from: to insert the adapters takes longer than many a test."""
-    return {}
-
-
-@pytest.fixture
-def federation(
-    tiny: RunConfig, built_models: dict[tuple[Any, ...], Mould], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Federation]:
-    """Build a federation: `federation({"method": "all_small"})`, by default of 40 training images per client.
-
-    Clients differ in their number of images, so that weights by samples and uniform weights differ.
-    """
-
-    def copy_of_built(*key: Any) -> LayeredModel:
-        if key not in built_models:
-            built_models[key] = Mould(build_model(*key))
-        model: LayeredModel = built_models[key].cast()
-        return model
-
-    monkeypatch.setattr(fedsweep.experiment, "build_model", copy_of_built)
-
-    def make(changes: dict[str, Json] | None = None, train: int = 40, test: int = 10) -> Federation:
-        whole = build(tiny.override(changes or {}, "test"))
-
-        def few(part: ImageSet, count: int) -> ImageSet:
-            return part.select(torch.arange(min(count, len(part))))
-
-        clients = [
-            replace(client, train=few(client.train, train - 5 * place)) for place, client in enumerate(whole.clients)
-        ]
-        domains = [Domain(one.name, few(one.train, train), few(one.test, test)) for one in whole.domains]
-        proxy = {name: few(images, 10) for name, images in whole.server.proxy.items()}
-        return replace(whole, clients=clients, domains=domains, server=replace(whole.server, proxy=proxy))
-
-    return make

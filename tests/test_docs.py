@@ -20,6 +20,8 @@ from fedsweep.preparation.plan import Options
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.sweep.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").rglob("*.md")

@@ -17,7 +17,7 @@ def short(tiny) -> RunConfig:
 def test_a_built_federation_holds_what_its_config_says(tiny):
     built = build(tiny.override({"seed": 9}, "test"))
     assert [(client.id, client.capacity, len(client.train)) for client in built.clients] == [
-        ("plain", 12, 1438), ("inverted", 6, 1438), ("noisy", 3, 1438),
+        ("plain", 12, 1617), ("inverted", 6, 1617), ("noisy", 3, 1617),
     ]  # fmt: skip
     assert (built.seed, built.trainer.seed, built.server.num_layers, len(built.domains)) == (9, 9, 12, 3)
     assert not built.model.training
@@ -58,7 +58,7 @@ def test_the_split_does_not_depend_on_the_method_or_the_backbone(tiny):
 
 def test_the_server_holds_the_proxy_images(tiny):
     built = build(tiny.override({"partition.proxy_share": 0.05}, "test"))
-    assert {name: len(images) for name, images in built.server.proxy.items()} == dict.fromkeys(tiny.data.domains, 72)
+    assert {name: len(images) for name, images in built.server.proxy.items()} == dict.fromkeys(tiny.data.domains, 81)
     assert build(tiny).server.proxy == {}
 
 

@@ -162,7 +162,6 @@ def test_a_server_model_above_the_deepest_clients_heads_is_measured(federation):
 
 
 METHODS = [
-    {"name": "inclusivefl"},
     {"name": "depthfl"},
     {"name": "fedbrick", "server_epochs": 1},
     {"name": "all_small"},

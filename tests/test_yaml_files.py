@@ -15,13 +15,15 @@ from fedsweep.pretraining import PretrainConfig
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import SearchSpace
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 ROOT = Path(__file__).parents[1]
 PRETRAININGS = sorted((ROOT / "experiments" / "pretrain").rglob("*.y*ml"))
 EXPERIMENTS = sorted(set((ROOT / "experiments").rglob("*.y*ml")) - set(PRETRAININGS))
 SPACES = sorted((ROOT / "search_spaces").rglob("*.y*ml"))
 PAPERS = ROOT / "search_spaces" / "papers"
-COUNTED = [path for path in SPACES if "measure" in read_yaml(path)]
-COMPARED = [path for path in SPACES if "reference" in read_yaml(path) and path not in COUNTED]
+COUNTED = [path for path in SPACES if "\nmeasure:" in path.read_text()]
+COMPARED = [path for path in SPACES if "\nreference:" in path.read_text() and path not in COUNTED]
 OF_FEDMS = ["food101", "eurosat", "ucf101"]
 ELSEWHERE = dict.fromkeys(["domainnet", "nico", *OF_FEDMS], 224) | {"usps": 16}  # data sets that no test prepares
 

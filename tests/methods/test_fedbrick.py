@@ -17,7 +17,7 @@ from tests.compare import identical, moved
 from tests.conformance.rounds import one_round
 from tests.references import fedbrick as reference
 
-BASES = ("fedra", "inclusivefl", "depthfl")
+BASES = ("fedra", pytest.param("inclusivefl", marks=pytest.mark.slow), "depthfl")  # to BRICKs a twin of FedRA
 SAME_IMAGES = {"partition.proxy_share": 0.2, "lora.dropout": 0.0, "federation.depths": [12, 5, 2]}
 
 
