@@ -32,7 +32,7 @@ from transformers import CLIPConfig, CLIPModel
 from fedsweep.frozen import FrozenRows
 from fedsweep.models import LoraConfig, add_lora
 from fedsweep.models.clip import LayeredClip, Towers
-from fedsweep.models.layered import names_within
+from fedsweep.models.names import names_within
 from fedsweep.optimizers import AdamConfig
 from fedsweep.reader import Reader
 from fedsweep.training import cross_entropy

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.config import Config
-from fedsweep.models.layered import is_statistic
+from fedsweep.models.names import is_statistic
 from fedsweep.types import ClientId, ClientUpdate, ServerState
 
 

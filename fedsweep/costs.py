@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from fedsweep.models.layered import LayeredModel, is_statistic, names_within
+from fedsweep.models.layered import LayeredModel
+from fedsweep.models.names import is_statistic, names_within
 from fedsweep.types import AdapterState, ClientId, ClientUpdate, LayerAllocation
 
 COST_METRICS = ["bytes/down", "bytes/up", "parameters/held", "parameters/trained"]

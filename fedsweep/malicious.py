@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from fedsweep.models.layered import is_statistic
+from fedsweep.models.names import is_statistic
 from fedsweep.seeding import stream
 from fedsweep.types import AdapterState, ClientId, ClientUpdate
 

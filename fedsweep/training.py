@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.config import Config
-from fedsweep.models.layered import Images, LayeredModel, Path, copy_into, is_statistic, names_within
+from fedsweep.models.layered import Images, LayeredModel, Path, copy_into
+from fedsweep.models.names import is_statistic, names_within
 from fedsweep.optimizers import OptimizerConfig
 from fedsweep.reader import Reader
 from fedsweep.seeding import derived_seed, stream

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
 from fedsweep.data.prepared import PreparedData
-from fedsweep.models.gate import WEIGHTS as TRUNK
-from fedsweep.models.gate import DigitsTrunk
+from fedsweep.models.trunk import WEIGHTS as TRUNK
+from fedsweep.models.trunk import DigitsTrunk
 from fedsweep.pretraining.augmentation import GlyphAugmentation
 from fedsweep.types import ImageSet
 

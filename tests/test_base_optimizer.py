@@ -14,7 +14,7 @@ from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.base_optimizer import FedAvg, FedDyn, FedProx
 from fedsweep.errors import UserError
 from fedsweep.federation import federate
-from fedsweep.models.layered import layer_of
+from fedsweep.models.names import layer_of
 from fedsweep.types import ClientUpdate, LayerAllocation, ServerState
 from tests.compare import identical, identical_rounds, memory, moved
 from tests.references import feddyn as reference

@@ -5,7 +5,7 @@ import torch
 
 from fedsweep.costs import COST_METRICS, count, held_parameters, round_costs, size_in_bytes, sizes_of
 from fedsweep.federation import federate
-from fedsweep.models.layered import names_within
+from fedsweep.models.names import names_within
 from fedsweep.types import ClientUpdate, LayerAllocation
 
 LORA = 4 * (64 + 64) + 4 * (128 + 64)

@@ -6,7 +6,7 @@ import torch
 from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.malicious import attacked, malicious_clients
-from fedsweep.models.layered import is_statistic
+from fedsweep.models.names import is_statistic
 from tests.compare import identical
 from tests.conformance.rounds import one_round
 

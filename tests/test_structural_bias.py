@@ -7,7 +7,8 @@ from torch import nn
 
 from fedsweep.federation import federate
 from fedsweep.models.brick import Brick, InPlace
-from fedsweep.models.layered import LayeredModel, layer_of
+from fedsweep.models.layered import LayeredModel
+from fedsweep.models.names import layer_of
 from fedsweep.structural_bias import (
     Placed,
     bias_metrics,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.experiment import build
-from fedsweep.models.layered import layer_of
+from fedsweep.models.names import layer_of
 from fedsweep.optimizers import AdamConfig, SGDConfig
 from fedsweep.seeding import stream
 from fedsweep.training import DivergenceError, LocalConfig, LocalTask, batches, cross_entropy

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.config import Config
 from fedsweep.models import BackboneConfig
-from fedsweep.models.layered import Images, LayeredModel, Step, names_within
+from fedsweep.models.layered import Images, LayeredModel, Step
+from fedsweep.models.names import names_within
 from fedsweep.reader import Reader
 from fedsweep.training import CohortTrainer, LocalTask, Objective
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState

@@ -20,7 +20,8 @@ from fedsweep.methods.depthfl import DepthFL
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.inclusivefl import InclusiveFL
 from fedsweep.models.brick import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
-from fedsweep.models.layered import Images, LayeredModel, Path, Step, completed, names_within
+from fedsweep.models.layered import Images, LayeredModel, Path, Step, completed
+from fedsweep.models.names import names_within
 from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer, LocalTask, Objective
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState

@@ -6,7 +6,6 @@ client, with adapters that are activated from the top down (SAL), and a gate tha
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import ClassVar, Literal, cast
 
 import numpy as np
@@ -17,13 +16,14 @@ from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.config import Config
-from fedsweep.errors import UserError, one_line
 from fedsweep.evaluation import accuracy
 from fedsweep.frozen import FrozenFunction, digest_of
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted
 from fedsweep.models import BackboneConfig
-from fedsweep.models.gate import Gate, TimmTrunk, TrunkConfig, build_gate
-from fedsweep.models.layered import Images, LayeredModel, Path, names_within
+from fedsweep.models.gate import Gate, build_gate, check_gate, mixed, mixing
+from fedsweep.models.layered import Images, LayeredModel, Path
+from fedsweep.models.names import names_within
+from fedsweep.models.trunk import TimmTrunk, TrunkConfig
 from fedsweep.reader import Reader
 from fedsweep.training import CohortTrainer, LocalTask, Objective, cross_entropy
 from fedsweep.types import (
@@ -97,7 +97,7 @@ class FedMS(FederatedMethod):
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
         """Those of the gate's trunk, which must take the backbone's images."""
-        _check_gate(self.gate, backbone.image_size, self.fingerprint())
+        check_gate(self.gate.trunk, self.gate.hidden, backbone.image_size, self.fingerprint())
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """The gate, as `gate.trunk` and `gate.adapter`."""
@@ -279,17 +279,6 @@ class FedMS(FederatedMethod):
         return {ACTIVE: mean, **{f"{ACTIVE}/{one}": count for one, count in active.items()}, **gate}
 
 
-@lru_cache(maxsize=16)  # asked for every arm and seed of a search space
-def _check_gate(config: GateConfig, size: int, _fingerprint: str) -> None:
-    gate = build_gate(config.trunk, config.hidden, whole=False, seed=0)
-    blank = torch.zeros(2, 3, size, size, dtype=torch.uint8)
-    try:
-        with torch.no_grad():
-            gate(gate.features(blank))
-    except Exception as error:  # whatever a network of timm may say of images or features of another shape
-        raise UserError(f"`method.gate.trunk` cannot look at images of {size} pixels: {one_line(error)}.") from None
-
-
 def of(state: ServerState) -> FedMSState:
     """The state as this method's.
 
@@ -304,20 +293,6 @@ def of(state: ServerState) -> FedMSState:
 def stuck(queue: Sequence[float], accuracy: float, sal: SALConfig) -> bool:
     """Whether the gain Delta over the mean of a full queue is below delta (Eq. 5); before it is full, never."""
     return len(queue) == sal.queue and accuracy - sum(queue) / sal.queue < sal.threshold
-
-
-def mixing(model: LayeredModel, images: Batch) -> Tensor:
-    """Lambda (batch,) of the gate that the model holds."""
-    gate = cast(Gate, model.gate)
-    found: Tensor = gate(images.beside["trunk"] if "trunk" in images.beside else gate.features(images.images))
-    return found
-
-
-def mixed(model: LayeredModel, images: Batch, path: Path) -> Tensor:
-    """O = lambda <V_g, T_g> + (1 - lambda) <V_i, T_i>, times exp(s) (Eq. 6): logits (batch, classes)."""
-    mix = mixing(model, images).unsqueeze(1)
-    local: Tensor = model(images, path)
-    return mix * images.beside["global"] + (1 - mix) * local
 
 
 def mixed_cross_entropy(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:

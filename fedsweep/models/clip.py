@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.errors import UserError
-from fedsweep.models.layered import Images, LayeredModel, Path, layer_of
+from fedsweep.models.layered import Images, LayeredModel, Path
+from fedsweep.models.names import layer_of
 from fedsweep.seeding import derived_seed
 from fedsweep.types import AdapterState
 

@@ -2,119 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from functools import lru_cache
+from typing import cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedsweep.config import Config
-from fedsweep.errors import UserError
-from fedsweep.models import timm_weights, weights_file
-from fedsweep.models.architecture import check_name, check_pinned, timm_config
-from fedsweep.models.layered import standardize_
+from fedsweep.errors import UserError, one_line
+from fedsweep.models.layered import LayeredModel, Path, standardize_
+from fedsweep.models.trunk import TrunkConfig
 from fedsweep.seeding import derived_seed
-
-WEIGHTS = Path(__file__).parent / "weights" / "digits_resnet.safetensors"
-FIELD = "method.gate.trunk.pretrained"
-SMALL = (16, 32, 64, 64)
-"""Channels of the trunk that ships."""
-
-
-class DigitsTrunk(Config):
-    """A narrow ResNet-18 for 16 px, trained on MNIST by scripts/train_digits_clip.py; ships with fedsweep."""
-
-    name: Literal["digits_resnet"] = "digits_resnet"
-
-    def fingerprint(self) -> str:
-        """The digest on the card that `build` checks the weights against."""
-        return f"sha256:{_card()['sha256']}"
-
-    def outlined(self) -> nn.Module:
-        """The network without its weights."""
-        from timm.models.resnet import BasicBlock, ResNet
-
-        return cast(nn.Module, ResNet(cast(Any, BasicBlock), (2, 2, 2, 2), channels=SMALL, num_classes=0))
-
-    def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """The network with its weights, and the mean and deviation of its pixels.
-
-        Raises:
-            UserError: the weights file is not the shipped one.
-        """
-        from safetensors.torch import load_file
-
-        if weights_file.digest(WEIGHTS) != _card()["sha256"]:
-            raise UserError(f"{WEIGHTS.name} is not the file that its card {WEIGHTS.stem}.json describes.")
-        trunk = self.outlined()
-        trunk.load_state_dict(
-            {
-                name: tensor.float() if tensor.is_floating_point() else tensor
-                for name, tensor in load_file(WEIGHTS).items()
-            }
-        )
-        return trunk, _card()["mean"], _card()["std"]
-
-
-class TimmTrunk(Config):
-    """A network of timm without its classifier, ResNet-18 in the paper."""
-
-    name: Literal["timm"] = "timm"
-    model: str = Field("resnet18.tv_in1k", min_length=1, description="timm's name, with the tag of its weights")
-    pretrained: str = Field("timm", min_length=1, description="timm, none, or a file of weights in timm's naming")
-
-    @model_validator(mode="after")
-    def _timm_has_it(self) -> Self:
-        if self.pretrained not in ("timm", "none") and not weights_file.is_path(self.pretrained):
-            raise ValueError(
-                f"`method.gate.trunk.pretrained` must be timm, none or a file of weights, but it is {self.pretrained}"
-            )
-        try:
-            check_name(self.model)
-            if self.pretrained == "timm":
-                check_pinned(self.model)
-        except ValueError as error:
-            raise ValueError(str(error).replace("`backbone.", "`method.gate.trunk.")) from None
-        return self
-
-    def fingerprint(self) -> str:
-        """Timm's tag, or the digest of the file.
-
-        Raises:
-            UserError: the file is not there.
-        """
-        if self.pretrained in ("timm", "none"):
-            return f"{self.pretrained}:{self.model}"
-        return f"sha256:{weights_file.digest(weights_file.find(self.pretrained, FIELD))}"
-
-    def outlined(self) -> nn.Module:
-        """The network without its weights."""
-        import timm
-
-        return timm.create_model(self.model, num_classes=0)
-
-    def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """The network with its weights, and the mean and deviation of its pixels.
-
-        Raises:
-            UserError: the weights are missing or of another shape.
-        """
-        config = timm_config(self.model)
-        if self.pretrained == "timm":
-            return timm_weights.create(self.model, num_classes=0), list(config.mean), list(config.std)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derived_seed(seed, "gate", "trunk"))
-            trunk = self.outlined()
-        if self.pretrained != "none":
-            weights_file.load_without(trunk, weights_file.find(self.pretrained, FIELD), "fc.")
-        return trunk, list(config.mean), list(config.std)
-
-
-TrunkConfig = Annotated[DigitsTrunk | TimmTrunk, Field(discriminator="name")]
+from fedsweep.types import Batch
 
 
 class Gate(nn.Module):
@@ -188,7 +88,8 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
         trunk, mean, std = config.build(seed)
         gate = Gate(trunk, hidden, mean, std, whole)
-    gate.identity = f"{config.model_dump_json()} {config.fingerprint()} {seed if _fresh(config) else ''}"
+    content = config.fingerprint()
+    gate.identity = f"{config.model_dump_json()} {content} {seed if content.startswith('none:') else ''}"
     for place, layer in enumerate(gate.adapter):
         if isinstance(layer, nn.Linear):
             generator = torch.Generator().manual_seed(derived_seed(seed, "gate", place))
@@ -197,10 +98,31 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
     return gate.eval()
 
 
-def _fresh(config: TrunkConfig) -> bool:
-    return isinstance(config, TimmTrunk) and config.pretrained == "none"
+@lru_cache(maxsize=16)  # asked for every arm and seed of a search space
+def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint: str) -> None:
+    """Look through a gate as a run will, at images of `size` pixels; once per process for each content.
+
+    Raises:
+        UserError: the trunk's weights are missing or do not fit, or it cannot look at such images.
+    """
+    gate = build_gate(config, hidden, whole=False, seed=0)
+    blank = torch.zeros(2, 3, size, size, dtype=torch.uint8)
+    try:
+        with torch.no_grad():
+            gate(gate.features(blank))
+    except Exception as error:  # whatever a network of timm may say of images or features of another shape
+        raise UserError(f"`method.gate.trunk` cannot look at images of {size} pixels: {one_line(error)}.") from None
 
 
-def _card() -> dict[str, Any]:
-    card: dict[str, Any] = json.loads(WEIGHTS.with_suffix(".json").read_text())
-    return card
+def mixing(model: LayeredModel, images: Batch) -> Tensor:
+    """Lambda (batch,) of the gate that the model holds."""
+    gate = cast(Gate, model.gate)
+    found: Tensor = gate(images.beside["trunk"] if "trunk" in images.beside else gate.features(images.images))
+    return found
+
+
+def mixed(model: LayeredModel, images: Batch, path: Path) -> Tensor:
+    """O = lambda <V_g, T_g> + (1 - lambda) <V_i, T_i>, times exp(s) (Eq. 6): logits (batch, classes)."""
+    mix = mixing(model, images).unsqueeze(1)
+    local: Tensor = model(images, path)
+    return mix * images.beside["global"] + (1 - mix) * local

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from fedsweep.models.names import STATISTICS, layer_of
 from fedsweep.seeding import derived_seed
 from fedsweep.types import AdapterState, Batch
 
@@ -23,8 +23,6 @@ Step: TypeAlias = "int | Callable[[LayeredModel, Tensor], Tensor]"
 """One step of a walk: a block by its number, or what maps (model, tokens) to tokens of the same shape in its place."""
 Path: TypeAlias = "Sequence[Step]"
 """The steps of a walk in their order. A block that a client skips is not among them."""
-STATISTICS = ("running_mean", "running_var")
-_BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
 
 
 class LayeredModel(nn.Module, ABC):
@@ -237,15 +235,6 @@ def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Path:
     return tuple(layer if layer in held else stand_ins[layer] for layer in sorted({*held, *stand_ins}))
 
 
-def is_statistic(name: str) -> bool:
-    """Whether a tensor is a running mean or variance: averaged like any other, but nothing descends along it.
-
-    >>> is_statistic("gate.adapter.1.running_var"), is_statistic("gate.adapter.1.weight")
-    (True, False)
-    """
-    return name.endswith(STATISTICS)
-
-
 def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
     """Copy tensors into those of a model that training moves.
 
@@ -273,33 +262,3 @@ def draw_head(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """(pixels - mean) / std, in place: fresh memory for each step would take longer than the arithmetic."""
     return pixels.sub_(mean).div_(std)
-
-
-def layer_of(name: str) -> int | None:
-    """The block that a tensor belongs to, or None for the head and whatever else is shared by all clients.
-
-    >>> layer_of("backbone.blocks.7.attn.proj.lora_A.default.weight"), layer_of("backbone.head.weight")
-    (7, None)
-    """
-    match = _BLOCK.match(name)
-    return int(match[1]) if match else None
-
-
-def moved_to(name: str, layer: int) -> str:
-    """The name that a block's tensor has in another block.
-
-    >>> moved_to("backbone.blocks.7.attn.proj.lora_A.default.weight", 2)
-    'backbone.blocks.2.attn.proj.lora_A.default.weight'
-    """
-    return _BLOCK.sub(f"backbone.blocks.{layer}.", name)
-
-
-def names_within(names: Iterable[str], layers: Iterable[int], without: tuple[str, ...] = ()) -> list[str]:
-    """The names that belong to the given blocks, or to no block and begin with none of `without`."""
-    kept = set(layers)
-
-    def belongs(name: str) -> bool:
-        layer = layer_of(name)
-        return layer in kept if layer is not None else not name.startswith(without)
-
-    return [name for name in names if belongs(name)]

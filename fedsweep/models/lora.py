@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from fedsweep.config import Config
-from fedsweep.models.layered import LayeredModel, Position, names_within
+from fedsweep.models.layered import LayeredModel, Position
+from fedsweep.models.names import names_within
 from fedsweep.seeding import derived_seed
 
 

@@ -10,7 +10,7 @@ from fedsweep.costs import held_parameters, sizes_of, transmission_seconds
 from fedsweep.experiment import RunConfig
 from fedsweep.methods import Server
 from fedsweep.models import LayeredModel, add_lora, train_head_alone
-from fedsweep.models.layered import is_statistic, layer_of, names_within
+from fedsweep.models.names import is_statistic, layer_of, names_within
 from fedsweep.seeding import stream
 from fedsweep.types import Client
 

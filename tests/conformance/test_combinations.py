@@ -8,7 +8,7 @@ import torch
 from fedsweep.checkpoint import Checkpoint, load, save
 from fedsweep.errors import UserError
 from fedsweep.federation import Federation, federate
-from fedsweep.models.layered import layer_of
+from fedsweep.models.names import layer_of
 from fedsweep.seeding import stream
 from fedsweep.types import AdapterState, RoundResult, ServerState
 from tests.compare import identical, identical_rounds, moved

@@ -14,7 +14,7 @@ import fedsweep.methods
 from fedsweep.checkpoint import Checkpoint, load, save
 from fedsweep.federation import Federation, federate
 from fedsweep.methods import ALL
-from fedsweep.models.layered import layer_of, names_within
+from fedsweep.models.names import layer_of, names_within
 from fedsweep.seeding import stream
 from fedsweep.types import ClientUpdate, LayerAllocation, RoundResult
 from tests.compare import copied, frozen, identical, identical_rounds, memory, tensors_in, unkept

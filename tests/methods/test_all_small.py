@@ -4,7 +4,7 @@ import pytest
 
 from fedsweep.errors import UserError
 from fedsweep.federation import federate
-from fedsweep.models.layered import layer_of
+from fedsweep.models.names import layer_of
 from tests.compare import identical_rounds, moved
 
 

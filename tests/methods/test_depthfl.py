@@ -13,7 +13,7 @@ from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.methods import depthfl
 from fedsweep.methods.depthfl import DepthFL, mutual_loss, ramp_up
-from fedsweep.models.layered import layer_of, names_within
+from fedsweep.models.names import layer_of, names_within
 from tests.compare import identical, moved
 from tests.references import depthfl as reference
 

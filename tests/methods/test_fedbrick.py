@@ -9,7 +9,7 @@ import torch
 
 from fedsweep.errors import UserError
 from fedsweep.federation import Federation, federate
-from fedsweep.models.layered import layer_of
+from fedsweep.models.names import layer_of
 from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer, LocalTask
 from fedsweep.types import ClientUpdate

@@ -12,8 +12,9 @@ from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
 from fedsweep.methods.base import predicted
-from fedsweep.methods.fedms import FedMSState, mixing
-from fedsweep.models.layered import is_statistic, layer_of
+from fedsweep.methods.fedms import FedMSState
+from fedsweep.models.gate import mixing
+from fedsweep.models.names import is_statistic, layer_of
 from fedsweep.types import Batch
 from tests.compare import identical, identical_rounds, moved, unkept
 from tests.conformance.rounds import one_round

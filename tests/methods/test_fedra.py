@@ -10,7 +10,7 @@ from fedsweep.aggregation import AggregationConfig
 from fedsweep.federation import federate
 from fedsweep.methods import Server
 from fedsweep.methods.fedra import FedRA, cover
-from fedsweep.models.layered import layer_of
+from fedsweep.models.names import layer_of
 from fedsweep.seeding import stream
 from fedsweep.types import Client, ImageSet, ServerState
 from tests.compare import identical_rounds, moved

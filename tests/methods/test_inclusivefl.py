@@ -11,7 +11,7 @@ from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.methods import Server
 from fedsweep.methods.inclusivefl import InclusiveFL, InclusiveState
-from fedsweep.models.layered import layer_of
+from fedsweep.models.names import layer_of
 from fedsweep.types import ClientUpdate, LayerAllocation
 from tests.compare import identical, identical_rounds, moved
 from tests.references import inclusivefl as reference

@@ -5,7 +5,7 @@ import pytest
 from fedsweep.errors import UserError
 from fedsweep.experiment import build
 from fedsweep.federation import federate
-from fedsweep.models.layered import layer_of
+from fedsweep.models.names import layer_of
 from tests.compare import identical, identical_rounds, moved
 from tests.conformance.rounds import one_round
 

@@ -23,7 +23,8 @@ from fedsweep.data.digits import DigitsData
 from fedsweep.errors import UserError
 from fedsweep.models import ClipBackbone, DigitsClip, LoraConfig, add_lora, build_model, train_head_alone
 from fedsweep.models.clip import LayeredClip, Towers
-from fedsweep.models.clip_backbone import SHIPPED, Tokenizer
+from fedsweep.models.clip_backbone import SHIPPED
+from fedsweep.models.clip_checkpoint import Tokenizer
 from fedsweep.models.layered import Path as Walk
 from tests.compare import identical
 from tests.models.small import stirred
@@ -620,7 +621,14 @@ def test_a_folder_is_found_beside_the_data(own, monkeypatch):
         ("{}", "`model_type` is None."),
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)."),
         ("[]", "'list' object has no attribute 'get'."),
-        ('{"model_type": "clip", "vision_config": {"hidden_size": "x"}}', ""),
+        (
+            '{"model_type": "clip", "vision_config": {"hidden_size": "x"}}',
+            "`vision_config.hidden_size` must be a whole number above 0, but it is x.",
+        ),
+        (
+            '{"model_type": "clip", "text_config": {"num_hidden_layers": 0}}',
+            "`text_config.num_hidden_layers` must be a whole number above 0, but it is 0.",
+        ),
     ],
 )
 def test_a_config_of_another_kind_is_refused(own, content, why):

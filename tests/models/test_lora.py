@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedsweep.models import LoraConfig, build_model, relative_norm
-from fedsweep.models.layered import layer_of
+from fedsweep.models.names import layer_of
 from tests.compare import identical
 from tests.references import lora as reference
 

@@ -1,0 +1,156 @@
+"""A CLIP's checkpoint as transformers keeps it: shape, tensors, normalisation, tokens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsweep.errors import UserError, near, one_line
+from fedsweep.models.checkpoint_folder import CONFIG, digest, find, is_folder
+
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size", "image_size")
+Shape = Mapping[str, Mapping[str, int]]
+
+
+def _known(width: int, blocks: int, patch: int, size: int, text: int) -> Shape:
+    """OpenAI's shapes: heads of 64 features, MLPs four times as wide, twelve blocks for the text."""
+    vision = {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": width // 64,
+        "patch_size": patch,
+        "image_size": size,
+    }
+    words = {"hidden_size": text, "intermediate_size": 4 * text, "num_attention_heads": text // 64}
+    return {"vision_config": vision, "text_config": words, "projection": {"dim": text}}
+
+
+KNOWN: dict[str, Shape] = {
+    "openai/clip-vit-base-patch32": _known(768, 12, 32, 224, 512),
+    "openai/clip-vit-base-patch16": _known(768, 12, 16, 224, 512),
+    "openai/clip-vit-large-patch14": _known(1024, 24, 14, 224, 768),
+    "openai/clip-vit-large-patch14-336": _known(1024, 24, 14, 336, 768),
+}
+"""Shapes of public checkpoints, so that they can be planned and counted before they are there."""
+
+
+def config_of(model: str) -> Any:
+    """The shape, from the table above or from the checkpoint.
+
+    Raises:
+        UserError: there is no such checkpoint, or its config is not that of a CLIP.
+    """
+    import transformers
+
+    config: Any = transformers.CLIPConfig
+    if model in KNOWN and not is_folder(model):
+        shape = KNOWN[model]
+        return config(
+            vision_config=dict(shape["vision_config"]),
+            text_config=dict(shape["text_config"]),
+            projection_dim=shape["projection"]["dim"],
+            attn_implementation="sdpa",
+        )
+    try:
+        folder = find(model)
+    except UserError as error:
+        raise UserError(str(error).removesuffix(".") + (near(model, KNOWN, cutoff=0.8) or ".")) from None
+    try:
+        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if said.get("model_type") != "clip":
+            raise ValueError(f"`model_type` is {said.get('model_type')}")
+        _check_sizes(said)
+        return config.from_pretrained(folder, attn_implementation="sdpa")
+    except Exception as error:  # transformers' checks have kinds of their own
+        raise UserError(
+            f"`backbone.model` {model} is not a CLIP that transformers can read: {one_line(error)}."
+        ) from None
+
+
+def _check_sizes(said: Mapping[str, Any]) -> None:
+    """Raises ValueError where a size is no whole number; older releases of transformers take any value."""
+    for encoder in ("vision_config", "text_config"):
+        for name, value in (said.get(encoder) or {}).items():
+            if name in SIZES and (type(value) is not int or value < 1):
+                raise ValueError(f"`{encoder}.{name}` must be a whole number above 0, but it is {value}")
+
+
+def load(folder: Path, name: str) -> Any:
+    """All tensors of the checkpoint, in single precision.
+
+    Raises:
+        UserError: some are missing, of another shape, or cannot be read.
+    """
+    import transformers
+
+    model: Any = transformers.CLIPModel
+    logging: Any = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        clip, found = model.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True, local_files_only=True
+        )
+    except Exception as error:  # each format has its own
+        raise UserError(f"`backbone.model` {name} cannot be loaded: {one_line(error)}.") from error
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+    if wrong := sorted(found["missing_keys"]) or sorted(map(str, found["mismatched_keys"])):
+        raise UserError(f"`backbone.model` {name} lacks tensors of a CLIP or has them in another shape: {wrong[0]}.")
+    return clip.eval()
+
+
+def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
+    """Mean and deviation of each colour.
+
+    Raises:
+        UserError: they are not there, or not three numbers each.
+    """
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        mean, std = ([float(one) for one in said[f"image_{which}"]] for which in ("mean", "std"))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"`backbone.model` {name} has a {path.name} that cannot be read: {one_line(error)}.") from None
+    if len(mean) != 3 or len(std) != 3 or not all(math.isfinite(one) for one in mean + std) or min(std) <= 0:
+        raise UserError(
+            f"`backbone.model` {name} must have three means and deviations in {path.name}, not {mean}, {std}."
+        )
+    return mean, std
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer of a checkpoint, read when it is first asked."""
+
+    folder: Path
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Tokens (n, longest) and the places of the last ones (n,).
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        found = _tokenizer(self.folder, digest(self.folder))(list(texts), padding=True, return_tensors="pt")
+        return found["input_ids"], found["attention_mask"].sum(1) - 1
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(folder: Path, _digest: str) -> Any:
+    from transformers import CLIPTokenizer
+
+    try:
+        return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # each format has its own
+        raise UserError(f"the tokenizer in {folder} cannot be read: {one_line(error)}.") from error

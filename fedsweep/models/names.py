@@ -1,0 +1,46 @@
+"""Names of a model's tensors: which block one belongs to, and what kind it is. Blocks are never renumbered."""
+
+import re
+from collections.abc import Iterable
+
+STATISTICS = ("running_mean", "running_var")
+_BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
+
+
+def layer_of(name: str) -> int | None:
+    """The block that a tensor belongs to, or None for the head and whatever else is shared by all clients.
+
+    >>> layer_of("backbone.blocks.7.attn.proj.lora_A.default.weight"), layer_of("backbone.head.weight")
+    (7, None)
+    """
+    match = _BLOCK.match(name)
+    return int(match[1]) if match else None
+
+
+def moved_to(name: str, layer: int) -> str:
+    """The name that a block's tensor has in another block.
+
+    >>> moved_to("backbone.blocks.7.attn.proj.lora_A.default.weight", 2)
+    'backbone.blocks.2.attn.proj.lora_A.default.weight'
+    """
+    return _BLOCK.sub(f"backbone.blocks.{layer}.", name)
+
+
+def names_within(names: Iterable[str], layers: Iterable[int], without: tuple[str, ...] = ()) -> list[str]:
+    """The names that belong to the given blocks, or to no block and begin with none of `without`."""
+    kept = set(layers)
+
+    def belongs(name: str) -> bool:
+        layer = layer_of(name)
+        return layer in kept if layer is not None else not name.startswith(without)
+
+    return [name for name in names if belongs(name)]
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a tensor is a running mean or variance: averaged like any other, but nothing descends along it.
+
+    >>> is_statistic("gate.adapter.1.running_var"), is_statistic("gate.adapter.1.weight")
+    (True, False)
+    """
+    return name.endswith(STATISTICS)

@@ -1,0 +1,119 @@
+"""The network below FedMS's gate: its own, or one of timm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from fedsweep.config import Config
+from fedsweep.errors import UserError
+from fedsweep.models import timm_weights, weights_file
+from fedsweep.models.architecture import check_name, check_pinned, timm_config
+from fedsweep.seeding import derived_seed
+
+WEIGHTS = Path(__file__).parent / "weights" / "digits_resnet.safetensors"
+FIELD = "method.gate.trunk.pretrained"
+SMALL = (16, 32, 64, 64)
+"""Channels of the trunk that ships."""
+
+
+class DigitsTrunk(Config):
+    """A narrow ResNet-18 for 16 px, trained on MNIST by scripts/train_digits_clip.py; ships with fedsweep."""
+
+    name: Literal["digits_resnet"] = "digits_resnet"
+
+    def fingerprint(self) -> str:
+        """The digest on the card that `build` checks the weights against."""
+        return f"sha256:{_card()['sha256']}"
+
+    def outlined(self) -> nn.Module:
+        """The network without its weights."""
+        from timm.models.resnet import BasicBlock, ResNet
+
+        return cast(nn.Module, ResNet(cast(Any, BasicBlock), (2, 2, 2, 2), channels=SMALL, num_classes=0))
+
+    def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
+        """The network with its weights, and the mean and deviation of its pixels.
+
+        Raises:
+            UserError: the weights file is not the shipped one.
+        """
+        from safetensors.torch import load_file
+
+        if weights_file.digest(WEIGHTS) != _card()["sha256"]:
+            raise UserError(f"{WEIGHTS.name} is not the file that its card {WEIGHTS.stem}.json describes.")
+        trunk = self.outlined()
+        trunk.load_state_dict(
+            {
+                name: tensor.float() if tensor.is_floating_point() else tensor
+                for name, tensor in load_file(WEIGHTS).items()
+            }
+        )
+        return trunk, _card()["mean"], _card()["std"]
+
+
+class TimmTrunk(Config):
+    """A network of timm without its classifier, ResNet-18 in the paper."""
+
+    name: Literal["timm"] = "timm"
+    model: str = Field("resnet18.tv_in1k", min_length=1, description="timm's name, with the tag of its weights")
+    pretrained: str = Field("timm", min_length=1, description="timm, none, or a file of weights in timm's naming")
+
+    @model_validator(mode="after")
+    def _timm_has_it(self) -> Self:
+        if self.pretrained not in ("timm", "none") and not weights_file.is_path(self.pretrained):
+            raise ValueError(
+                f"`method.gate.trunk.pretrained` must be timm, none or a file of weights, but it is {self.pretrained}"
+            )
+        try:
+            check_name(self.model)
+            if self.pretrained == "timm":
+                check_pinned(self.model)
+        except ValueError as error:
+            raise ValueError(str(error).replace("`backbone.", "`method.gate.trunk.")) from None
+        return self
+
+    def fingerprint(self) -> str:
+        """Timm's tag, or the digest of the file.
+
+        Raises:
+            UserError: the file is not there.
+        """
+        if self.pretrained in ("timm", "none"):
+            return f"{self.pretrained}:{self.model}"
+        return f"sha256:{weights_file.digest(weights_file.find(self.pretrained, FIELD))}"
+
+    def outlined(self) -> nn.Module:
+        """The network without its weights."""
+        import timm
+
+        return timm.create_model(self.model, num_classes=0)
+
+    def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
+        """The network with its weights, and the mean and deviation of its pixels.
+
+        Raises:
+            UserError: the weights are missing or of another shape.
+        """
+        config = timm_config(self.model)
+        if self.pretrained == "timm":
+            return timm_weights.create(self.model, num_classes=0), list(config.mean), list(config.std)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derived_seed(seed, "gate", "trunk"))
+            trunk = self.outlined()
+        if self.pretrained != "none":
+            weights_file.load_without(trunk, weights_file.find(self.pretrained, FIELD), "fc.")
+        return trunk, list(config.mean), list(config.std)
+
+
+TrunkConfig = Annotated[DigitsTrunk | TimmTrunk, Field(discriminator="name")]
+
+
+def _card() -> dict[str, Any]:
+    card: dict[str, Any] = json.loads(WEIGHTS.with_suffix(".json").read_text())
+    return card
