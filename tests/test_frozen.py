@@ -402,6 +402,25 @@ def test_a_file_that_lost_its_rows_gives_no_wrong_ones(tmp_path, spoil):
     assert len(computed.images()) == 10
 
 
+@pytest.mark.parametrize("whole", [0, 1, 3])
+def test_on_a_full_disk_rows_that_were_written_in_part_are_not_believed(tmp_path, monkeypatch, whole):
+    images, computed, written = image_set(8), Computed(), os.pwrite
+    left = [whole]
+
+    def filling(file: int, content: bytes, offset: int) -> int:
+        if len(content) == ROW:
+            if not left[0]:
+                return written(file, content[: ROW // 2], offset)
+            left[0] -= 1
+        return written(file, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", filling)
+    assert torch.equal(kept(tmp_path, images).all(computed.function, images, 8), expected(images.images))
+    monkeypatch.setattr(os, "pwrite", written)
+    assert torch.equal(kept(tmp_path, images).all(computed.function, images, 8), expected(images.images))
+    assert computed.images() == [*range(8), *range(whole, 8)]
+
+
 def test_rows_that_make_room_while_others_read_and_write_them_are_never_wrong(tmp_path):
     images = image_set(16)
     rows, computed = kept(tmp_path, images), Computed("shared")

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from fedsweep.checkpoint import Checkpoint, load, save
 from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.malicious import attacked, malicious_clients
 from fedsweep.models.names import is_statistic
-from tests.compare import identical
+from fedsweep.types import RoundResult
+from tests.compare import identical, identical_rounds
 from tests.conformance.rounds import one_round
 
 IDS = [f"client-{number}" for number in range(10)]
@@ -84,6 +86,17 @@ def test_an_attacker_remembers_what_it_has_trained(federation):
     )
     assert identical(honest.state.client_memory, attacked_.state.client_memory)
     assert not identical(honest.state.server_memory, attacked_.state.server_memory)
+
+
+@pytest.mark.parametrize("attack", ["reversed_update", "reversed_weights"])
+def test_under_feddyn_with_attackers_resume_equals_straight(federation, tmp_path, attack):
+    dyn = {"base_optimizer": {"name": "feddyn", "alpha": 1.0}, "federation.clients_per_round": 2}
+    changes = {**dyn, "federation.malicious_share": 0.34, "federation.attack": attack}
+    straight = list(federate(federation(changes)))
+    fresh = federation(changes)
+    save(tmp_path / "checkpoint", Checkpoint(1, straight[1].state, ()))
+    read = load(tmp_path / "checkpoint", like=fresh.initial_state())
+    assert identical_rounds(straight[2:], federate(fresh, RoundResult(1, read.state)))
 
 
 @pytest.mark.parametrize(

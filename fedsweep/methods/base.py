@@ -110,8 +110,8 @@ class FederatedMethod(Config, ABC):
         """Of an adapter's tensors, those that a client trains, sent or not."""
         return self.sent_names(names, row)
 
-    def stages(self, state: ServerState) -> dict[str, ServerState]:
-        """Where clients do different things in the course of a run: a state of each stage, by what it is called."""
+    def stages(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
+        """Where clients do different things in a run of so many rounds: a state of each stage, by what it is called."""
         return {"": state}
 
     @property

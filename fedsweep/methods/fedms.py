@@ -80,7 +80,7 @@ class FedMS(FederatedMethod):
     needs_validation: ClassVar = True
 
     name: Literal["fedms"] = "fedms"
-    global_rounds: int = Field(25, ge=0, description="rounds of stage one; the others are stage two")
+    global_rounds: int = Field(25, ge=0, description="rounds of stage one; those after them, if any, are stage two")
     sal: SALConfig = Field(SALConfig(), description="when local experts' adapters become active")
     gate: GateConfig = Field(GateConfig(), description="what mixes the experts")
 
@@ -146,10 +146,12 @@ class FedMS(FederatedMethod):
         """The gate, and the adapters of the active blocks."""
         return names_within(names, row.trained, row.without)
 
-    def stages(self, state: ServerState) -> dict[str, ServerState]:
-        """Stage one, and stage two at its end, with all blocks active."""
+    def stages(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
+        """Those of stage one and stage two that have rounds; stage two at its end, with all blocks active."""
         everywhere = dict.fromkeys(of(state).active, len(state.layers))
-        return {"stage 1": state, "stage 2": replace(of(state), stage=2, active=everywhere)}
+        first = {"stage 1": state} if self.global_rounds else {}
+        second = {"stage 2": replace(of(state), stage=2, active=everywhere)} if rounds > self.global_rounds else {}
+        return first | second
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer

@@ -115,7 +115,8 @@ def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], b
     clients = [Client(one, domains[one], cast(Any, None), depth) for one, depth in capacities.items()]
     server = Server(model.num_layers, config.aggregation, tuple(sorted(config.depths())))
     movable = {name: tensor.numel() for name, tensor in model.movable().items()}
-    for stage, state in config.method.stages(config.method.init(model, clients, server)).items():
+    first = config.method.init(model, clients, server)
+    for stage, state in config.method.stages(first, config.federation.rounds).items():
         rows = config.method.allocate(state, clients, server, stream(config.seed, "allocation", 1))
         seen: set[int] = set()
         for client in sorted(clients, key=lambda one: -one.capacity):

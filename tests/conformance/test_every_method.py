@@ -16,7 +16,7 @@ from fedsweep.federation import Federation, federate
 from fedsweep.methods import ALL
 from fedsweep.models.names import layer_of, names_within
 from fedsweep.seeding import stream
-from fedsweep.types import ClientUpdate, LayerAllocation, RoundResult
+from fedsweep.types import ClientUpdate, ImageSet, LayerAllocation, RoundResult
 from tests.compare import copied, frozen, identical, identical_rounds, memory, tensors_in, unkept
 from tests.conformance.conftest import METHODS
 from tests.conformance.rounds import one_round
@@ -118,6 +118,20 @@ def test_the_same_seed_gives_the_same_bits_whatever_the_global_generators_which_
     again = list(federate(unkept(federation(chosen))))
     assert identical(before, generators())
     assert identical_rounds(straight, again)
+
+
+def test_no_test_image_reaches_the_state(federation, chosen, straight):
+    """Other images to test on, other accuracies; the same models to the last bit."""
+
+    def turned(images: ImageSet) -> ImageSet:
+        return ImageSet(255 - images.take(torch.arange(len(images)))[0], images.labels.roll(1))
+
+    given = federation(chosen)
+    clients = [replace(client, test=client.test and turned(client.test)) for client in given.clients]
+    domains = [replace(domain, test=turned(domain.test)) for domain in given.domains]
+    for ours, theirs in zip(straight, federate(replace(given, clients=clients, domains=domains)), strict=True):
+        assert identical(ours.state, theirs.state)
+        assert dict(ours.metrics) != dict(theirs.metrics)
 
 
 def test_stopping_and_resuming_equals_going_straight_through(federation, chosen, some, tmp_path):

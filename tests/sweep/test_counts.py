@@ -81,6 +81,18 @@ def test_fedms_tables_1_and_4_and_figure_7_are_counted_exactly(plan):
     assert [round(promptfl.clients[0].seconds(speed), 4) for speed in (0.1, 1, 10)] == [0.3277, 0.0328, 0.0033]
 
 
+@pytest.mark.parametrize(
+    ("of_stage_one", "rounds", "stages"), [(1, 2, ["stage 1", "stage 2"]), (0, 1, ["stage 2"]), (3, 3, ["stage 1"])]
+)
+def test_stages_without_rounds_are_not_counted(experiment, of_stage_one, rounds, stages):
+    method = {"name": "fedms", "global_rounds": of_stage_one, "gate": {"trunk": {"name": "digits_resnet"}}}
+    changes = {"method": method, "backbone": "digits_clip", "lora.position": "mlp", "federation.depths": [6]}
+    shares = {"partition.validation_share": 0.1, "federation.rounds": rounds}
+    counted = count_parameters(experiment.override({**changes, **shares}, "test"), 10)
+    assert [one.stage for one in counted.clients] == stages
+    assert len(counted.shares) == 4 * len(stages)
+
+
 def ft_seconds() -> float:
     figure_7 = counted_by_arm("papers/fedms/fig7")
     return round(next(one for arm, one in figure_7.items() if '"ft"' in arm).shares["seconds/0.1MBps"], 1)
