@@ -141,65 +141,6 @@ def show_plan(plan: Plan, estimate: bool = True) -> None:
         console.print(f"About {duration(seconds)}, from one round of the experiment measured now.")
 
 
-def show_counts(plan: Plan) -> None:
-    """Parameters of every arm's model beside a paper's, and of a client of each depth."""
-    from fedsweep.sweep.counts import BANDWIDTHS, COUNTS, count_parameters
-    from fedsweep.sweep.space import Parameters
-
-    measure, console = plan.space.measure, result_console()
-    classes = measure.classes if isinstance(measure, Parameters) else 0
-    arms = plan.space.arms()
-    counted = [count_parameters(plan.resolve(arm, plan.space.seeds[0]), classes) for arm in arms]
-    asked = plan.reference.metrics() if plan.reference else []
-    found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
-    present = [name for name in COUNTS if any(name in one for one in found)]
-    shown = [name for name in present if name in asked or name.startswith("parameters/")]
-    heads = (name.removeprefix("parameters/").replace("_", " ") for name in shown)
-    table = Table("arm", *heads, title=plan.name, title_justify="left")
-    for arm, values in zip(arms, found, strict=True):
-        table.add_row(arm_label(arm), *(_counted(values[name]) if name in values else "" for name in shown))
-        if plan.reference is not None:
-            printed = [plan.reference.value(arm, name) for name in shown]
-            table.add_row(
-                "  in the paper", *("" if value is None else _rounded(value) for value in printed), style="dim"
-            )
-    console.print(table)
-    speeds = [f"{speed:g} MB/s, fp32" for speed in BANDWIDTHS]
-    held = ("blocks held", "parameters held", "BRICKs of these", "trained", "of the backbone")
-    clients = Table("arm", *held, "upload in bf16, bytes", *speeds)
-    for arm, one in zip(arms, counted, strict=True):
-        for place, client in enumerate(one.clients):
-            share = (
-                f"{client.bricks:,} ({client.bricks / (client.held - client.bricks):.2%} more)" if client.bricks else ""
-            )
-            clients.add_row(
-                client.stage if place else f"{arm_label(arm)} {client.stage}".strip(),
-                str(client.depth),
-                f"{client.held:,}",
-                share,
-                f"{client.trained:,}",
-                f"{client.percent:.4g} %",
-                f"{client.bytes_up:,}",
-                *(f"{client.seconds(speed):,.5g} s" for speed in BANDWIDTHS),
-            )
-    console.print(clients)
-    console.print(f"Counted from shapes, with a head of {classes} classes; nothing was trained, nothing is recorded.")
-    if plan.reference is not None:
-        console.print(f"Paper: {plan.reference.source}.")
-
-
-def _rounded(value: float) -> str:
-    """As papers print counts: 86.4M, 43.0K; percentages and seconds as they are."""
-    if value >= 1e6:
-        return f"{value / 1e6:.1f}M"
-    return f"{value / 1e3:.1f}K" if value >= 1e4 else f"{value:g}"
-
-
-def _counted(value: float) -> str:
-    """A count as it is, a percentage or a time in four digits."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
 def show_sweep(result: SweepResult, plan: Plan, page_command: str) -> None:
     """Report, close the parent run, and say where things are and which command opens MLflow's page."""
     from fedsweep.report import write_report

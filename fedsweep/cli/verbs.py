@@ -97,7 +97,7 @@ def tune(
         space_changes = {**started.options, **space_changes}
     plan = _plan(space, changes, space_changes)
     if plan.counted:
-        from fedsweep.terminal import show_counts
+        from fedsweep.cli.counts import show_counts
 
         show_counts(plan)
         return
@@ -198,11 +198,13 @@ def show(
     from fedsweep.config import flat
     from fedsweep.paths import find_either
     from fedsweep.plain import parse_overrides, read_yaml
-    from fedsweep.terminal import result_console, show_counts, show_plan
+    from fedsweep.terminal import result_console, show_plan
 
     changes = parse_overrides(overrides or [])
     kind, path = find_either(name)
     if kind == "search_spaces":
+        from fedsweep.cli.counts import show_counts
+
         plan = _plan(name, changes, {})
         show_counts(plan) if plan.counted else show_plan(plan, estimate=False)
         return

@@ -1,0 +1,107 @@
+"""What is counted without training, as tables: no number is cut off, however narrow the terminal."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+
+from fedsweep.arms import Reference, arm_label
+from fedsweep.plain import Json
+from fedsweep.sweep.counts import BANDWIDTHS, COUNTS, Counted, count_parameters
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.space import Parameters
+from fedsweep.terminal import result_console
+
+Arm = Mapping[str, Json]
+GAP = 3
+"""Between two columns, with their border."""
+NARROWEST = 80
+"""Columns that a table takes at least; in a narrower terminal its lines go on in the next one."""
+
+
+def show_counts(plan: Plan) -> None:
+    """Parameters of every arm's model beside a paper's, and of a client of each depth and stage."""
+    measure, console = plan.space.measure, result_console()
+    classes = measure.classes if isinstance(measure, Parameters) else 0
+    arms = plan.space.arms()
+    counted = [count_parameters(plan.resolve(arm, plan.space.seeds[0]), classes) for arm in arms]
+    console.print(plan.name, style="bold")
+    console.width = max(console.width, NARROWEST)
+    for table in (*models(arms, counted, plan.reference, console.width), *clients(arms, counted)):
+        console.print(table)
+    console.print(f"Counted from shapes, with a head of {classes} classes; nothing was trained, nothing is recorded.")
+    if plan.reference is not None:
+        console.print(f"Paper: {plan.reference.source}.")
+
+
+def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference | None, width: int) -> Iterator[Table]:
+    """A column for each arm, in as many tables as it takes; a row for each count, and beneath it the paper's."""
+    found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
+    asked = reference.metrics() if reference else []
+    present = [name for name in COUNTS if any(name in one for one in found)]
+    shown = [name for name in present if name in asked or name.startswith("parameters/")]
+    words = [row_name(name) for name in shown]
+    size = max(len(_number(one[name])) for one in found for name in shown if name in one)
+    first = max(map(len, [*words, "in the paper"])) + 1
+    side = max(1, (width - first - 2 * GAP) // (size + GAP))
+    for start in range(0, len(arms), side):
+        here = range(start, min(start + side, len(arms)))
+        table = Table(box=box.ROUNDED)
+        table.add_column("parameters", min_width=first)
+        for place in here:
+            table.add_column(arm_label(arms[place]), justify="right", min_width=size, overflow="fold")
+        for name, word in zip(shown, words, strict=True):
+            table.add_row(word, *(_number(found[place][name]) if name in found[place] else "" for place in here))
+            printed = [reference.value(arms[place], name) if reference else None for place in here]
+            if any(value is not None for value in printed):
+                cells = ("" if value is None else _rounded(value) for value in printed)
+                table.add_row(" in the paper", *cells, style="dim")
+        yield table
+
+
+def row_name(metric: str) -> str:
+    """What a count is called in a table.
+
+    >>> row_name("parameters/lora_per_block"), row_name("percent/trained/stage_2"), row_name("seconds/0.1MBps")
+    ('lora per block', '% trained, stage 2', 's at 0.1 MB/s')
+    """
+    kind, name, *stage = metric.replace("_", " ").split("/")
+    word = {"percent": f"% {name}", "seconds": f"s at {name.removesuffix('MBps')} MB/s"}.get(kind, name)
+    return ", ".join([word, *stage])
+
+
+def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Table]:
+    """What a client of each depth, in each stage of its method, holds and trains; and what it sends."""
+    bricks = any(client.bricks for one in counted for client in one.clients)
+    heads = ["parameters\nheld", *(["BRICKs\nof these", "%\nmore"] if bricks else []), "trained", "% of the\nbackbone"]
+    held = _of_clients(heads)
+    sent = _of_clients(["bytes up\nin bf16", *(f"s up, fp32\n{speed:g} MB/s" for speed in BANDWIDTHS)])
+    for arm, one in zip(arms, counted, strict=True):
+        for place, client in enumerate(one.clients):
+            who = client.stage if place else f"{arm_label(arm)} {client.stage}".strip(), str(client.depth)
+            more = f"{client.bricks:,}", f"{100 * client.bricks / (client.held - client.bricks):.2f}"
+            stand_ins = (more if client.bricks else ("", "")) if bricks else ()
+            held.add_row(*who, f"{client.held:,}", *stand_ins, f"{client.trained:,}", f"{client.percent:.4g}")
+            sent.add_row(*who, f"{client.bytes_up:,}", *(f"{client.seconds(speed):,.5g}" for speed in BANDWIDTHS))
+    return held, sent
+
+
+def _of_clients(heads: Sequence[str]) -> Table:
+    """The arm's name takes the room that is left."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("arm", overflow="fold")
+    for head in ["blocks\nheld", *heads]:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
+
+
+def _rounded(value: float) -> str:
+    """As papers print counts: 86.4M, 43.0K; percentages and seconds as they are."""
+    if value >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    return f"{value / 1e3:.1f}K" if value >= 1e4 else f"{value:g}"
+
+
+def _number(value: float) -> str:
+    """A count as it is, a percentage or a time in four digits."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
