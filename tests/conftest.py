@@ -11,7 +11,8 @@ settings.load_profile("fedsweep")
 
 def pytest_configure(config: pytest.Config) -> None:
     """A process that only hands tests out needs no fixtures, nor the seconds in which their libraries load."""
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+    alone = config.option.showfixtures or not config.getoption("numprocesses", None)
+    if alone or hasattr(config, "workerinput"):
         config.pluginmanager.import_plugin("tests.fixtures")
 
 

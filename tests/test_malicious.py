@@ -91,9 +91,10 @@ def test_an_attacker_remembers_what_it_has_trained(federation):
 @pytest.mark.parametrize("attack", ["reversed_update", "reversed_weights"])
 def test_under_feddyn_with_attackers_resume_equals_straight(federation, tmp_path, attack):
     dyn = {"base_optimizer": {"name": "feddyn", "alpha": 1.0}, "federation.clients_per_round": 2}
-    changes = {**dyn, "federation.malicious_share": 0.34, "federation.attack": attack}
+    changes = {**dyn, "seed": 2, "federation.malicious_share": 0.34, "federation.attack": attack}
     straight = list(federate(federation(changes)))
     fresh = federation(changes)
+    assert all(fresh.malicious() <= {client.id for client in fresh.cohort(round)} for round in (1, 2))
     save(tmp_path / "checkpoint", Checkpoint(1, straight[1].state, ()))
     read = load(tmp_path / "checkpoint", like=fresh.initial_state())
     assert identical_rounds(straight[2:], federate(fresh, RoundResult(1, read.state)))

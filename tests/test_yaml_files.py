@@ -22,8 +22,8 @@ PRETRAININGS = sorted((ROOT / "experiments" / "pretrain").rglob("*.y*ml"))
 EXPERIMENTS = sorted(set((ROOT / "experiments").rglob("*.y*ml")) - set(PRETRAININGS))
 SPACES = sorted((ROOT / "search_spaces").rglob("*.y*ml"))
 PAPERS = ROOT / "search_spaces" / "papers"
-COUNTED = [path for path in SPACES if "\nmeasure:" in path.read_text()]
-COMPARED = [path for path in SPACES if "\nreference:" in path.read_text() and path not in COUNTED]
+COUNTED = [path for path in SPACES if re.search(r"(?m)^measure:", path.read_text())]
+COMPARED = [path for path in SPACES if re.search(r"(?m)^reference:", path.read_text()) and path not in COUNTED]
 OF_FEDMS = ["food101", "eurosat", "ucf101"]
 ELSEWHERE = dict.fromkeys(["domainnet", "nico", *OF_FEDMS], 224) | {"usps": 16}  # data sets that no test prepares
 

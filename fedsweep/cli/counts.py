@@ -47,7 +47,7 @@ def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference
     for start in range(0, len(arms), side):
         here = range(start, min(start + side, len(arms)))
         table = Table(box=box.ROUNDED)
-        table.add_column("parameters", min_width=first)
+        table.add_column("parameters", min_width=first, no_wrap=True)
         for place in here:
             table.add_column(arm_label(arms[place]), justify="right", min_width=size, overflow="fold")
         for name, word in zip(shown, words, strict=True):

@@ -1,4 +1,4 @@
-"""Names of a model's tensors: which block one belongs to, and what kind it is. Blocks are never renumbered."""
+"""Names of a model's tensors: which block one belongs to, and what kind it is."""
 
 import re
 from collections.abc import Iterable

@@ -89,9 +89,10 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     stages = dict.fromkeys(one.stage for one in clients)
     deepest = [next(one for one in clients if one.stage == stage) for stage in stages]
     shares: dict[str, float] = {}
-    for stage, one in zip(STAGES, deepest, strict=False):
-        shares[f"percent/trained{stage}"] = one.percent
-        shares |= {f"seconds/{speed:g}MBps{stage}": one.seconds(speed) for speed in BANDWIDTHS}
+    for one in deepest:
+        suffix = STAGES[one.stage == "stage 2"]
+        shares[f"percent/trained{suffix}"] = one.percent
+        shares |= {f"seconds/{speed:g}MBps{suffix}": one.seconds(speed) for speed in BANDWIDTHS}
     return Counted(parameters, shares, clients)
 
 

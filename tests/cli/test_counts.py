@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -23,7 +24,7 @@ FEDBRICK = {86_391_652, 59_612_692, 24_576, 1_087_688}
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 300])
 @pytest.mark.parametrize(("space", "numbers"), [("papers/fedms/table1", FEDMS), ("papers/fedbrick/table3", FEDBRICK)])
-def test_no_number_is_cut_off_however_narrow_the_terminal(call: Call, monkeypatch, space, numbers, columns):
+def test_no_number_is_cut_off_however_narrow_the_terminal(call: Call, tmp_path, monkeypatch, space, numbers, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     answer = call("tune", space)
     assert (answer.code, answer.err) == (0, "")
@@ -31,19 +32,43 @@ def test_no_number_is_cut_off_however_narrow_the_terminal(call: Call, monkeypatc
     assert {f"{number:,}" for number in numbers} <= shown
     assert "…" not in answer.out
     assert max(map(len, answer.out.splitlines())) <= max(columns, 80)
+    assert list(tmp_path.iterdir()) == []  # nothing is recorded
 
 
-def test_many_arms_stand_in_as_many_tables_as_it_takes(call: Call, tmp_path):
-    """Each arm's numbers once, under its own name."""
+@pytest.fixture
+def counting(call: Call, tmp_path) -> Callable[[str, list], str]:
+    """What is shown of a space that counts CLIP over these values of one hyperparameter."""
     space = read_yaml(ROOT / "search_spaces" / "papers" / "fedms" / "table1.yaml")
-    path = tmp_path / "search_spaces" / "ranks.yaml"
-    path.parent.mkdir()
     kept = {name: value for name, value in space.items() if name not in ("reference", "space", "baseline")}
+
+    def shown(name: str, values: list) -> str:
+        path = tmp_path / "search_spaces" / "mine.yaml"
+        path.parent.mkdir()
+        path.write_text(json.dumps({**kept, "space": {name: {"grid": values}}, "baseline": {name: values[0]}}))
+        answer = call("show", "mine")
+        assert (answer.code, answer.err) == (0, "")
+        return answer.out
+
+    return shown
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_long_names_of_arms_cut_off_no_number(counting, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    prompts = [
+        f"{kind} picture that someone has taken of a large or a small {{}}" for kind in ("A", "No", "The", "One")
+    ]
+    shown = counting("backbone.prompt", prompts)
+    assert len(re.findall(r"\b149,774,337\b", shown)) == 8  # each arm's model, and each arm's client in stage 1
+    assert max(map(len, shown.splitlines())) <= columns
+    assert all(line[-1] in "╮│┤╯" for line in shown.splitlines() if line.startswith(("╭", "│", "├", "╰")))
+
+
+def test_many_arms_stand_in_as_many_tables_as_it_takes(counting):
+    """Each arm's numbers once, under its own name."""
     ranks = list(range(1, 21))
-    path.write_text(json.dumps({**kept, "space": {"lora.rank": {"grid": ranks}}, "baseline": {"lora.rank": 1}}))
-    answer = call("show", "ranks")
-    assert (answer.code, answer.err) == (0, "")
-    heads = [head for line in answer.out.splitlines() if "│ parameters" in line for head in line.split("│")[2:-1]]
+    shown = counting("lora.rank", ranks)
+    heads = [head for line in shown.splitlines() if "│ parameters" in line for head in line.split("│")[2:-1]]
     assert [head.strip() for head in heads] == [f"lora.rank={rank}" for rank in ranks]
-    sizes = [size for line in answer.out.splitlines() if "lora per block" in line for size in line.split("│")[2:-1]]
+    sizes = [size for line in shown.splitlines() if "lora per block" in line for size in line.split("│")[2:-1]]
     assert [int(size.replace(",", "")) for size in sizes] == [12_800 * rank for rank in ranks]

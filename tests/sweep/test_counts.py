@@ -90,7 +90,9 @@ def test_stages_without_rounds_are_not_counted(experiment, of_stage_one, rounds,
     shares = {"partition.validation_share": 0.1, "federation.rounds": rounds}
     counted = count_parameters(experiment.override({**changes, **shares}, "test"), 10)
     assert [one.stage for one in counted.clients] == stages
-    assert len(counted.shares) == 4 * len(stages)
+    suffixes = ["/stage_2" if stage == "stage 2" else "" for stage in stages]
+    names = ("percent/trained", "seconds/0.1MBps", "seconds/1MBps", "seconds/10MBps")
+    assert set(counted.shares) == {f"{name}{suffix}" for name in names for suffix in suffixes}
 
 
 def ft_seconds() -> float:
