@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.models.clips import network, write
 from tests.models.small import timm_network, tiny_vit
 
 
@@ -34,3 +36,20 @@ def weights(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Callable[..., Path]:
+    """The folder of a checkpoint, written once: `checkpoint(vision, text)`. Nobody changes it."""
+
+    @cache
+    def written(vision: int = 3, text: int = 3) -> Path:
+        return write(tmp_path_factory.mktemp("clip"), network(vision, text))
+
+    return written
+
+
+@pytest.fixture
+def own(tmp_path) -> Path:
+    """A checkpoint that the test may spoil."""
+    return write(tmp_path / "clip", network())
