@@ -96,7 +96,8 @@ import sys
 from itertools import islice
 import torch
 from fedsweep.plain import read_yaml
-from fedsweep.experiment import RunConfig, run
+from fedsweep.experiment import RunConfig
+from fedsweep.play import run
 from fedsweep.paths import find
 torch.set_num_threads(1)
 experiment = RunConfig.of(read_yaml(find("experiments", "fedra_pacs")), "fedra_pacs")

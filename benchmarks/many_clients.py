@@ -25,10 +25,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedsweep.experiment import RunConfig, build
+from fedsweep.experiment import RunConfig
 from fedsweep.federation import federate
 from fedsweep.paths import find
 from fedsweep.plain import read_yaml
+from fedsweep.play import build
 
 CLIENTS_PER_DOMAIN = (1, 10)
 

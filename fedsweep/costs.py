@@ -1,6 +1,6 @@
 """Counted costs of a round: parameters held and trained, bytes sent. Computed from shapes, not from the wire."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import is_statistic, names_within
@@ -43,22 +43,22 @@ def round_costs(
     sent: AdapterState,
     allocations: Mapping[ClientId, LayerAllocation],
     received: Mapping[ClientId, Iterable[str]],
-    updates: Iterable[ClientUpdate],
+    updates: Collection[ClientUpdate],
 ) -> dict[str, float]:
     """Bytes of the whole cohort in this round, and parameters per client (means).
 
     Down: what each client `received` of the tensors `sent`, in most methods the adapters of the blocks that it holds,
-    and its heads and BRICKs; up: what it trained and does not keep. Frozen blocks are not counted: a client has the
-    public backbone on its disk.
+    and its heads and BRICKs; up: what it trained and does not keep, and what else it tells. Frozen blocks are not
+    counted, a client has the public backbone on its disk; nor are synthetic images, which are sent once.
     """
     rows = allocations.values()
     down = [{name: sent[name] for name in names} for names in received.values()]
-    returned = [update.adapter for update in updates]
+    returned = [part for update in updates for part in (update.adapter, update.told)]
     sizes = sizes_of(model)
     held = [held_parameters(sizes, row.held, row.without) for row in rows]
     return {
         "bytes/down": float(sum(map(size_in_bytes, down))),
         "bytes/up": float(sum(map(size_in_bytes, returned))),
         "parameters/held": sum(held) / len(held),
-        "parameters/trained": sum(count(one.adapter) + count(one.kept) for one in updates) / len(returned),
+        "parameters/trained": sum(count(one.adapter) + count(one.kept) for one in updates) / len(held),
     }

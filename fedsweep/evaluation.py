@@ -11,9 +11,10 @@ from torch import Tensor
 from fedsweep.config import Config
 from fedsweep.types import ClientId, Domain, ImageSet
 
-Predict = Callable[[ImageSet], Tensor]
-"""Images to logits (n, classes)."""
+Predict = Callable[[ImageSet, str | None], Tensor]
+"""Images, and their domain where it is one of the clients', to logits (n, classes)."""
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
+OUT_OF_DOMAIN, OUT_OF_DOMAINS = "accuracy/out_of_domain", "accuracy/out_of_domain_mean"
 
 
 class EvaluationConfig(Config):
@@ -41,19 +42,25 @@ class EvaluationConfig(Config):
 
 
 @torch.no_grad()
-def evaluate(predict: Predict, domains: Sequence[Domain]) -> dict[str, float]:
-    """Metrics `accuracy/domain/<domain>`, their mean and worst, and the mean test loss over domains."""
+def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Domain] = ()) -> dict[str, float]:
+    """Metrics `accuracy/domain/<domain>`, their mean and worst, and the mean test loss over domains.
+
+    Of domains that are `held_out` likewise `accuracy/out_of_domain/<domain>` and their mean; they count nowhere else.
+    """
     accuracies: dict[str, float] = {}
     losses: list[float] = []
     for domain in domains:
-        logits = predict(domain.test)
+        logits = predict(domain.test, domain.name)
         labels = domain.test.labels.to(logits.device)
         accuracies[domain.name] = accuracy(logits, labels)
         losses.append(F.cross_entropy(logits, labels).item())
+    others = {domain.name: accuracy(predict(domain.test, None), domain.test.labels) for domain in held_out}
     return {
         "accuracy/mean": sum(accuracies.values()) / len(accuracies),
         "accuracy/worst_domain": min(accuracies.values()),
         **{f"accuracy/domain/{name}": accuracy for name, accuracy in accuracies.items()},
+        **({OUT_OF_DOMAINS: sum(others.values()) / len(others)} if others else {}),
+        **{f"{OUT_OF_DOMAIN}/{name}": accuracy for name, accuracy in others.items()},
         "loss/test": sum(losses) / len(losses),
     }
 
@@ -79,6 +86,8 @@ def client_metric_names(clients: Collection[ClientId]) -> list[str]:
     return [OF_CLIENTS, OF_WORST, *(f"{OF_CLIENT}/{client}" for client in sorted(clients))]
 
 
-def metric_names(domains: Sequence[str]) -> list[str]:
+def metric_names(domains: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
     """The metrics that `evaluate` reports, known before anything runs."""
-    return ["accuracy/mean", "accuracy/worst_domain", *(f"accuracy/domain/{name}" for name in domains), "loss/test"]
+    others = [*([OUT_OF_DOMAINS] if held_out else []), *(f"{OUT_OF_DOMAIN}/{name}" for name in held_out)]
+    own = [f"accuracy/domain/{name}" for name in domains]
+    return ["accuracy/mean", "accuracy/worst_domain", *own, *others, "loss/test"]

@@ -1,40 +1,26 @@
-"""RunConfig, the table of contents of a run, and `run`, which plays it."""
+"""RunConfig, the table of contents of a run: everything that decides it, checked as a whole."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Literal, Self, cast
+from collections.abc import Mapping
+from typing import Self
 
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.base_optimizer import BaseOptimizerConfig, FedAvg
-from fedsweep.checkpoint import Checkpoint, write_atomically
-from fedsweep.checkpoint import load as load_checkpoint
-from fedsweep.checkpoint import save as save_checkpoint
 from fedsweep.config import Config
 from fedsweep.costs import COST_METRICS
-from fedsweep.data import DataConfig, PartitionConfig, load
-from fedsweep.data.partition import Split
+from fedsweep.data import DataConfig, PartitionConfig, SyntheticConfig
+from fedsweep.data.synthetic import NoSynthetic
 from fedsweep.drift import DRIFT_METRICS
-from fedsweep.embedding.picture import files
-from fedsweep.embedding.tsne import draw
-from fedsweep.errors import UserError
 from fedsweep.evaluation import EvaluationConfig, client_metric_names, metric_names
-from fedsweep.federation import ROUND_METRICS, Federation, FederationConfig, federate
-from fedsweep.frozen import FrozenRows
-from fedsweep.history import RoundRecord
+from fedsweep.federation import ROUND_METRICS, FederationConfig
 from fedsweep.malicious import malicious_clients
-from fedsweep.methods import MethodConfig, Server
-from fedsweep.models import BackboneConfig, LoraConfig, build_model
+from fedsweep.methods import MethodConfig
+from fedsweep.models import BackboneConfig, LoraConfig
 from fedsweep.optimizers import OptimizerConfig
-from fedsweep.paths import activation_bytes
-from fedsweep.reader import Reader
 from fedsweep.structural_bias import bias_metrics
-from fedsweep.training import CohortTrainer, LocalConfig
-from fedsweep.types import ClientId, FederatedData, RoundResult
-
-Device = Literal["cpu", "cuda"]
+from fedsweep.training import LocalConfig
+from fedsweep.types import ClientId
 
 
 class RunConfig(Config):
@@ -46,6 +32,7 @@ class RunConfig(Config):
     lora: LoraConfig
     data: DataConfig
     partition: PartitionConfig
+    synthetic: SyntheticConfig = NoSynthetic()  # what every experiment had before there were others
     federation: FederationConfig
     local: LocalConfig
     optimizer: OptimizerConfig
@@ -93,6 +80,7 @@ class RunConfig(Config):
                 f"`method` {self.method.name} trains on images of the server and needs a `partition.proxy_share` "
                 "above 0, but it is 0"
             )
+        self._synthetic_fits()
         if self.method.needs_validation and not self.partition.validation_share:
             raise ValueError(
                 f"`method` {self.method.name} steers clients by images that they hold out and needs a "
@@ -106,8 +94,44 @@ class RunConfig(Config):
                 f"`federation.malicious_share` must {wanted} of the {count} clients{' honest' if attackers else ''}, "
                 f"but it is {share:g}"
             )
+        if not self.method.shares_model:
+            self._compares_models()
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
         return self
+
+    @property
+    def trains_on_synthetic(self) -> bool:
+        """Whether the server or a client does; else none are made."""
+        return self.method.needs_synthetic or self.partition.takes_synthetic
+
+    def _synthetic_fits(self) -> None:
+        """Images are there for whoever trains on them, and for what they are made from."""
+        asked = f"`method` {self.method.name}" if self.method.needs_synthetic else f"`partition` {self.partition.name}"
+        if self.trains_on_synthetic and self.synthetic.name == "none":
+            raise ValueError(f"{asked} trains on synthetic images and needs a `synthetic` other than none")
+        if self.trains_on_synthetic and self.synthetic.needs_proxy and not self.partition.proxy_share:
+            raise ValueError(
+                f"`synthetic` {self.synthetic.name} draws on images of the server and needs a `partition.proxy_share` "
+                "above 0, but it is 0"
+            )
+
+    def _compares_models(self) -> None:
+        """What compares clients' models with the mean of them needs one."""
+        method = self.method.name
+        if self.base_optimizer.name == "feddyn":
+            raise ValueError(
+                f"`base_optimizer` feddyn corrects the mean of the clients' models, but `method` {method} forms none"
+            )
+        if self.evaluation.metrics:
+            raise ValueError(
+                f"`evaluation.metrics` {self.evaluation.metrics[0]} compares clients with a model that they share, but "
+                f"under `method` {method} they share none"
+            )
+        if self.evaluation.tsne_classes is not None:
+            raise ValueError(
+                f"`evaluation.tsne_classes` shows the features of the model that clients share, but under `method` "
+                f"{method} they share none"
+            )
 
     def _backbone_fits(self) -> None:
         """Method, metrics and adapters have in the backbone what they need."""
@@ -153,11 +177,12 @@ class RunConfig(Config):
             return dict(zip(domains, depths, strict=True))
         if len(depths) == 1:
             return dict.fromkeys(domains, depths[0])
-        if len(depths) == len(self.data.domains) and not self._pooled:
-            of_domain = dict(zip(self.data.domains, depths, strict=True))
+        training = self.data.training_domains
+        if len(depths) == len(training) and not self._pooled:
+            of_domain = dict(zip(training, depths, strict=True))
             return {client: of_domain[domain] for client, domain in domains.items()}
-        several = not self._pooled and len(self.data.domains) < len(domains)
-        by_domain = f", or for each of the {len(self.data.domains)} domains" if several else ""
+        several = not self._pooled and len(training) < len(domains)
+        by_domain = f", or for each of the {len(training)} domains" if several else ""
         raise ValueError(
             f"`federation.depths` must name one depth for each of the {len(domains)} clients{by_domain}, or one for "
             f"all, but it has {len(depths)}: {list(depths)}"
@@ -166,11 +191,11 @@ class RunConfig(Config):
     @property
     def _pooled(self) -> bool:
         """Whether a client's images come from several domains."""
-        return self.partition.pools and len(self.data.domains) > 1
+        return self.partition.pools and len(self.data.training_domains) > 1
 
     def client_domains(self) -> dict[ClientId, str]:
         """The domain of every client, known before any image is read."""
-        return self.partition.clients_of(self.data.domains)
+        return self.partition.clients_of(self.data.training_domains)
 
     def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
         """Capacities of the cohort with the fewest places that a round can have."""
@@ -189,124 +214,6 @@ class RunConfig(Config):
         bias = bias_metrics(self.method.has_stand_ins) if "structural_bias" in asked else []
         clients = list(self.client_domains())
         of_clients = client_metric_names(clients) if self.partition.test_share else []
-        scores = [*metric_names(self.data.domains), *of_clients, "loss/train"]
+        domains = metric_names(self.data.training_domains, self.data.held_out_domains)
+        scores = [*domains, *of_clients, "loss/train"]
         return [*scores, *ROUND_METRICS, *COST_METRICS, *self.method.metrics(clients), *drift, *bias]
-
-
-def split(config: RunConfig) -> tuple[FederatedData, Split]:
-    """The data of a run and its clients; a function of data, partition and seed, not of the method.
-
-    Raises:
-        UserError: the data is not there, or cannot be divided as asked.
-    """
-    data = load(config.data)
-    return data, config.partition.split(data, config.capacities(), config.seed)
-
-
-def content_digests(config: RunConfig) -> dict[str, str]:
-    """What pins the content of the files that a configuration only names: images with labels, and weights."""
-    weights = [config.backbone.fingerprint(), config.method.fingerprint()]
-    return {"data": load(config.data).digest, "weights": " ".join(one for one in weights if one)}
-
-
-def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
-    """Refuse to go on with other images or weights than the plan was made for: they are part of a trial's identity.
-
-    Raises:
-        UserError: a file was replaced since.
-    """
-    for name, digest in content_digests(config).items():
-        if digest != planned[name]:
-            raise UserError(f"the {name} of this trial changed since its sweep began; start a new sweep.")
-
-
-def check_content(config: RunConfig) -> None:
-    """Open the data, divide it, load the weights, and draw the images of a t-SNE, as the run will.
-
-    Raises:
-        UserError: something is missing, does not fit, or cannot be divided.
-    """
-    data, _ = split(config)
-    config.backbone.check_weights(len(data.class_names), data.class_names)
-    config.method.check_weights(config.backbone, data.class_names)
-    activation_bytes()
-    if (classes := config.evaluation.tsne_classes) is not None:
-        draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.seed)
-
-
-def build(config: RunConfig, device: Device = "cpu") -> Federation:
-    """Data, clients, model and trainer of a run; the model on the device, the images where they are."""
-    data, parts = split(config)
-    freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if config.method.uses_lora else None
-    model = build_model(config.backbone, lora, len(data.class_names), config.seed, data.class_names, freeze_a)
-    config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
-    model.to(device)
-    return Federation(
-        method=config.method,
-        base=config.base_optimizer,
-        model=model,
-        fresh=model.adapter(),
-        clients=parts.clients,
-        domains=data.domains,
-        class_names=data.class_names,
-        server=Server(model.num_layers, config.aggregation, tuple(sorted(config.depths())), parts.proxy),
-        trainer=CohortTrainer(
-            model,
-            config.optimizer,
-            config.base_optimizer,
-            config.local,
-            config.seed,
-            rounds=config.federation.rounds,
-            fewest=min(len(client.train) for client in parts.clients),
-            reader=Reader(model, _identity(config), FrozenRows.of(sources(data)), config.evaluation.batch_size),
-        ),
-        config=config.federation,
-        evaluation=config.evaluation,
-        seed=config.seed,
-    )
-
-
-def _identity(config: RunConfig) -> str:
-    """What decides the frozen part of a run's model; names of classes are no part of what an image goes through."""
-    content = config.backbone.fingerprint()
-    lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.uses_lora else ""
-    drawn = content == "none" or (config.method.uses_lora and config.aggregation.lora == "freeze_a")
-    return f"{config.backbone.model_dump_json()} {content} {lora} {config.seed if drawn else ''}"
-
-
-def sources(data: FederatedData) -> dict[int, str]:
-    """The content of each tensor of images, by its address."""
-    return {
-        cast(Tensor, images.images).data_ptr(): f"{data.digest}/{one.name}/{split}"
-        for one in data.domains
-        for split, images in (("train", one.train), ("test", one.test))
-    }
-
-
-def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = None) -> Iterator[RoundResult]:
-    """Play a run round by round; with `resume` (its tensors on the device), only the rounds that are left."""
-    start = RoundResult(resume.round, resume.state) if resume else None
-    yield from federate(build(config, device), start)
-
-
-def run_durably(config: RunConfig, checkpoint: Path, device: Device = "cpu") -> Iterator[RoundRecord]:
-    """Play a run with every round on disk before it is yielded; rounds found there are yielded again first.
-
-    A t-SNE stands beside the checkpoint before that of the last round does: a run that has all rounds has its picture.
-    A run that was stopped at any moment goes on as if it had not been.
-    """
-    federation = build(config, device)
-    history: list[RoundRecord] = []
-    start: RoundResult | None = None
-    if checkpoint.exists():
-        found = load_checkpoint(checkpoint, federation.initial_state(), device)
-        start = RoundResult(found.round, found.state)
-        history = list(found.history)
-        yield from history
-    for result in federate(federation, start):
-        history.append(RoundRecord(result.round, dict(result.metrics), result.seconds))
-        if result.round == config.federation.rounds and (embedding := federation.embed(result.state)):
-            for name, content in files(embedding).items():
-                write_atomically(checkpoint.with_name(name), content)
-        save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
-        yield history[-1]

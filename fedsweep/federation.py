@@ -3,10 +3,12 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedsweep.aggregation import lora_residual
 from fedsweep.base_optimizer import AnyBaseOptimizer
@@ -30,6 +32,7 @@ from fedsweep.types import (
     ClientId,
     ClientUpdate,
     Domain,
+    ImageSet,
     LayerAllocation,
     RoundResult,
     ServerState,
@@ -73,6 +76,7 @@ class Federation:
     fresh: AdapterState
     clients: Sequence[Client]
     domains: Sequence[Domain]
+    held_out: Sequence[Domain]
     class_names: tuple[str, ...]
     server: Server
     trainer: CohortTrainer
@@ -124,8 +128,11 @@ class Federation:
         """Metrics of the global model on the domains, and of the clients' models on what each has for its own test."""
         of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
-        reader = self.trainer.reader
-        return {**evaluate(lambda images: predicted(self.method, state, reader, images), self.domains), **of_clients}
+
+        def predict(images: ImageSet, domain: str | None) -> Tensor:
+            return predicted(self.method, state, self.trainer.reader, images, domain=domain)
+
+        return {**evaluate(predict, self.domains, self.held_out), **of_clients}
 
     def _evaluate_clients(self, state: ServerState) -> dict[str, float]:
         sets = {one.id: one.test for one in self.clients if one.test is not None}
@@ -199,7 +206,7 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         sent = state
         trained = method.local_updates(state, cohort, allocations, trainer)
-        updates = attacked(state.adapter, trained, malicious, federation.config.attack)
+        updates = attacked(partial(method.sent_to, sent), trained, malicious, federation.config.attack)
         received = {client: method.received_names(sent, client, row) for client, row in allocations.items()}
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
@@ -210,7 +217,7 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         if malicious:  # who attacks remembers what it has trained, not what it has sent
             honest = federation.base.conclude(sent, aggregate, trained, shares)
             state = replace(state, client_memory=honest.client_memory)
-        state = replace(state, gamma_star=int(covered[GAMMA_STAR]))
+        state = method.end_round(replace(state, gamma_star=int(covered[GAMMA_STAR])), server, trainer)
         drifted = federation.drifted(sent, state, cohort, updates)
         scores = federation.evaluate(state)
         # Evaluated last, the model holds the state's adapter.

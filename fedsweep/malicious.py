@@ -1,6 +1,6 @@
 """Clients that send the reverse of what they trained (FedMS, Section 4.2.2): an option of the federation."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -23,17 +23,21 @@ def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> f
 
 
 def attacked(
-    sent: AdapterState, updates: Sequence[ClientUpdate], malicious: Collection[ClientId], attack: Attack
+    sent: Callable[[ClientId], AdapterState],
+    updates: Sequence[ClientUpdate],
+    malicious: Collection[ClientId],
+    attack: Attack,
 ) -> list[ClientUpdate]:
-    """The updates as the server gets them; `sent` is what the server gave out.
+    """The updates as the server gets them; `sent` is what the server gave to a client.
 
     `reversed_update` goes as far in the other direction, theta^t - (theta_i - theta^t); `reversed_weights` is the
     paper's wording taken literally, -theta_i. What a client keeps is its own, and running statistics stay as they are.
     """
 
     def reverse(update: ClientUpdate) -> ClientUpdate:
+        given = sent(update.client)
         own = {
-            name: one if is_statistic(name) else (2 * sent[name] - one if attack == "reversed_update" else -one)
+            name: one if is_statistic(name) else (2 * given[name] - one if attack == "reversed_update" else -one)
             for name, one in update.adapter.items()
         }
         return replace(update, adapter=own)

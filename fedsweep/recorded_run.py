@@ -5,8 +5,9 @@ import secrets
 import traceback
 from collections.abc import Callable
 
-from fedsweep.experiment import Device, RunConfig, content_digests, run_durably
+from fedsweep.experiment import RunConfig
 from fedsweep.history import RoundRecord
+from fedsweep.play import Device, content_digests, run_durably
 from fedsweep.store import Outcome, Store, TrialPlan, TrialStore
 from fedsweep.tracking import Recorder
 

@@ -69,12 +69,21 @@ def plan_table(name: str, axes: Mapping[str, Any], arms: Sequence[Mapping[str, A
 class RoundTable:
     """Rounds of one run as they end: rows on stdout, a bar with a time estimate on stderr."""
 
-    def __init__(self, rounds: int, domains: Sequence[str], as_json: bool, clients: bool = False) -> None:
-        """With `clients`, the mean and worst accuracy of clients' own models stand before those of the global one."""
+    def __init__(
+        self, rounds: int, domains: Sequence[str], as_json: bool, clients: bool = False, held_out: Sequence[str] = ()
+    ) -> None:
+        """With `clients`, the mean and worst accuracy of clients' own models stand before those of the global one.
+
+        Domains that are `held_out` come last.
+        """
         self.as_json = as_json
         of_clients = {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"} if clients else {}
         of_domains = {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
-        self.shown = of_clients | of_domains | {one: f"accuracy/domain/{one}" for one in domains}
+        of_domains |= {one: f"accuracy/domain/{one}" for one in domains}
+        others = {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
+        self.shown = (
+            of_clients | of_domains | others | {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
+        )
         self.headings = ["round", *self.shown, "train loss"]
         self.console = progress_console()
         self.progress = Progress(

@@ -55,6 +55,11 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors that its images lie in."""
+        return self.images.parts if isinstance(self.images, PixelStack) else (self.images,)
+
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The examples at `index` (k,): a copy of their images (k, 3, height, width), and their labels (k,)."""
         rows = index if self.rows is None else self.rows[index]
@@ -119,12 +124,13 @@ class Domain:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """All domains of a data set and the digest of their content."""
+    """All domains of a data set and the digest of their content; no client has images of those `held_out`."""
 
     name: str
     class_names: tuple[str, ...]
     domains: tuple[Domain, ...]
     digest: str
+    held_out: tuple[Domain, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,8 @@ class Client:
     """One participant: its images and `capacity`, the number of blocks that fit on it (L_i).
 
     `validation` is the share that it holds back from its training, to steer it by, and `test` the share that nothing
-    but its own evaluation sees; None where the partition asks for none.
+    but its own evaluation sees; None where the partition asks for none. `synthetic` are the images of its domain that
+    the server has made and sent it once.
     """
 
     id: ClientId
@@ -141,6 +148,7 @@ class Client:
     capacity: int
     validation: ImageSet | None = None
     test: ImageSet | None = None
+    synthetic: ImageSet | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,8 @@ class LayerAllocation:
 class ClientUpdate:
     """What one client sends back: the tensors it trained, under their names in the full model.
 
-    `kept` are those that it trained and does not send: its personal part, which no cost of the wire counts.
+    `kept` are those that it trained and does not send: its personal part, which no cost of the wire counts. `told` is
+    what else it sends, tensors that are no part of a model.
     """
 
     client: ClientId
@@ -175,6 +184,7 @@ class ClientUpdate:
     num_examples: int
     metrics: Mapping[str, float]
     kept: AdapterState = field(default_factory=dict)
+    told: AdapterState = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

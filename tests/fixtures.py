@@ -16,13 +16,14 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import CLIPConfig, CLIPModel
 
-import fedsweep.experiment
 import fedsweep.plain
+import fedsweep.play
 import fedsweep.sweep.plan
-from fedsweep.experiment import RunConfig, build
+from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation
 from fedsweep.models import LayeredModel, build_model, clip_backbone, vit
 from fedsweep.plain import Json, parse_yaml, read_yaml
+from fedsweep.play import build
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.sweep.plan import engine_digest
@@ -174,7 +175,7 @@ def federation(
         model: LayeredModel = built_models[key].cast()
         return model
 
-    monkeypatch.setattr(fedsweep.experiment, "build_model", copy_of_built)
+    monkeypatch.setattr(fedsweep.play, "build_model", copy_of_built)
 
     def make(changes: dict[str, Json] | None = None, train: int = 40, test: int = 10) -> Federation:
         whole = build(tiny.override(changes or {}, "test"))

@@ -15,8 +15,8 @@ from fedsweep.embedding.picture import COLOURS, Look, palette, png
 from fedsweep.embedding.points import FILES, Embedding, Point
 from fedsweep.embedding.tsne import draw, embed, features
 from fedsweep.errors import UserError
-from fedsweep.experiment import check_content, run, run_durably
 from fedsweep.federation import federate
+from fedsweep.play import check_content, run, run_durably
 from fedsweep.store import TrialPlan, TrialStore
 from fedsweep.types import Domain, ImageSet
 
@@ -217,7 +217,7 @@ def test_a_killed_run_that_has_all_rounds_has_its_picture(asking, tmp_path, monk
             raise KeyboardInterrupt
         save(path, checkpoint)
 
-    monkeypatch.setattr("fedsweep.experiment.save_checkpoint", killed)
+    monkeypatch.setattr("fedsweep.play.save_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
         list(run_durably(asking, tmp_path / "checkpoint"))
     assert all((tmp_path / name).exists() for name in FILES)

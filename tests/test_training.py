@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.experiment import build
 from fedsweep.models.names import layer_of
 from fedsweep.optimizers import AdamConfig, SGDConfig
+from fedsweep.play import build
 from fedsweep.seeding import stream
 from fedsweep.training import DivergenceError, LocalConfig, LocalTask, batches, cross_entropy
 from fedsweep.types import LayerAllocation

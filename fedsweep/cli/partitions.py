@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsweep.config import flat
-from fedsweep.experiment import RunConfig, split
+from fedsweep.experiment import RunConfig
 from fedsweep.paths import find_either
 from fedsweep.plain import Json, read_yaml
+from fedsweep.play import split
 from fedsweep.preparation.pictures import Panel, class_counts, distances, skew
 from fedsweep.sweep.plan import Plan
 

@@ -40,7 +40,8 @@ def run(
 
     import torch
 
-    from fedsweep.experiment import RunConfig, check_content
+    from fedsweep.experiment import RunConfig
+    from fedsweep.play import check_content
     from fedsweep.recorded_run import record_run
     from fedsweep.terminal import RoundTable, relative
     from fedsweep.tracking import check_writable
@@ -52,8 +53,8 @@ def run(
     check_content(config)
     check_writable(Store(store).root)
     torch.set_num_threads(1)  # the sum of a product depends on the number of threads; one is what a trial has
-    clients = config.partition.test_share > 0
-    with RoundTable(config.federation.rounds, config.data.domains, as_json, clients) as table:
+    clients, data = config.partition.test_share > 0, config.data
+    with RoundTable(config.federation.rounds, data.training_domains, as_json, clients, data.held_out_domains) as table:
         try:
             trial = record_run(experiment, config, Store(store), device, table.add)  # type: ignore[arg-type]
         except DivergenceError as error:

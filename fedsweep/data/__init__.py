@@ -9,6 +9,7 @@ from pydantic import Field
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.partition import PartitionConfig
 from fedsweep.data.prepared import PreparedData
+from fedsweep.data.synthetic import SyntheticConfig
 from fedsweep.images.card import CARD, store_folder
 from fedsweep.types import FederatedData
 
@@ -37,4 +38,4 @@ def _load(config: DigitsData | PreparedData, _card: Path | None, _time: int) -> 
     return config.load()
 
 
-__all__ = ["DataConfig", "DigitsData", "PartitionConfig", "PreparedData", "load"]
+__all__ = ["DataConfig", "DigitsData", "PartitionConfig", "PreparedData", "SyntheticConfig", "load"]

@@ -4,33 +4,27 @@ import hashlib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+import torch
+from pydantic import Field
 
-from fedsweep.config import Config
+from fedsweep.data.base import Data
 from fedsweep.data.imagestore import read_domain
+from fedsweep.data.partition.base import pool
 from fedsweep.errors import UserError, near
 from fedsweep.images.card import StoreCard, is_store, prepared_sizes, read_card, store_folder, why_missing
 from fedsweep.images.files import check_labels
 from fedsweep.types import Domain, FederatedData
 
 
-class PreparedData(Config):
+class PreparedData(Data):
     """Images on disk, decoded once by `fedsweep data prepare`; all trials of a machine share one memory map."""
 
     name: Literal["prepared"] = "prepared"
     set: str = Field(min_length=1, description="name that the data set was prepared under, e.g. `pacs`")
     size: int = Field(224, gt=0, description="height and width of its images, pixels")
-    domains: tuple[str, ...] = Field(min_length=1, description="domains, in the order of the clients' depths")
     digest: str | None = Field(
         None, pattern="^[0-9a-fA-F]{8,64}$", description="first digits of its content's SHA-256; null for any"
     )
-
-    @field_validator("domains")
-    @classmethod
-    def _different(cls, domains: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(domains)) < len(domains):
-            raise ValueError(f"`data.domains` must not repeat a domain, but is {list(domains)}")
-        return domains
 
     def load(self) -> FederatedData:
         """Map the domains into memory.
@@ -56,7 +50,19 @@ class PreparedData(Config):
         digest = card.digest
         if self.domains != tuple(card.domains):  # a part of the set, or another order
             digest = hashlib.sha256("\0".join([digest, *self.domains]).encode()).hexdigest()
-        return FederatedData(self.set, card.class_names, domains, digest)
+        return FederatedData(
+            self.set,
+            card.class_names,
+            tuple(one for one in domains if one.name not in self.held_out_domains),
+            digest,
+            tuple(_all_for_testing(one) for one in domains if one.name in self.held_out_domains),
+        )
+
+
+def _all_for_testing(domain: Domain) -> Domain:
+    """A domain that no client has: all its images are tested on, whatever their split."""
+    nothing = domain.train.select(torch.arange(0))
+    return Domain(domain.name, nothing, pool([domain.train, domain.test]))
 
 
 def _read(folder: Path, card: StoreCard, name: str) -> Domain:

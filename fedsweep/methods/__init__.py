@@ -8,15 +8,34 @@ from fedsweep.methods.all_large import AllLarge
 from fedsweep.methods.all_small import AllSmall
 from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.methods.depthfl import DepthFL
+from fedsweep.methods.fedag import FedAG
 from fedsweep.methods.fedbrick import FedBRICK
+from fedsweep.methods.fedclip import FedCLIP
 from fedsweep.methods.fedms import FedMS
+from fedsweep.methods.fedot import FedOT
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.ft import FT
 from fedsweep.methods.inclusivefl import InclusiveFL
 from fedsweep.methods.lfft import LFFT
 from fedsweep.methods.promptfl import PromptFL
+from fedsweep.methods.zero_shot import ZeroShot
 
-AnyMethod = FedRA | AllLarge | AllSmall | InclusiveFL | DepthFL | FedBRICK | FedMS | FT | LFFT | PromptFL
+AnyMethod = (
+    FedRA
+    | AllLarge
+    | AllSmall
+    | InclusiveFL
+    | DepthFL
+    | FedBRICK
+    | FedMS
+    | FT
+    | LFFT
+    | PromptFL
+    | FedAG
+    | FedCLIP
+    | FedOT
+    | ZeroShot
+)
 MethodConfig = Annotated[AnyMethod, Field(discriminator="name")]
 ALL: tuple[type[FederatedMethod], ...] = get_args(AnyMethod)
 

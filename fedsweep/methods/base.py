@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.config import Config
+from fedsweep.data.partition.base import pool
 from fedsweep.models import BackboneConfig
 from fedsweep.models.layered import Images, LayeredModel, Step
 from fedsweep.models.names import names_within
@@ -19,6 +20,7 @@ from fedsweep.training import CohortTrainer, LocalTask, Objective
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 Allocations = Mapping[ClientId, LayerAllocation]
+OwnState = TypeVar("OwnState", bound=ServerState)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Server:
     """All L_i that a client can have, ascending."""
     proxy: Mapping[str, ImageSet] = field(default_factory=dict)
     """Images by domain that the server holds and no client has; empty unless `partition.proxy_share` asks for them."""
+    synthetic: Mapping[str, ImageSet] = field(default_factory=dict)
+    """Images by domain that a generator made; empty unless `synthetic` names one."""
 
 
 class FederatedMethod(Config, ABC):
@@ -45,6 +49,8 @@ class FederatedMethod(Config, ABC):
     """Whether the backbone must have a linear classifier."""
     needs_validation: ClassVar[bool] = False
     """Whether clients are steered by images that they hold out of their training."""
+    shares_model: ClassVar[bool] = True
+    """Whether clients train copies of one global model; else there is no mean of them to correct or compare with."""
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Refuse an impossible combination before anything runs. `capacities` are those of the smallest cohort.
@@ -56,6 +62,11 @@ class FederatedMethod(Config, ABC):
     @property
     def needs_proxy(self) -> bool:
         """Whether the server trains on images of its own."""
+        return False
+
+    @property
+    def needs_synthetic(self) -> bool:
+        """Whether the server trains on synthetic images."""
         return False
 
     def fingerprint(self) -> str | None:
@@ -134,6 +145,14 @@ class FederatedMethod(Config, ABC):
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """The state after the round."""
 
+    def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
+        """What the server trains by itself, after it has aggregated."""
+        return state
+
+    def sent_to(self, state: ServerState, client: ClientId) -> AdapterState:
+        """The values that a client gets at the beginning of a round, and others."""
+        return state.adapter
+
     def adapter_of(self, state: ServerState, client: ClientId | None = None) -> AdapterState:
         """The adapter of a client's own model; of the global one without a client, or where there are no others."""
         return state.adapter
@@ -148,8 +167,22 @@ class FederatedMethod(Config, ABC):
         """What the method's clients know of images before their own model sees them: by set, rows for its images."""
         return {name: {} for name in sets}
 
-    def predict(self, state: ServerState, model: LayeredModel, images: Images, client: Client | None = None) -> Tensor:
-        """Logits (batch, classes) of images; `model` holds the adapter of the client, or of the state."""
+    def known(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
+        """What the server's own frozen model, if it has one, makes of images: rows (n, ...) by name."""
+        return {}
+
+    def predict(
+        self,
+        state: ServerState,
+        model: LayeredModel,
+        images: Images,
+        client: Client | None = None,
+        domain: str | None = None,
+    ) -> Tensor:
+        """Logits (batch, classes) of images; `model` holds the adapter of the client, or of the state.
+
+        `domain` is that of the images where it is known and one of the clients'.
+        """
         logits: Tensor = model(images, state.layers)
         return logits
 
@@ -172,17 +205,42 @@ def predicted(
     images: ImageSet,
     client: Client | None = None,
     beside: Mapping[str, Tensor] | None = None,
+    domain: str | None = None,
 ) -> Tensor:
     """Logits (n, classes) of a whole image set, by the client's model or the global one, which the reader's holds."""
     model, owner = reader.model, client.id if client else None
     steps = method.settled(state, owner)
+    if client is None and beside is None:
+        beside = method.known(reader, images)
     if not steps and not beside:
         views = images.batches(reader.batch_size)
-        return torch.cat([method.predict(state, model, pixels, client) for pixels, _ in views])
+        return torch.cat([method.predict(state, model, pixels, client, domain) for pixels, _ in views])
     prefix = reader.prefix(state.layers, steps, method.adapter_of(state, owner)) if steps else None
     parts = torch.split(torch.arange(len(images)), reader.batch_size)
     batches = (reader.batch(images, index, prefix, steps, beside or {}) for index in parts)
-    return torch.cat([method.predict(state, model, batch, client) for batch in batches])
+    return torch.cat([method.predict(state, model, batch, client, domain) for batch in batches])
+
+
+def synthetic_of(domain: str, synthetic: Mapping[str, ImageSet]) -> ImageSet:
+    """The synthetic images of a client's domain; those of all, where its images come from all.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not synthetic:
+        raise ValueError("there are no synthetic images")
+    return synthetic[domain] if domain in synthetic else pool(list(synthetic.values()))
+
+
+def state_as(kind: type[OwnState], state: ServerState) -> OwnState:
+    """The state as one of a method's own kind.
+
+    Raises:
+        TypeError: it is another method's.
+    """
+    if not isinstance(state, kind):
+        raise TypeError(f"this method goes on from a {kind.__name__}, not from a {type(state).__name__}")
+    return state
 
 
 def first_blocks(cohort: Sequence[Client]) -> dict[ClientId, LayerAllocation]:

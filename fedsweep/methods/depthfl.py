@@ -85,7 +85,14 @@ class DepthFL(FederatedMethod):
         """Every block's adapter and every head is averaged over those who trained it."""
         return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
-    def predict(self, state: ServerState, model: LayeredModel, images: Images, client: Client | None = None) -> Tensor:
+    def predict(
+        self,
+        state: ServerState,
+        model: LayeredModel,
+        images: Images,
+        client: Client | None = None,
+        domain: str | None = None,
+    ) -> Tensor:
         """The mean of the logits of the server's heads, or those of the last one."""
         depths, last = self._exits_in(model, len(state.layers))
         if self.prediction == "last":

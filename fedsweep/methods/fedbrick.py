@@ -158,9 +158,16 @@ class FedBRICK(FederatedMethod):
         """As the depth method does; a BRICK is averaged within its set, over those who trained it."""
         return self.over.aggregate(state, updates, server)
 
-    def predict(self, state: ServerState, model: LayeredModel, images: Images, client: Client | None = None) -> Tensor:
+    def predict(
+        self,
+        state: ServerState,
+        model: LayeredModel,
+        images: Images,
+        client: Client | None = None,
+        domain: str | None = None,
+    ) -> Tensor:
         """The depth method's prediction of the global model, which has all blocks and needs no BRICK."""
-        return self.over.predict(state, model, images, client)
+        return self.over.predict(state, model, images, client, domain)
 
     def _stage_one(
         self,

@@ -18,7 +18,7 @@ from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.config import Config
 from fedsweep.evaluation import accuracy
 from fedsweep.frozen import FrozenFunction, digest_of
-from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted
+from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted, state_as
 from fedsweep.models import BackboneConfig
 from fedsweep.models.gate import Gate, build_gate, check_gate, mixed, mixing
 from fedsweep.models.layered import Images, LayeredModel, Path
@@ -251,7 +251,14 @@ class FedMS(FederatedMethod):
                 known[name]["trunk"] = reader.kept.all(seen, images, reader.batch_size).to(gate.mean.device)
         return {**known}
 
-    def predict(self, state: ServerState, model: LayeredModel, images: Images, client: Client | None = None) -> Tensor:
+    def predict(
+        self,
+        state: ServerState,
+        model: LayeredModel,
+        images: Images,
+        client: Client | None = None,
+        domain: str | None = None,
+    ) -> Tensor:
         """A client's mixture; without a client, and in stage one, the global expert."""
         if client is None or of(state).stage == 1:
             return super().predict(state, model, images)
@@ -287,9 +294,7 @@ def of(state: ServerState) -> FedMSState:
     Raises:
         TypeError: it is another method's.
     """
-    if not isinstance(state, FedMSState):
-        raise TypeError("FedMS goes on from its own state")
-    return state
+    return state_as(FedMSState, state)
 
 
 def stuck(queue: Sequence[float], accuracy: float, sal: SALConfig) -> bool:

@@ -36,6 +36,7 @@ def build_model(
             train_head_alone(model)
         else:
             add_lora(model, lora, seed, freeze_a)
+    model.class_names = model.class_names or tuple(class_names or ())
     return model.eval()
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.errors import UserError
+from fedsweep.models.feature_adapter import FeatureAdapter
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.models.names import layer_of
 from fedsweep.seeding import derived_seed
@@ -67,7 +68,7 @@ class LayeredClip(LayeredModel):
     sublayers: ClassVar = {}
     head_prefix = "no head"
     top: ClassVar = ("backbone.top.", "backbone.logit_scale")
-    behind: ClassVar = (*top, "backbone.words.", "prompt.", "gate.")
+    behind: ClassVar = (*top, "backbone.words.", "prompt.", "gate.", "image_adapter.")
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class LayeredClip(LayeredModel):
         super().__init__(backbone, mean, std)
         self.tokenize, self.class_names = tokenize, tuple(map(readable, class_names))
         self.prompt = nn.ParameterDict()
+        self.image_adapter: FeatureAdapter | None = None
         self._known: dict[tuple[int, ...], Tensor] = {}
         self._read([template.format(name) for name in self.class_names])
         self._begun: tuple[Tensor, int] | None = None
@@ -120,24 +122,33 @@ class LayeredClip(LayeredModel):
 
     def features(self, tokens: Tensor) -> Tensor:
         """An image's place among the prompts: (batch, tokens, width) to unit vectors (batch, projection)."""
+        return self.placed(self.projected(tokens))
+
+    def projected(self, tokens: Tensor) -> Tensor:
+        """What the image encoder ends with: (batch, tokens, width) to (batch, projection)."""
         top = self.backbone.top
-        return F.normalize(top["vision_projection"](top["vision_norm"](tokens[:, 0])), dim=-1)
+        projected: Tensor = top["vision_projection"](top["vision_norm"](tokens[:, 0]))
+        return projected
+
+    def placed(self, projected: Tensor) -> Tensor:
+        """Unit vectors (batch, projection), of features that pass an adapter if there is one."""
+        return F.normalize(projected if self.image_adapter is None else self.image_adapter(projected), dim=-1)
 
     def forward(self, images: Images, path: Path | None = None) -> Tensor:
         """Logits (batch, classes): both encoders walk the same steps."""
         path = range(self.num_layers) if path is None else path
-        features = self.passed(images, path)
+        features = self.placed(self.passed(images, path))
         logits: Tensor = features @ self.text_features(path).T * self.backbone.logit_scale.exp()
         return logits
 
     def passed(self, images: Images, path: Path) -> Tensor:
-        """Behind some steps the tokens, behind a whole walk the features, unless it was known as such."""
+        """What the image encoder ends with (batch, projection), unless it was known as such."""
         tokens, done = self.begin(images)
         if tokens.ndim == 2:
             return tokens
         for step in path[done:]:
             tokens = self.step(step, tokens)
-        return self.features(tokens)
+        return self.projected(tokens)
 
     def text_features(self, path: Path) -> Tensor:
         """Unit vectors (classes, projection) of the prompts, behind those steps of the walk that are blocks."""
@@ -171,6 +182,11 @@ class LayeredClip(LayeredModel):
             return tokens
         out: Any = pair[tower](tokens, None, is_causal=tower == TEXT)
         return cast(Tensor, out)
+
+    def add_image_adapter(self, hidden: int | None, seed: int) -> None:
+        """FedCLIP's attention over the image's features, `image_adapter` (projection to hidden to projection)."""
+        width = self.backbone.num_features
+        self.image_adapter = FeatureAdapter(width, hidden, self.mean.device, seed, "image adapter")
 
     def add_context(self, count: int, seed: int) -> None:
         """PromptFL's vectors, `prompt.context` (count, width of the text encoder), before the classes' bare names.

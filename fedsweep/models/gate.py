@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import cast
 
@@ -11,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.errors import UserError, one_line
-from fedsweep.models.layered import LayeredModel, Path, standardize_
+from fedsweep.models.layered import LayeredModel, Path, fresh_linear, standardize_
 from fedsweep.models.trunk import TrunkConfig
-from fedsweep.seeding import derived_seed
 from fedsweep.types import Batch
 
 
@@ -92,9 +90,7 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
     gate.identity = f"{config.model_dump_json()} {content} {seed if content.startswith('none:') else ''}"
     for place, layer in enumerate(gate.adapter):
         if isinstance(layer, nn.Linear):
-            generator = torch.Generator().manual_seed(derived_seed(seed, "gate", place))
-            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
-            nn.init.zeros_(layer.bias)
+            fresh_linear(layer, seed, "gate", place)
     return gate.eval()
 
 

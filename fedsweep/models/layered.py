@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ class LayeredModel(nn.Module, ABC):
     """Classifiers beside the backbone's own, by the number of blocks that they come after; none unless added."""
     bricks: nn.ModuleDict
     """FedBRICK's stand-ins for every block, by set; none unless added."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes that its logits are of; none on the meta device."""
     mean: Tensor
     std: Tensor
 
@@ -257,6 +260,14 @@ def draw_head(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
             nn.init.trunc_normal_(parameter, std=0.02, generator=generator)
         else:
             parameter.zero_()
+
+
+@torch.no_grad()
+def fresh_linear(layer: nn.Linear, seed: int, purpose: str, *key: int | str) -> None:
+    """torch's own range of weights, from a stream of this key, and zero biases."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, purpose, *key))
+    nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+    nn.init.zeros_(layer.bias)
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from itertools import islice
 
 import torch
 
-from fedsweep.experiment import Device, run
+from fedsweep.play import Device, run
 from fedsweep.sweep.plan import Plan
 
 WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured on two cores

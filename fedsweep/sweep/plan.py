@@ -11,9 +11,10 @@ import fedsweep
 from fedsweep.arms import Arm, Reference, arm_label
 from fedsweep.config import flat
 from fedsweep.errors import UserError, near
-from fedsweep.experiment import RunConfig, check_content, content_digests
+from fedsweep.experiment import RunConfig
 from fedsweep.paths import find
 from fedsweep.plain import Json, read_yaml
+from fedsweep.play import check_content, content_digests
 from fedsweep.seeding import stream
 from fedsweep.store import TrialPlan
 from fedsweep.sweep.counts import COUNTS

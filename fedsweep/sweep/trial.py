@@ -17,7 +17,8 @@ def train(config: dict[str, Any], *, sweep: str, threads: int, device: str, envi
     os.environ.update(environment)  # a worker has another working directory
     import torch
 
-    from fedsweep.experiment import RunConfig, check_digests, run_durably
+    from fedsweep.experiment import RunConfig
+    from fedsweep.play import check_digests, run_durably
 
     torch.set_num_threads(threads)
     store = SweepStore(Path(sweep)).trial(config["trial"])

@@ -3,9 +3,9 @@
 import pytest
 
 from fedsweep.errors import UserError
-from fedsweep.experiment import build
 from fedsweep.federation import federate
 from fedsweep.models.names import layer_of
+from fedsweep.play import build
 from tests.compare import identical, identical_rounds, moved
 from tests.conformance.rounds import one_round
 

@@ -84,7 +84,7 @@ def test_features_are_unit_vectors_whose_cosines_are_scaled(checkpoint):
     with torch.no_grad():
         seen, said = model.features(model.walk(images, range(3))), model.text_features(range(3))
         torch.testing.assert_close(model(images), seen @ said.T * network().logit_scale.exp())
-        torch.testing.assert_close(model.passed(images, range(3)), seen)
+        torch.testing.assert_close(model.placed(model.passed(images, range(3))), seen)
     assert seen.shape == (5, 12)
     assert said.shape == (4, 12)
     for one in (seen, said):

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from fedsweep.errors import UserError
-from fedsweep.experiment import check_digests, split
 from fedsweep.plain import Json
+from fedsweep.play import check_digests, split
 from fedsweep.store import Store
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.tuner import open_sweep

@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from fedsweep.config import Config
 from fedsweep.errors import UserError
@@ -19,10 +20,11 @@ POOL = "pool"
 
 @dataclass(frozen=True)
 class Split:
-    """The clients, and by domain the server's proxy images, which no client holds."""
+    """The clients, and by domain the server's proxy images, which no client holds, and its synthetic ones."""
 
     clients: tuple[Client, ...]
     proxy: Mapping[str, ImageSet]
+    synthetic: Mapping[str, ImageSet] = field(default_factory=dict)
 
 
 class Partition(Config, ABC):
@@ -72,6 +74,15 @@ class Partition(Config, ABC):
             clients.append(Client(client, domain, train, capacities[client], validation, test))
         return Split(tuple(clients), {name: proxy for name, (proxy, _) in shares.items() if proxy is not None})
 
+    @property
+    def takes_synthetic(self) -> bool:
+        """Whether a client trains on the server's synthetic images."""
+        return False
+
+    def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
+        """With the server's synthetic images."""
+        return replace(parts, synthetic=synthetic)
+
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
     """A random `share` of the examples, and the rest in its old order; at least one on either side.
@@ -94,11 +105,9 @@ def pool(sets: Sequence[ImageSet]) -> ImageSet:
     """All examples of several domains as one set, without copying pixels."""
     if len(sets) == 1:
         return sets[0]
-    parts, rows, start = [], [], 0
+    parts, rows, start = list[Tensor](), [], 0
     for one in sets:
-        if isinstance(one.images, PixelStack):
-            raise TypeError("a domain's images are one tensor")
-        parts.append(one.images)
+        parts += one.parts
         rows.append(start + (torch.arange(len(one)) if one.rows is None else one.rows))
         start += len(one.images)
     return ImageSet(PixelStack(tuple(parts)), torch.cat([one.labels for one in sets]), torch.cat(rows))

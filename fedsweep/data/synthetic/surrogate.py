@@ -1,0 +1,85 @@
+"""Images from the statistics of held-out ones, where no generator is at hand."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsweep.data.synthetic.base import Proportioned
+from fedsweep.errors import UserError
+from fedsweep.seeding import derived_seed
+from fedsweep.types import FederatedData, ImageSet
+
+
+class Surrogate(Proportioned):
+    """Of each class and domain a Gaussian over pixels: mean and covariance of the server's images of it.
+
+    It stands in for a text-to-image model and is none: results that used it are marked.
+    """
+
+    needs_proxy: ClassVar = True
+    stands_in: ClassVar = True
+
+    name: Literal["surrogate"] = "surrogate"
+
+    def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
+        """Draws by domain, from streams of seed and domain.
+
+        Raises:
+            UserError: of some class the server has no image in any domain.
+        """
+        classes = len(data.class_names)
+        own = {name: _by_class(images, classes) for name, images in sorted(proxy.items())}
+        means = _means(own, data.class_names)
+        made = {}
+        for domain in data.domains:
+            generator = torch.Generator().manual_seed(derived_seed(seed, "surrogate", domain.name))
+            labels, around = self.labels(domain, classes), means[domain.name]
+            scatter = [part - part.mean(0) for part in own[domain.name] if len(part) > 1]
+            images = torch.empty((len(labels), *around.shape[1:]), dtype=torch.uint8)
+            for label in sorted(set(labels.tolist())):
+                part = own[domain.name][label]
+                spread = part - part.mean(0) if len(part) > 1 else torch.cat(scatter) if scatter else part[:0]
+                here = labels == label
+                images[here] = _drawn(around[label], spread, int(here.sum()), generator)
+            made[domain.name] = ImageSet(images, labels)
+        return made
+
+
+def _by_class(images: ImageSet, classes: int) -> list[Tensor]:
+    """The images of each class, in single precision."""
+    return [images.take((images.labels == label).nonzero().flatten())[0].float() for label in range(classes)]
+
+
+def _means(own: Mapping[str, Sequence[Tensor]], class_names: Sequence[str]) -> dict[str, Tensor]:
+    """The mean image of each class, by domain: (classes, 3, h, w).
+
+    A class that a domain lacks is its mean style, moved as the class moves away from it in other domains.
+    """
+    found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
+    for name, parts in own.items():
+        found[name] = {label: part.mean(0) for label, part in enumerate(parts) if len(part)}
+        styles[name] = torch.stack([*found[name].values()]).mean(0)
+        for label, mean in found[name].items():
+            moves[label].append(mean - styles[name])
+    for label, known in enumerate(moves):
+        if not known:
+            raise UserError(
+                f"`synthetic` surrogate draws on the server's images, but of class `{class_names[label]}` it has none "
+                "in any domain; a larger `partition.proxy_share` gives it more."
+            )
+    usual = [torch.stack(known).mean(0) for known in moves]
+    return {
+        name: torch.stack([found[name].get(label, styles[name] + usual[label]) for label in range(len(usual))])
+        for name in own
+    }
+
+
+def _drawn(mean: Tensor, spread: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """uint8 images (count, 3, h, w) of this mean, with the covariance of the deviations `spread` (n, 3, h, w)."""
+    drawn = mean.expand(count, *mean.shape)
+    if len(spread):
+        weights = torch.randn(count, len(spread), generator=generator) / max(1, len(spread) - 1) ** 0.5
+        drawn = drawn + (weights @ spread.flatten(1)).view_as(drawn)
+    return drawn.clamp(0, 255).round().to(torch.uint8)

@@ -1,0 +1,261 @@
+"""FedAG: Scaling Vision Foundation Models with Federated Adapter Generalization.
+
+Jiaqi Wang, Jingtao Li, Weiming Zhuang, Chen Chen, Fenglong Ma, Lingjuan Lyu. Clients train small models of their own;
+the server injects what they learn into a frozen CLIP, by an adapter for each domain and with synthetic images.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedsweep.aggregation import layerwise_mean
+from fedsweep.methods.base import Allocations, FederatedMethod, Server, state_as, synthetic_of
+from fedsweep.models import BackboneConfig
+from fedsweep.models.clip_backbone import ClipBackbone
+from fedsweep.models.domain_adapters import (
+    AdaptersConfig,
+    ClipConfig,
+    DomainAdapters,
+    build_domain_adapters,
+    check_clip,
+)
+from fedsweep.models.layered import Images, LayeredModel
+from fedsweep.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
+from fedsweep.reader import Reader
+from fedsweep.seeding import stream
+from fedsweep.training import CohortTrainer, LocalTask, Objective, cross_entropy
+from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
+
+SERVER = "server."
+"""Prefix of the tensors that no client has."""
+QUALITY, SPREAD = "synthetic/quality", "synthetic/quality_spread"
+DEFAULT_CLIP = ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}")
+
+
+@dataclass(frozen=True)
+class FedAGState(ServerState):
+    """The adapter holds the server's tensors, and under the clients' names W^0, which all of them begin with.
+
+    `domains`: of each client; `copies`: W^_n, by domain; `own`: W_n of the client's last round; `quality`: the scores
+    alpha_n (n,) of a domain's synthetic images; `warm`: whether the adapters have been through their warm-up.
+    """
+
+    domains: dict[ClientId, str] = field(default_factory=dict)
+    copies: dict[str, AdapterState] = field(default_factory=dict)
+    own: dict[ClientId, AdapterState] = field(default_factory=dict)
+    quality: dict[str, Tensor] = field(default_factory=dict)
+    warm: bool = False
+
+
+class FedAG(FederatedMethod):
+    """Models of two architectures that learn from each other; clients' capacities are ignored."""
+
+    uses_lora: ClassVar = False
+    needs_head: ClassVar = True
+    shares_model: ClassVar = False
+
+    name: Literal["fedag"] = "fedag"
+    clip: ClipConfig = Field(DEFAULT_CLIP, description="the server's CLIP: digits_clip or clip")
+    adapters: AdaptersConfig = Field(AdaptersConfig(), description="the server's adapters and their attention")
+    server: ServerConfig = Field(ServerConfig(), description="how the server trains")
+    momentum: bool = Field(True, description="Eq. 1; false: a client goes on from the server's copy alone")
+    gamma: float = Field(0.1, ge=0, le=1, description="share of the client's own last model in Eq. 1")
+    quality: bool = Field(True, description="scores of the synthetic images in Eq. 6; false: all count alike")
+    cross_domain: bool = Field(
+        True, description="cross-domain learning (Eqs. 8 to 10); false: outside all domains adapters count alike"
+    )
+    regularizer: bool = Field(True, description="R in Eq. 10; false: the attention learns by the cross-entropy alone")
+    strength: float = Field(0.1, ge=0, description="lambda, weight of R")
+    delta: float = Field(0.001, ge=0, le=1, description="margin of the own adapter's attention (Eq. 9)")
+
+    @property
+    def needs_synthetic(self) -> bool:
+        """The server trains on nothing else."""
+        return True
+
+    def fingerprint(self) -> str:
+        """That of the server's CLIP."""
+        return self.clip.fingerprint()
+
+    def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
+        """Those of the server's CLIP, which must take the backbone's images."""
+        check_clip(self.clip, backbone.image_size, tuple(class_names))
+
+    def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
+        """All of the client's model is trained; `server.` has the CLIP, adapters and attention."""
+        model.backbone.requires_grad_(True)
+        classes = model.class_names or cast(int, model.backbone.num_classes)
+        model.add_module("server", build_domain_adapters(self.clip, self.adapters, domains, classes, seed))
+
+    def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> FedAGState:
+        """Nobody has trained yet."""
+        layers, domains = tuple(range(server.num_layers)), {one.id: one.domain for one in clients}
+        return FedAGState(adapter=model.adapter(), layers=layers, domains=domains)
+
+    def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
+        """Before the first round the adapters are warmed up."""
+        state = of(state)
+        if state.warm:
+            return state
+        adapters = cast(DomainAdapters, trainer.model.server)
+        trainer.model.load_adapter(state.adapter)
+        lessons = [self._lesson(name, server, trainer.reader, None) for name in adapters.domains]
+        self._learning().warm_up(adapters, lessons, stream(trainer.seed, "adapter warm-up"))
+        return replace(state, adapter=state.adapter | _server_tensors(trainer.model), warm=True)
+
+    def allocate(
+        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
+    ) -> dict[ClientId, LayerAllocation]:
+        """Every client has the whole small model."""
+        return {one.id: LayerAllocation(state.layers, state.layers, without=(SERVER,)) for one in cohort}
+
+    def objective(self, round: int, rounds: int) -> Objective:
+        """Cross-entropy (Eq. 2)."""
+        return cross_entropy
+
+    def local_updates(
+        self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
+    ) -> list[ClientUpdate]:
+        """Clients train from Eq. 1's mixture, and tell the quality of their domain's synthetic images."""
+        objective = self.objective(trainer.round, trainer.rounds)
+        starts = [self._start(of(state), one.id) for one in cohort]
+        tasks = [
+            LocalTask(one, start, allocations[one.id], objective) for one, start in zip(cohort, starts, strict=True)
+        ]
+        updates = trainer.fit(tasks)
+        if not self.quality:
+            return updates
+        scored = []
+        for client, update in zip(cohort, updates, strict=True):
+            trainer.model.load_adapter(update.adapter)
+            score = quality(trainer.model, client.train, cast(ImageSet, client.synthetic), trainer.reader.batch_size)
+            metrics = {**update.metrics, QUALITY: score.mean().item(), SPREAD: score.std(correction=0).item()}
+            scored.append(replace(update, told={"quality": score}, metrics=metrics))
+        return scored
+
+    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedAGState:
+        """A domain's copy becomes its client's model; the mean, where a domain has several clients."""
+        state = of(state)
+        copies, own, scores = dict(state.copies), dict(state.own), dict(state.quality)
+        for domain in sorted({state.domains[update.client] for update in updates}):
+            here = [update for update in updates if state.domains[update.client] == domain]
+            names = {name: state.adapter[name] for name in here[0].adapter}
+            copies[domain] = layerwise_mean(names, here, server.aggregation)
+            if self.quality:
+                told = [replace(update, adapter=update.told) for update in here]
+                scores[domain] = layerwise_mean(here[0].told, told, server.aggregation)["quality"]
+        for update in updates:
+            own[update.client] = {name: tensor.clone() for name, tensor in update.adapter.items()}
+        adapter = {name: one.clone() for name, one in state.adapter.items()}
+        return replace(state, adapter=adapter, copies=copies, own=own, quality=scores)
+
+    def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
+        """Eq. 10, over the domains that have sent a model so far."""
+        state, model = of(state), trainer.model
+        present = sorted(state.copies)
+        lessons = [self._lesson(name, server, trainer.reader, state.quality.get(name)) for name in present]
+        copies = [{name: one.clone() for name, one in state.copies[name].items()} for name in present]
+        model.load_adapter(state.adapter)
+        rng = stream(trainer.seed, "mutual learning", trainer.round)
+        self._learning().learn(model, cast(DomainAdapters, model.server), copies, lessons, rng)
+        learned = dict(zip(present, copies, strict=True))
+        return replace(state, adapter=state.adapter | _server_tensors(model), copies=learned)
+
+    def sent_to(self, state: ServerState, client: ClientId) -> AdapterState:
+        """W^ of its domain, W^0 before there is one."""
+        return state.adapter | of(state).copies.get(of(state).domains[client], {})
+
+    def adapter_of(self, state: ServerState, client: ClientId | None = None) -> AdapterState:
+        """Of a client that has trained its own model, as it left it."""
+        if client is None:
+            return state.adapter
+        return state.adapter | of(state).own[client] if client in of(state).own else self.sent_to(state, client)
+
+    def known(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
+        """CLIP's features (n, width) (Eq. 3), computed once for all rounds and trials."""
+        adapters = cast(DomainAdapters, reader.model.server)
+        return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
+
+    def predict(
+        self,
+        state: ServerState,
+        model: LayeredModel,
+        images: Images,
+        client: Client | None = None,
+        domain: str | None = None,
+    ) -> Tensor:
+        """phi_n where the domain is known, eta where it is not (Section 3.5); a client by its small model."""
+        if client is not None:
+            return super().predict(state, model, images)
+        adapters, features = cast(DomainAdapters, model.server), cast(Batch, images).beside["clip"]
+        if domain in adapters.domains:
+            return adapters.logits_of(adapters.domains.index(domain), features)
+        logits = adapters.all_logits(features)
+        return adapters.attended(logits)[0] if self.cross_domain else logits.mean(0)
+
+    def metrics(self, clients: Iterable[ClientId]) -> list[str]:
+        """Of the scores."""
+        return [QUALITY, SPREAD] if self.quality else []
+
+    def measured(
+        self, state: ServerState, clients: Iterable[ClientId], updates: Sequence[ClientUpdate]
+    ) -> dict[str, float]:
+        """Mean and deviation of the scores over a domain's images, means over the cohort."""
+        return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metrics(clients)}
+
+    def _start(self, state: FedAGState, client: ClientId) -> AdapterState:
+        """W_n^t = gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1), where the client has trained before."""
+        given = self.sent_to(state, client)
+        if not self.momentum or client not in state.own:
+            return given
+        return given | {name: given[name].lerp(one, self.gamma) for name, one in state.own[client].items()}
+
+    def _learning(self) -> MutualLearning:
+        return MutualLearning(self.server, self.cross_domain, self.strength * self.regularizer, self.delta)
+
+    def _lesson(self, domain: str, server: Server, reader: Reader, scores: Tensor | None) -> Lesson:
+        """A domain's synthetic images; those of all domains for a client of a pool."""
+        images = synthetic_of(domain, server.synthetic)
+        weights = torch.ones(len(images)) if scores is None else normalised(scores)
+        adapters, features = cast(DomainAdapters, reader.model.server), self.known(reader, images)["clip"]
+        return Lesson(adapters.domains.index(domain), images, features, weights.to(adapters.text.device))
+
+
+def of(state: ServerState) -> FedAGState:
+    """The state as this method's.
+
+    Raises:
+        TypeError: it is another method's.
+    """
+    return state_as(FedAGState, state)
+
+
+@torch.no_grad()
+def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_size: int) -> Tensor:
+    """alpha_n (n,): cosines of synthetic images' features with their class's prototype, none below 0 (Section 3.3).
+
+    A prototype is the mean feature of the client's own images of a class; images of a class without one score 0.
+    """
+    seen, asked = (_features(model, images, batch_size) for images in (train, synthetic))
+    labels, wanted = train.labels.to(seen.device), synthetic.labels.to(seen.device)
+    classes = int(torch.cat([labels, wanted]).max()) + 1
+    sums = seen.new_zeros(classes, seen.shape[1]).index_add_(0, labels, seen)
+    counts = labels.bincount(minlength=classes).clamp(min=1)
+    prototypes = sums / counts.unsqueeze(1)
+    return F.cosine_similarity(asked, prototypes[wanted], dim=1).clamp(min=0)
+
+
+def _features(model: LayeredModel, images: ImageSet, batch_size: int) -> Tensor:
+    """What the client's head sees of images: (n, width)."""
+    path = range(model.num_layers)
+    return torch.cat([model.features(model.walk(pixels, path)) for pixels, _ in images.batches(batch_size)])
+
+
+def _server_tensors(model: LayeredModel) -> AdapterState:
+    return {name: one.detach().clone() for name, one in model.movable().items() if name.startswith(SERVER)}

@@ -1,0 +1,75 @@
+"""FedOT: Offsite-Tuning in federated learning, as FedAG compares with it (Section 4.2).
+
+Guangxuan Xiao, Ji Lin, Song Han. Offsite-Tuning: Transfer Learning without Full Model, 2023. Clients train the ends of
+the model around an emulator, in which blocks of the middle are dropped; the ends are averaged and join it again.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsweep.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.models.layered import LayeredModel
+from fedsweep.models.names import layer_of
+from fedsweep.training import Objective, cross_entropy
+from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+
+
+class FedOT(FederatedMethod):
+    """FedAvg on the lowest and the topmost blocks, whole; clients' capacities are ignored."""
+
+    uses_lora: ClassVar = False
+
+    name: Literal["fedot"] = "fedot"
+    bottom: int = Field(2, ge=0, description="blocks of the lower end, which are trained")
+    top: int = Field(2, ge=0, description="blocks of the upper end, which are trained")
+    kept: float = Field(0.5, gt=0, le=1, description="share of the blocks between them that the emulator keeps, frozen")
+
+    def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
+        """There is something to train, and something between the ends."""
+        if not 0 < self.bottom + self.top < num_layers:
+            raise ValueError(
+                f"`method.bottom` and `method.top` together must be at least 1 and below the {num_layers} blocks, but "
+                f"they are {self.bottom} and {self.top}"
+            )
+
+    def ends(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """The blocks that are trained."""
+        return (*layers[: self.bottom], *layers[len(layers) - self.top :])
+
+    def emulator(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """The frozen blocks that clients have: spread evenly over the middle, its first and last among them.
+
+        >>> FedOT(bottom=1, top=1, kept=0.5).emulator(range(12)), FedOT(bottom=1, top=1, kept=0.1).emulator(range(12))
+        ((1, 3, 6, 8, 10), (1,))
+        """
+        middle = layers[self.bottom : len(layers) - self.top]
+        count = max(1, round(self.kept * len(middle)))
+        return tuple(middle[round(place)] for place in np.linspace(0, len(middle) - 1, count))
+
+    def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
+        """The ends, and a head if there is one."""
+        ends = self.ends(range(model.num_layers))
+        for name, parameter in model.named_parameters():
+            layer = layer_of(name)
+            parameter.requires_grad_(layer in ends if layer is not None else name.startswith(model.head_prefix))
+
+    def allocate(
+        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
+    ) -> dict[ClientId, LayerAllocation]:
+        """The ends with the emulator between them; the ends are trained."""
+        ends = self.ends(state.layers)
+        row = LayerAllocation(held=tuple(sorted({*ends, *self.emulator(state.layers)})), trained=ends)
+        return {client.id: row for client in cohort}
+
+    def objective(self, round: int, rounds: int) -> Objective:
+        """Cross-entropy."""
+        return cross_entropy
+
+    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
+        """FedAvg."""
+        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))

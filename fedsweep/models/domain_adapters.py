@@ -1,0 +1,129 @@
+"""FedAG's server: a frozen CLIP with an attention adapter for each domain, and an attention over the adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedsweep.config import Config
+from fedsweep.errors import UserError
+from fedsweep.frozen import FrozenFunction, digest_of
+from fedsweep.models.clip import LayeredClip
+from fedsweep.models.clip_backbone import ClipBackbone, DigitsClip
+from fedsweep.models.feature_adapter import FeatureAdapter, draw_linears
+
+ClipConfig = Annotated[DigitsClip | ClipBackbone, Field(discriminator="name")]
+
+
+class AdaptersConfig(Config):
+    """The trained part of the server (FedAG, Section 3.4)."""
+
+    hidden: int | None = Field(None, gt=0, description="width between an adapter's two MLPs; null: the features'")
+    attention: int = Field(64, gt=0, description="width of the MLP that weighs the adapters by their logits (Eq. 8)")
+    logits: Literal["cosine", "product"] = Field(
+        "cosine", description="phi as cosines times CLIP's learned scale (FedCLIP), or as products (Eq. 5 as printed)"
+    )
+
+
+class DomainAdapters(nn.Module):
+    """phi_n = <A_n(I) * I, T> for each domain n, and eta = sum_n beta_n phi_n (FedAG, Eqs. 3 to 5 and 8).
+
+    CLIP's features never change: whoever asks gives those of the images, and those of the classes' texts are kept.
+    """
+
+    text: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        clip: LayeredClip,
+        config: AdaptersConfig,
+        domains: Collection[str],
+        seed: int,
+        identity: str,
+    ) -> None:
+        super().__init__()
+        self.clip, self.logits, self.identity = clip.requires_grad_(False), config.logits, identity
+        device, width = clip.mean.device, clip.backbone.num_features
+        self.domains = tuple(sorted(domains))
+        self.adapters = nn.ModuleList(
+            FeatureAdapter(width, config.hidden, device, seed, "domain adapter", name) for name in self.domains
+        )
+        with torch.device("meta"):
+            first, last = nn.Linear(len(clip.class_names), config.attention), nn.Linear(config.attention, 1)
+            mlp = nn.Sequential(first, nn.ReLU(), last)
+        self.attention = mlp.to_empty(device=device)
+        draw_linears(self.attention, seed, "adapter attention")
+        with torch.no_grad():
+            self.register_buffer("text", clip.text_features(range(clip.num_layers)).clone(), persistent=False)
+            self.register_buffer("scale", clip.backbone.logit_scale.exp().clone(), persistent=False)
+
+    def seen(self) -> FrozenFunction:
+        """CLIP's image encoder: uint8 images (n, 3, h, w) to I (n, width) (Eq. 3)."""
+        clip = self.clip
+        key = digest_of(f"clip's image encoder {self.identity}", {}, clip.mean.device)
+        return FrozenFunction(key, lambda images: clip.passed(images, range(clip.num_layers)))
+
+    def logits_of(self, domain: int, features: Tensor) -> Tensor:
+        """phi_n (n, classes) of the adapter in this place; as cosines times CLIP's scale, or as plain products."""
+        adapted = self.adapters[domain](features)
+        if self.logits == "cosine":
+            adapted = F.normalize(adapted, dim=-1) * self.scale
+        logits: Tensor = adapted @ self.text.T
+        return logits
+
+    def all_logits(self, features: Tensor) -> Tensor:
+        """phi of all adapters: (domains, n, classes)."""
+        return torch.stack([self.logits_of(place, features) for place in range(len(self.domains))])
+
+    def attended(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """eta (n, classes) and beta (domains, n), of phi (domains, n, classes) (Eq. 8)."""
+        beta = torch.softmax(self.attention(logits).squeeze(-1), dim=0)
+        return (beta.unsqueeze(-1) * logits).sum(0), beta
+
+    def train(self, mode: bool = True) -> DomainAdapters:
+        """CLIP stays in evaluation."""
+        super().train(mode)
+        self.clip.eval()
+        return self
+
+
+def build_domain_adapters(
+    clip: ClipConfig,
+    config: AdaptersConfig,
+    domains: Collection[str],
+    class_names: Sequence[str] | int,
+    seed: int,
+) -> DomainAdapters:
+    """With CLIP's weights and fresh adapters; with classes by number on the meta device, and no weights are loaded.
+
+    Raises:
+        UserError: the checkpoint is missing, broken or none of a CLIP, or a prompt is too long.
+    """
+    if isinstance(class_names, int):
+        return DomainAdapters(clip.outlined(class_names), config, domains, seed, "outlined")
+    with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
+        model = clip.build(len(class_names), class_names=class_names).eval()
+    identity = f"{clip.model_dump_json(exclude={'prompt'})} {clip.fingerprint()}"
+    return DomainAdapters(model, config, domains, seed, identity)
+
+
+def check_clip(config: ClipConfig, image_size: int, class_names: tuple[str, ...]) -> None:
+    """Load the CLIP as a run will, once per process for each content.
+
+    Raises:
+        UserError: it cannot be loaded, or takes other images than the clients' backbone.
+    """
+    try:
+        config.check_weights(len(class_names), class_names)
+    except UserError as error:
+        raise UserError(str(error).replace("`backbone.", "`method.clip.")) from None
+    if config.image_size != image_size:
+        raise UserError(
+            f"`method.clip` takes images of {config.image_size} pixels, but those of `backbone` have {image_size}."
+        )

@@ -1,0 +1,35 @@
+"""Attention over the features of a frozen image encoder, as FedCLIP and FedAG put it behind CLIP's."""
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.models.layered import fresh_linear
+
+
+class FeatureAdapter(nn.Sequential):
+    """A(I) * I with A(I) = softmax(MLP1(tanh(MLP2(I)))): (n, width) to the same (FedAG, Eq. 4).
+
+    Source: Lu et al., FedCLIP (2023), from which FedAG takes it. `hidden` is the width between the two MLPs, that of
+    the features unless given. Each tensor is drawn from a stream of the key.
+    """
+
+    def __init__(self, width: int, hidden: int | None, device: torch.device, seed: int, *key: str) -> None:
+        hidden = hidden or width
+        with torch.device("meta"):  # constructors draw values that are overwritten at once
+            super().__init__(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width), nn.Softmax(dim=-1))
+        self.to_empty(device=device)
+        draw_linears(self, seed, *key)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The features, each weighted."""
+        weights = features
+        for layer in self:
+            weights = layer(weights)
+        return weights * features
+
+
+def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> None:
+    """Fresh values for the linear layers, from streams of the key and their places; none on the meta device."""
+    for place, layer in enumerate(layers):
+        if isinstance(layer, nn.Linear) and not layer.weight.is_meta:
+            fresh_linear(layer, seed, purpose, *key, place)

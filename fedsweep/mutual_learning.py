@@ -1,0 +1,187 @@
+"""What FedAG's server does with synthetic images: domain adapters and copies of the clients' models learn together."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedsweep.config import Config
+from fedsweep.models.domain_adapters import DomainAdapters
+from fedsweep.models.layered import LayeredModel, copy_into
+from fedsweep.optimizers import Adam, AdamConfig
+from fedsweep.types import AdapterState, ImageSet
+
+
+class ServerConfig(Config):
+    """The server's update (FedAG, Section 3.4)."""
+
+    warmup_epochs: int = Field(5, ge=0, description="epochs of the adapters alone, before the first round")
+    epochs: int = Field(3, ge=0, description="epochs of mutual learning in each round")
+    batch_size: int = Field(32, gt=0, description="synthetic images of each domain per step")
+    lr: float = Field(1e-4, gt=0, description="learning rate of its Adam")
+    update: Literal["joint", "alternating"] = Field(
+        "joint",
+        description="joint: one loss over all domains (Eq. 10); alternating: in each epoch every domain by itself, "
+        "then the adapters and their attention across domains",
+    )
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A domain's synthetic images with what is known of them: CLIP's features (n, width), quality scores (n,).
+
+    `place` is that of its adapter.
+    """
+
+    place: int
+    images: ImageSet
+    features: Tensor
+    quality: Tensor
+
+
+def mutual_divergence(client: Tensor, server: Tensor, weights: Tensor) -> Tensor:
+    """J of Eq. 6 on a batch: the mean of weights / 2 (KL(theta || phi) + KL(phi || theta)), from logits (n, classes).
+
+    Where the `weights` (n,) of the whole set have mean one, batches of it have the paper's J in the mean.
+    """
+    theta, phi = F.log_softmax(client, dim=1), F.log_softmax(server, dim=1)
+    symmetric = ((theta.exp() - phi.exp()) * (theta - phi)).sum(1)  # KL(a || b) + KL(b || a)
+    return (weights * symmetric).mean() / 2
+
+
+def margin(beta: Tensor, own: int, delta: float) -> Tensor:
+    """R of Eq. 9, the mean of max(0, delta + max_{k != n} beta_k - beta_n), of beta (domains, n); 0 for one domain."""
+    others = torch.cat([beta[:own], beta[own + 1 :]])
+    if not len(others):
+        return beta.new_zeros(())
+    return (delta + others.amax(0) - beta[own]).clamp(min=0).mean()
+
+
+def normalised(quality: Tensor) -> Tensor:
+    """Scores (n,) divided by their mean; all alike where none is above zero."""
+    total = quality.sum()
+    return quality * len(quality) / total if total > 0 else torch.ones_like(quality)
+
+
+@dataclass(frozen=True)
+class MutualLearning:
+    """Eq. 10 and how it is descended. `cross`: with the second of its two parts; `strength`, `delta`: of its R."""
+
+    config: ServerConfig
+    cross: bool
+    strength: float
+    delta: float
+
+    def warm_up(self, adapters: DomainAdapters, lessons: Sequence[Lesson], rng: np.random.Generator) -> None:
+        """Each adapter learns to classify its domain's images, in place."""
+        for lesson in lessons:
+            parameters = list(adapters.adapters[lesson.place].parameters())
+            adam = self.optimizer([one.data for one in parameters])
+            labels = lesson.images.labels.to(adapters.text.device)
+            for _ in range(self.config.warmup_epochs):
+                for rows in self._batches(lesson, rng):
+                    loss = F.cross_entropy(adapters.logits_of(lesson.place, lesson.features[rows]), labels[rows])
+                    adam.step(torch.autograd.grad(loss, parameters))
+
+    def learn(
+        self,
+        model: LayeredModel,
+        adapters: DomainAdapters,
+        copies: Sequence[AdapterState],
+        lessons: Sequence[Lesson],
+        rng: np.random.Generator,
+    ) -> None:
+        """Move the adapters and the `copies` of the clients' models, one for each lesson, in place.
+
+        Within the losses the model stands for one copy after the other; afterwards it holds the values of some.
+        """
+        session = _Session(self, model, adapters, copies, lessons)
+        for _ in range(self.config.epochs):
+            order = [list(self._batches(lesson, rng)) for lesson in lessons]
+            if self.config.update == "joint":
+                for batches in zip_longest(*order):  # a domain with fewer images is through before others
+                    session.joint_step(batches)
+                continue
+            for number, own in enumerate(order):
+                for rows in own:
+                    session.in_domain_step(number, rows)
+            for batches in zip_longest(*order) if self.cross else ():
+                session.cross_domain_step(batches)
+
+    def optimizer(self, tensors: list[Tensor]) -> Adam:
+        """Adam as FedAG has it (Section 4.3)."""
+        lr = self.config.lr
+        return Adam(AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None), tensors)
+
+    def _batches(self, lesson: Lesson, rng: np.random.Generator) -> Iterator[Tensor]:
+        order = torch.from_numpy(rng.permutation(len(lesson.images)))
+        yield from torch.split(order, self.config.batch_size)
+
+
+class _Session:
+    """One round of mutual learning: what is trained, and an optimizer for each part."""
+
+    def __init__(
+        self,
+        learning: MutualLearning,
+        model: LayeredModel,
+        adapters: DomainAdapters,
+        copies: Sequence[AdapterState],
+        lessons: Sequence[Lesson],
+    ) -> None:
+        self.learning, self.model, self.adapters, self.copies, self.lessons = learning, model, adapters, copies, lessons
+        movable = model.movable()
+        self.trained = {name: movable[name] for name in copies[0]}
+        self.shared = [one for part in (adapters.adapters, adapters.attention) for one in part.parameters()]
+        self.own = [list(adapters.adapters[lesson.place].parameters()) for lesson in lessons]
+        self.of_copies = [learning.optimizer(list(copy.values())) for copy in copies]
+        self.of_shared = learning.optimizer([one.data for one in self.shared])
+        self.of_own = [learning.optimizer([one.data for one in part]) for part in self.own]
+
+    def in_domain_step(self, number: int, rows: Tensor) -> None:
+        """J_n and the in-domain cross-entropy: a domain's adapter and its client's copy."""
+        own = self.own[number]
+        gradients = torch.autograd.grad(self._in_domain(number, rows), [*own, *self.trained.values()])
+        self.of_own[number].step(gradients[: len(own)])
+        self.of_copies[number].step(gradients[len(own) :])
+
+    def cross_domain_step(self, batches: Sequence[Tensor | None]) -> None:
+        """The cross-domain part: all adapters and their attention."""
+        present = [(number, rows) for number, rows in enumerate(batches) if rows is not None]
+        losses = torch.stack([self._cross_domain(number, rows) for number, rows in present])
+        self.of_shared.step(torch.autograd.grad(losses.sum() / len(self.lessons), self.shared))
+
+    def joint_step(self, batches: Sequence[Tensor | None]) -> None:
+        """G of Eq. 10 on a batch of each domain: everything."""
+        total = [torch.zeros_like(one) for one in self.shared]
+        for number, rows in enumerate(batches):
+            if rows is None:
+                continue
+            loss = self._in_domain(number, rows)
+            if self.learning.cross:
+                loss = loss + self._cross_domain(number, rows)
+            inputs = [*self.shared, *self.trained.values()]
+            gradients = torch.autograd.grad(loss / len(self.lessons), inputs, materialize_grads=True)
+            torch._foreach_add_(total, list(gradients[: len(self.shared)]))
+            self.of_copies[number].step(gradients[len(self.shared) :])
+        self.of_shared.step(total)
+
+    def _in_domain(self, number: int, rows: Tensor) -> Tensor:
+        lesson = self.lessons[number]
+        copy_into(self.trained, self.copies[number])
+        pixels, labels = lesson.images.take(rows)
+        phi = self.adapters.logits_of(lesson.place, lesson.features[rows])
+        divergence = mutual_divergence(self.model(pixels), phi, lesson.quality[rows])
+        return divergence + F.cross_entropy(phi, labels.to(phi.device))
+
+    def _cross_domain(self, number: int, rows: Tensor) -> Tensor:
+        lesson = self.lessons[number]
+        labels = lesson.images.labels[rows].to(self.adapters.text.device)
+        eta, beta = self.adapters.attended(self.adapters.all_logits(lesson.features[rows]))
+        return F.cross_entropy(eta, labels) + self.learning.strength * margin(beta, lesson.place, self.learning.delta)

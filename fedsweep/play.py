@@ -1,0 +1,167 @@
+"""Playing a run: its data divided, its model built, its rounds one after the other, durably."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from fedsweep.checkpoint import Checkpoint, write_atomically
+from fedsweep.checkpoint import load as load_checkpoint
+from fedsweep.checkpoint import save as save_checkpoint
+from fedsweep.data import load
+from fedsweep.data.partition import Split
+from fedsweep.embedding.picture import files
+from fedsweep.embedding.tsne import draw
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig
+from fedsweep.federation import Federation, federate
+from fedsweep.frozen import FrozenRows
+from fedsweep.history import RoundRecord
+from fedsweep.methods import Server
+from fedsweep.methods.base import synthetic_of
+from fedsweep.models import build_model
+from fedsweep.paths import activation_bytes
+from fedsweep.reader import Reader
+from fedsweep.training import CohortTrainer
+from fedsweep.types import FederatedData, ImageSet, RoundResult
+
+Device = Literal["cpu", "cuda"]
+
+
+def split(config: RunConfig) -> tuple[FederatedData, Split]:
+    """The data of a run and its clients; a function of data, partition and seed, not of the method.
+
+    Raises:
+        UserError: the data is not there, or cannot be divided as asked.
+    """
+    data = load(config.data)
+    parts = config.partition.split(data, config.capacities(), config.seed)
+    if not config.trains_on_synthetic:
+        return data, parts
+    return data, config.partition.joined(parts, config.synthetic.make(data, parts.proxy, config.seed))
+
+
+def content_digests(config: RunConfig) -> dict[str, str]:
+    """What pins the content of the files that a configuration only names: images with labels, and weights."""
+    weights = [config.backbone.fingerprint(), config.method.fingerprint()]
+    images = [load(config.data).digest, config.synthetic.fingerprint() if config.trains_on_synthetic else ""]
+    return {"data": " ".join(filter(None, images)), "weights": " ".join(one for one in weights if one)}
+
+
+def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
+    """Refuse to go on with other images or weights than the plan was made for: they are part of a trial's identity.
+
+    Raises:
+        UserError: a file was replaced since.
+    """
+    for name, digest in content_digests(config).items():
+        if digest != planned[name]:
+            raise UserError(f"the {name} of this trial changed since its sweep began; start a new sweep.")
+
+
+def check_content(config: RunConfig) -> None:
+    """Open the data, divide it, load the weights, and draw the images of a t-SNE, as the run will.
+
+    Raises:
+        UserError: something is missing, does not fit, or cannot be divided.
+    """
+    data, _ = split(config)
+    config.backbone.check_weights(len(data.class_names), data.class_names)
+    config.method.check_weights(config.backbone, data.class_names)
+    activation_bytes()
+    if (classes := config.evaluation.tsne_classes) is not None:
+        draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.seed)
+
+
+def build(config: RunConfig, device: Device = "cpu") -> Federation:
+    """Data, clients, model and trainer of a run; the model on the device, the images where they are."""
+    data, parts = split(config)
+    method = config.method
+    clients = [
+        replace(one, synthetic=synthetic_of(one.domain, parts.synthetic)) if method.needs_synthetic else one
+        for one in parts.clients
+    ]
+    freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if config.method.uses_lora else None
+    model = build_model(config.backbone, lora, len(data.class_names), config.seed, data.class_names, freeze_a)
+    config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
+    model.to(device)
+    return Federation(
+        method=config.method,
+        base=config.base_optimizer,
+        model=model,
+        fresh=model.adapter(),
+        clients=clients,
+        domains=data.domains,
+        held_out=data.held_out,
+        class_names=data.class_names,
+        server=Server(
+            model.num_layers, config.aggregation, tuple(sorted(config.depths())), parts.proxy, parts.synthetic
+        ),
+        trainer=CohortTrainer(
+            model,
+            config.optimizer,
+            config.base_optimizer,
+            config.local,
+            config.seed,
+            rounds=config.federation.rounds,
+            fewest=min(len(client.train) for client in clients),
+            reader=Reader(
+                model, _identity(config), FrozenRows.of(sources(data, parts.synthetic)), config.evaluation.batch_size
+            ),
+        ),
+        config=config.federation,
+        evaluation=config.evaluation,
+        seed=config.seed,
+    )
+
+
+def _identity(config: RunConfig) -> str:
+    """What decides the frozen part of a run's model; names of classes are no part of what an image goes through."""
+    content = config.backbone.fingerprint()
+    lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.uses_lora else ""
+    drawn = content == "none" or (config.method.uses_lora and config.aggregation.lora == "freeze_a")
+    return f"{config.backbone.model_dump_json()} {content} {lora} {config.seed if drawn else ''}"
+
+
+def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None) -> dict[int, str]:
+    """The content of each tensor of images, by its address."""
+    found = {}
+    for one in (*data.domains, *data.held_out):
+        for split, images in (("train", one.train), ("test", one.test)):
+            for place, part in enumerate(images.parts):
+                # A domain that is held out is tested on both its splits, one after the other.
+                name = ("train", "test")[place] if len(images.parts) > 1 else split
+                found[part.data_ptr()] = f"{data.digest}/{one.name}/{name}"
+    for part in (part for images in (synthetic or {}).values() for part in images.parts):
+        found.setdefault(part.data_ptr(), f"sha256:{hashlib.sha256(part.numpy().data).hexdigest()}")
+    return found
+
+
+def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = None) -> Iterator[RoundResult]:
+    """Play a run round by round; with `resume` (its tensors on the device), only the rounds that are left."""
+    start = RoundResult(resume.round, resume.state) if resume else None
+    yield from federate(build(config, device), start)
+
+
+def run_durably(config: RunConfig, checkpoint: Path, device: Device = "cpu") -> Iterator[RoundRecord]:
+    """Play a run with every round on disk before it is yielded; rounds found there are yielded again first.
+
+    A t-SNE stands beside the checkpoint before that of the last round does: a run that has all rounds has its picture.
+    A run that was stopped at any moment goes on as if it had not been.
+    """
+    federation = build(config, device)
+    history: list[RoundRecord] = []
+    start: RoundResult | None = None
+    if checkpoint.exists():
+        found = load_checkpoint(checkpoint, federation.initial_state(), device)
+        start = RoundResult(found.round, found.state)
+        history = list(found.history)
+        yield from history
+    for result in federate(federation, start):
+        history.append(RoundRecord(result.round, dict(result.metrics), result.seconds))
+        if result.round == config.federation.rounds and (embedding := federation.embed(result.state)):
+            for name, content in files(embedding).items():
+                write_atomically(checkpoint.with_name(name), content)
+        save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
+        yield history[-1]
