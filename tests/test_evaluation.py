@@ -20,7 +20,7 @@ def domain(name: str, labels: list[int]) -> Domain:
     return Domain(name, ImageSet(images, (test.labels + 1) % 3), test)
 
 
-def predict(images: ImageSet) -> torch.Tensor:
+def predict(images: ImageSet, domain: str | None) -> torch.Tensor:
     return PREDICTIONS[images.take(torch.arange(len(images)))[0][:, 0, 0, 0].long()]
 
 

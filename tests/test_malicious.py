@@ -34,7 +34,7 @@ def test_another_seed_has_other_attackers_and_a_larger_share_the_same_and_more()
 def test_only_attackers_updates_are_reversed(federation, attack):
     start, updates = one_round(federation())
     sent = start.state.adapter
-    after = attacked(sent, updates, {"noisy"}, attack)
+    after = attacked(lambda _: sent, updates, {"noisy"}, attack)
     assert len(after) == len(updates) == 3
     for before, now in zip(updates, after, strict=True):
         if before.client != "noisy":
@@ -58,7 +58,10 @@ def test_statistics_and_what_is_kept_stay_honest(federation, random_clip):
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
     method = {"name": "fedms", "global_rounds": 0, "gate": {"trunk": {"name": "digits_resnet"}}}
     start, updates = one_round(federation({"method": method, **clip, "partition.validation_share": 0.02}))
-    (before, *_), (now, *_) = updates, attacked(start.state.adapter, updates, {updates[0].client}, "reversed_weights")
+    (before, *_), (now, *_) = (
+        updates,
+        attacked(lambda _: start.state.adapter, updates, {updates[0].client}, "reversed_weights"),
+    )
     statistics = [name for name in before.adapter if is_statistic(name)]
     assert len(statistics) == 4
     assert identical(now.kept, before.kept)

@@ -85,7 +85,7 @@ def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sen
         ("federation.depths=[12, 10, 8, 6, 4, 0]", "`federation.depths` must lie between 1 and the 12 blocks of "
          "digits_vit, but one is 0."),
         ("method=fedrs", "`method.name` must be one of fedra, all_large, all_small, "
-        "inclusivefl, depthfl, fedbrick, fedms, ft, lfft, promptfl, but it is `fedrs`; did you mean "
+        "inclusivefl, depthfl, fedbrick, fedms, ft, lfft, promptfl, fedag, fedclip, fedot, zero_shot, but it is `fedrs`; did you mean "
          "`fedra` or `fedms` or `fedbrick`?"),
     ],
 )  # fmt: skip

@@ -25,6 +25,7 @@ KINDS: list[dict[str, Any]] = [
     {"name": "feature_label_skew", "clients_per_domain": 3, "alpha": 0.5, "min_size": 5},
     {"name": "label_skew", "clients": 4, "alpha": 0.5, "min_size": 5},
     {"name": "iid", "clients": 12},
+    {"name": "centralized"},
 ]
 partition = TypeAdapter(PartitionConfig).validate_python
 
@@ -60,7 +61,7 @@ def kind(request: pytest.FixtureRequest) -> Callable[..., AnyPartition]:
 def test_all_partitions_are_tried():
     kinds = {one.model_fields["name"].default for one in AnyPartition.__args__}
     assert kinds == {one["name"] for one in KINDS}
-    assert len(kinds) == 4
+    assert len(kinds) == 5
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.1, 0.2)])
