@@ -78,7 +78,7 @@ def check(command: str) -> None:
         case "run":
             resolve(given["experiment"], changes)
         case "tune":
-            options = ("experiment", "seeds", "samples", "scheduler", "cpus_per_trial", "gpus_per_trial")
+            options = ("experiment", "seeds", "samples", "subsets", "scheduler", "cpus_per_trial", "gpus_per_trial")
             Plan.read(given["space"], changes, verbs._space_changes(*[given[name] for name in options]))
         case "show" | "data partition":
             kind, _ = find_either(given["name"])
