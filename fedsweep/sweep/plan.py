@@ -109,13 +109,16 @@ class Plan:
         self._check_metrics(metrics)
 
     def _check_components(self) -> None:
-        """A component that the experiment has not is none that could be left out."""
-        for name, value in self.left_out.items():
-            if self.resolve({WITHOUT: [name]}, self.base.seed) == self.base:
-                raise UserError(
-                    f"search space {self.name}: `ablate` leaves `{name}` out by {shown_setting(value)}, which it is in "
-                    "the experiment already."
-                )
+        """A component that the full method lacks is none that could be left out."""
+        seed = self.space.seeds[0]
+        for full in [arm for arm in self.space.arms() if arm.get(WITHOUT) == []]:
+            whole = self.resolve(full, seed)
+            for name, value in self.left_out.items():
+                if self.resolve({**full, WITHOUT: [name]}, seed) == whole:
+                    raise UserError(
+                        f"search space {self.name}: `ablate` leaves `{name}` out by {shown_setting(value)}, "
+                        f"which it is already in the arm {arm_label(full)}."
+                    )
 
     def _check_metrics(self, of_arms: list[tuple[Arm, list[str]]]) -> None:
         """Find what is compared among the metrics; a paper's domains may be missing where the user took other data."""

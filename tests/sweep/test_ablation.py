@@ -156,11 +156,11 @@ def test_a_paper_may_name_any_arm(read):
         ),
         (
             {"ablate": {"method.anneal": True}},
-            "`ablate` leaves `method.anneal` out by true, which it is in the experiment already.",
+            "`ablate` leaves `method.anneal` out by true, which it is already in the arm full.",
         ),
         (
             {"ablate": {"method.anneal": "on"}},
-            "`ablate` leaves `method.anneal` out by true, which it is in the experiment already.",
+            "`ablate` leaves `method.anneal` out by true, which it is already in the arm full.",
         ),
         (
             {"ablate": {"method.server_epochs": 0}, "fixed": {"method": "fedbrick", "method.server_epochs": 0}},
@@ -168,7 +168,7 @@ def test_a_paper_may_name_any_arm(read):
         ),
         (
             {"ablate": {"method.lambda_w": 0}, "fixed": {"method": {"name": "fedbrick", "lambda_w": 0.0}}},
-            "`ablate` leaves `method.lambda_w` out by 0, which it is in the experiment already.",
+            "`ablate` leaves `method.lambda_w` out by 0, which it is already in the arm full.",
         ),
         (
             {"space": {"method.anneal": {"grid": [True, False]}}},
@@ -177,6 +177,11 @@ def test_a_paper_may_name_any_arm(read):
         (
             {"space": {"method.anneal, lora.rank": {"grid": [[True, 4]]}}},
             "`method.anneal` is left out by `ablate` and cannot be varied by `space` as well.",
+        ),
+        (
+            {"space": {"method": {"grid": [{"name": "fedbrick", "compensate": False}, "fedbrick"]}}},
+            "`ablate` leaves `method.compensate` out by false, which it is already in the arm "
+            "method=fedbrick (compensate false), full.",
         ),
         ({"ablate": {"seed": 1}}, "seeds are given by `seeds`, not as a hyperparameter of the space."),
         ({"search": {"name": "tpe"}, "seeds": [0]}, "`ablate` needs `search` grid, but it is tpe."),
