@@ -10,6 +10,8 @@ from fedsweep.config import Config
 from fedsweep.plain import Json
 
 Arm = dict[str, Json]
+WITHOUT = "without"
+"""The one entry of an arm that is no hyperparameter: the components that an ablation leaves out, by dotted name."""
 
 
 class ReferenceArm(Config):
@@ -72,6 +74,15 @@ def identity(values: Json | Mapping[str, Json]) -> str:
     return json.dumps(values, sort_keys=True)
 
 
+def counterpart(arm: Mapping[str, Json], baseline: Mapping[str, Json]) -> Arm:
+    """The arm that one is compared to: the baseline's values, and its own of what the baseline leaves open.
+
+    >>> counterpart({"lora.rank": 4, "optimizer.lr": 0.1}, {"lora.rank": 8})
+    {'lora.rank': 8, 'optimizer.lr': 0.1}
+    """
+    return {**arm, **baseline}
+
+
 def arm_label(arm: Mapping[str, Json]) -> str:
     """`name=value` pairs; floats in six significant digits.
 
@@ -79,8 +90,21 @@ def arm_label(arm: Mapping[str, Json]) -> str:
     'lora.rank=4, optimizer.lr=0.0123457'
     >>> arm_label({"method": {"name": "all_small", "depth": 3}})
     'method=all_small (depth 3)'
+    >>> arm_label({"lora.rank": 4, "without": ["method.cross", "lora.dropout"]}), arm_label({"without": []})
+    ('lora.rank=4, without cross, lora.dropout', 'full')
     """
-    return ", ".join(f"{name}={shown_setting(value, 6)}" for name, value in arm.items()) or "as is"
+    return ", ".join(setting(name, value, "=", 6) for name, value in arm.items()) or "as is"
+
+
+def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
+    """One entry of an arm for people.
+
+    >>> setting("rank", 4), setting("without", ["method.cross"]), setting("without", [])
+    ('rank 4', 'without cross', 'full')
+    """
+    if name == WITHOUT and isinstance(value, list):
+        return f"without {', '.join(one.removeprefix('method.') for one in value)}" if value else "full"
+    return f"{name}{sign}{shown_setting(value, digits)}"
 
 
 def shown_setting(value: Json, digits: int = 4) -> str:

@@ -69,6 +69,9 @@ def tune(
     experiment: Annotated[str | None, typer.Option(help="start from this experiment instead of the file's")] = None,
     seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's, e.g. `0,1,2,3,4`")] = None,
     samples: Annotated[int | None, typer.Option(help="configurations that a sampled search tries")] = None,
+    subsets: Annotated[
+        str | None, typer.Option(help="`one` component of `ablate` left out, or `all` sets of them")
+    ] = None,
     scheduler: Annotated[str | None, typer.Option(help="`none` or `asha` instead of the file's")] = None,
     cpus_per_trial: Annotated[float | None, typer.Option(help="cores of a trial")] = None,
     gpus_per_trial: Annotated[float | None, typer.Option(help="GPUs of a trial; 0.5 shares one between two")] = None,
@@ -90,7 +93,7 @@ def tune(
         raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
     home = Store(store)
     changes = parse_overrides(overrides or [])
-    space_changes = _space_changes(experiment, seeds, samples, scheduler, cpus_per_trial, gpus_per_trial)
+    space_changes = _space_changes(experiment, seeds, samples, subsets, scheduler, cpus_per_trial, gpus_per_trial)
     if resume:  # with what the sweep was started with
         find("search_spaces", space)
         started = home.find(space, sweep).manifest()
@@ -220,6 +223,7 @@ def _space_changes(
     experiment: str | None,
     seeds: str | None,
     samples: int | None,
+    subsets: str | None,
     scheduler: str | None,
     cpus: float | None,
     gpus: float | None,
@@ -238,6 +242,8 @@ def _space_changes(
         changes["seeds"] = parsed
     if samples is not None:
         changes["search.samples"] = samples
+    if subsets is not None:
+        changes["subsets"] = subsets
     if scheduler is not None:
         changes["scheduler"] = scheduler
     if cpus is not None:

@@ -15,7 +15,7 @@ def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> str:
         return ""
     dotted = names(manifest, arms)
     metrics = [*map(domain_metric, manifest.domains), MEAN_ACCURACY]
-    head = [*(dotted or ["arm"]), "n", *manifest.domains, "mean"]
+    head = [*settings(arms[0], dotted), "n", *manifest.domains, "mean"]
     rows: list[list[str]] = []
     for one in arms:
         named = [*settings(one, dotted).values()]

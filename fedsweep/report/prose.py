@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedsweep.arms import Reference, shown_setting
+from fedsweep.arms import WITHOUT, Arm, Reference, counterpart, setting, shown_setting
 from fedsweep.plain import Json
 from fedsweep.report.arms import ended
 from fedsweep.report.statistics import ArmStatistics, Comparison
@@ -14,11 +14,10 @@ from fedsweep.store import SweepManifest
 def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
     """One sentence per arm compared with the baseline; without a baseline, what may be said of the best arm."""
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
-    baseline = next((one for one in arms if one.is_baseline), None)
-    if baseline is None:
+    if manifest.baseline is None or not any(one.is_baseline for one in arms):
         return _about_best(manifest, arms, dotted, units)
     return [
-        f"{_against(one.arm.values, baseline.arm.values, dotted)}: {_finding(manifest, one.comparison, units)}."
+        f"{_against(one.arm.values, manifest.baseline, dotted)}: {_finding(manifest, one.comparison, units)}."
         for one in arms
         if one.comparison is not None
     ]
@@ -32,7 +31,11 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]
         f"Objective: {manifest.metric} at the last round{', in percent' if units.percent else ''}, "
         f"{'higher' if manifest.mode == 'max' else 'lower'} is better; {manifest.rounds} rounds; "
         f"seed{'s' * (len(manifest.seeds) > 1)} {seeds}; mean and sd (n-1) over finished trials.",
-        *(_about_tests(one, arms, units) for one in arms if one.is_baseline),
+        *(
+            [_about_tests(manifest.baseline, names(manifest, arms), arms, units)]
+            if manifest.baseline is not None and any(one.is_baseline for one in arms)
+            else []
+        ),
         (
             "Worst client: accuracy of each seed's worst client with its own model, in percent, mean over seeds. "
             if of_clients(manifest.metric)
@@ -45,12 +48,14 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]
     ]
 
 
-def _about_tests(baseline: ArmStatistics, arms: Sequence[ArmStatistics], units: Units) -> str:
-    setting = ", ".join(f"{name} {shown_setting(value)}" for name, value in baseline.arm.values.items())
+def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatistics], units: Units) -> str:
+    shown = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
+    if shared := ", ".join(name for name in dotted if name not in baseline):
+        shown += f" at the same {shared}"
     tested = sum(one.comparison is not None and one.comparison.p is not None for one in arms)
     points = " in percentage points" if units.percent else ""
     return (
-        f"Baseline: {setting or 'as is'}. Difference: arm minus baseline{points}, paired over the seeds that both "
+        f"Baseline: {shown}. Difference: arm minus baseline{points}, paired over the seeds that both "
         "finished; 95% t interval, uncorrected; two-sided paired t-test, "
         f"Holm-corrected over {tested} arm{'s' * (tested != 1)}."
     )
@@ -86,11 +91,17 @@ def _about_best(
 
 
 def _against(arm: Mapping[str, Json], baseline: Mapping[str, Json], dotted: Sequence[str]) -> str:
-    """`rank 4 against 8` where one name differs, otherwise every name that differs on both sides."""
-    differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in baseline, baseline.get(name))]
-    if len(differing) == 1 and differing[0] in arm and differing[0] in baseline:
-        return f"{arm_words(arm, differing)} against {shown_setting(baseline[differing[0]])}"
-    return f"{arm_words(arm, differing)} against {arm_words(baseline, differing)}"
+    """`rank 4 against 8` where one name differs, otherwise every name that differs on both sides.
+
+    What the baseline leaves open stands before: `lr 0.1, rank 4 against 8`.
+    """
+    other = counterpart(arm, baseline)
+    differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
+    shared = [name for name in dotted if name in arm and name not in baseline]
+    here = f"{arm_words(arm, shared)}, " if shared else ""
+    if len(differing) == 1 and differing[0] != WITHOUT and differing[0] in arm and differing[0] in other:
+        return f"{here}{arm_words(arm, differing)} against {shown_setting(other[differing[0]])}"
+    return f"{here}{arm_words(arm, differing)} against {arm_words(other, differing)}"
 
 
 def _finding(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:

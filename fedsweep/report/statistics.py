@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from fedsweep.arms import identity
+from fedsweep.arms import counterpart, identity
 from fedsweep.history import mean_of_last, total_megabytes
+from fedsweep.plain import Json
 from fedsweep.report.arms import Arm, final, group, mean
 from fedsweep.store import SweepManifest, TrialRecord
 
@@ -74,7 +75,7 @@ class ArmStatistics:
     megabytes: float | None
     """Mean over seeds of the MB (10^6 bytes) sent in both directions in the whole run."""
     comparison: Comparison | None
-    """None for the baseline itself and where the sweep has no baseline."""
+    """None for a baseline itself and where there is none."""
 
     @property
     def n(self) -> int:
@@ -87,23 +88,29 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
 
     Without a baseline, arms without a finished trial follow, by the round they reached and their value there.
     """
-    arms = group(trials)
-    key = None if manifest.baseline is None else identity(manifest.baseline)
-    values = [_values(arm, manifest.metric) for arm in arms]
-    baseline = next((one for arm, one in zip(arms, values, strict=True) if identity(arm.values) == key), None)
-    if baseline is None:
-        found = [_describe(arm, one, None, manifest) for arm, one in zip(arms, values, strict=True)]
+    arms = {identity(arm.values): arm for arm in group(trials)}
+    values = {key: _values(arm, manifest.metric) for key, arm in arms.items()}
+    against = {} if manifest.baseline is None else _baselines(arms, manifest.baseline)
+    if not against:
+        found = [_describe(arm, values[key], None, manifest) for key, arm in arms.items()]
         return sorted(found, key=lambda one: _rank(one, manifest))
-    others = iter(compare([one for one in values if one is not baseline], baseline))
+    pairs = {key: (values[key], values[other]) for key, other in against.items() if key != other}
+    comparisons = dict(zip(pairs, compare(list(pairs.values())), strict=True))
     return [
-        _describe(arm, one, None if one is baseline else next(others), manifest, is_baseline=one is baseline)
-        for arm, one in zip(arms, values, strict=True)
+        _describe(arm, values[key], comparisons.get(key), manifest, is_baseline=against.get(key) == key)
+        for key, arm in arms.items()
     ]
 
 
-def compare(arms: Sequence[Mapping[int, float]], baseline: Mapping[int, float]) -> list[Comparison]:
-    """Paired t-tests of arms (value by seed) against a baseline, Holm-corrected over the arms that can be tested."""
-    paired = [_paired(arm, baseline) for arm in arms]
+def _baselines(arms: Mapping[str, Arm], baseline: Mapping[str, Json]) -> dict[str, str]:
+    """By the key of an arm that of the one it is compared to, which may be itself; without those that have none."""
+    found = {key: identity(counterpart(arm.values, baseline)) for key, arm in arms.items()}
+    return {key: other for key, other in found.items() if other in arms}
+
+
+def compare(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
+    """Paired t-tests of arms (value by seed), each against its baseline, Holm-corrected over the testable ones."""
+    paired = [_paired(arm, baseline) for arm, baseline in pairs]
     tested = [one.p for one in paired if one.p is not None]
     corrected = iter(holm(tested))
     return [

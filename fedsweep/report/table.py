@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from fedsweep.arms import WITHOUT
 from fedsweep.report.arms import ended, notes
 from fedsweep.report.by_domain import by_domain
 from fedsweep.report.prose import caption, findings
@@ -104,7 +105,8 @@ class AblationTable:
         furthest, reached = one.arm.reached(self.manifest.metric)
         counts = Counter(ended(trial) for trial in one.arm.trials)
         return {
-            **{name: values.get(name) for name in self.names},
+            **{name: values.get(name) for name in self.names if name != WITHOUT},
+            **({"arm": settings(one, self.names)["arm"]} if WITHOUT in self.names else {}),
             "n": one.n,
             "mean": one.mean,
             "sd": one.sd,

@@ -64,7 +64,7 @@ class TerminalTable:
 
 
 def _wraps(column: str, short: Mapping[str, str]) -> bool:
-    return column == "note" or column in short
+    return column in ("arm", "note") or column in short
 
 
 def _without(rows: Sequence[Mapping[str, str]], dropped: Sequence[str]) -> list[dict[str, str]]:

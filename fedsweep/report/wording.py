@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fedsweep.arms import is_accuracy, shown_setting
+from fedsweep.arms import WITHOUT, is_accuracy, setting, shown_setting
 from fedsweep.plain import Json
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.store import SweepManifest
@@ -112,14 +112,14 @@ def short_names(dotted: Sequence[str]) -> dict[str, str]:
 def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
     """An arm in a sentence or a figure, e.g. `rank 4, lr 0.1`."""
     short = short_names(dotted)
-    return ", ".join(f"{short[name]} {shown_setting(arm[name])}" for name in dotted if name in arm) or "as is"
+    return ", ".join(setting(short[name], arm[name]) for name in dotted if name in arm) or "as is"
 
 
 def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
-    """The cells that name an arm, by column."""
+    """The cells that name an arm, by column; one of words for what an ablation leaves out."""
     values = one.arm.values
-    cells = {name: shown_setting(values[name]) if name in values else NOTHING for name in dotted}
-    return cells or {"arm": "as is"}
+    cells = {name: shown_setting(values[name]) if name in values else NOTHING for name in dotted if name != WITHOUT}
+    return cells | ({"arm": arm_words(values, [WITHOUT])} if WITHOUT in dotted or not cells else {})
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool]) -> str:

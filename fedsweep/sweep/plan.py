@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fedsweep
-from fedsweep.arms import Arm, Reference, arm_label
+from fedsweep.arms import WITHOUT, Arm, Reference, arm_label, shown_setting
 from fedsweep.config import flat
 from fedsweep.errors import UserError, near
 from fedsweep.experiment import RunConfig
@@ -17,6 +17,7 @@ from fedsweep.plain import Json, read_yaml
 from fedsweep.play import check_content, content_digests
 from fedsweep.seeding import stream
 from fedsweep.store import TrialPlan
+from fedsweep.sweep.ablation import changes, left_out_values
 from fedsweep.sweep.counts import COUNTS
 from fedsweep.sweep.space import SearchSpace
 
@@ -59,6 +60,7 @@ class Plan:
         changes: Mapping[str, dict[str, Json]],
     ) -> None:
         self.name, self.space, self.base, self.files, self.changes = name, space, base, dict(files), dict(changes)
+        self.left_out = left_out_values(space.ablate or {}, flat(base))
         self.engine_digest = engine_digest()
 
     @classmethod
@@ -94,6 +96,7 @@ class Plan:
                 raise UserError(
                     f"search space {self.name}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
                 )
+        self._check_components()
         seen: dict[str, Arm] = {}
         metrics: list[tuple[Arm, list[str]]] = []
         for arm in self._arms():
@@ -105,6 +108,18 @@ class Plan:
                 raise UserError(f"search space {self.name}: the arms {twins} are the same run.")
             seen[resolved] = arm
         self._check_metrics(metrics)
+
+    def _check_components(self) -> None:
+        """A component that the full method lacks is none that could be left out."""
+        seed = self.space.seeds[0]
+        for full in [arm for arm in self.space.arms() if arm.get(WITHOUT) == []]:
+            whole = self.resolve(full, seed)
+            for name, value in self.left_out.items():
+                if self.resolve({**full, WITHOUT: [name]}, seed) == whole:
+                    raise UserError(
+                        f"search space {self.name}: `ablate` leaves `{name}` out by {shown_setting(value)}, "
+                        f"which it is already in the arm {arm_label(full)}."
+                    )
 
     def _check_metrics(self, of_arms: list[tuple[Arm, list[str]]]) -> None:
         """Find what is compared among the metrics; a paper's domains may be missing where the user took other data."""
@@ -179,7 +194,8 @@ class Plan:
 
     def resolve(self, arm: Arm, seed: int) -> RunConfig:
         """The whole configuration of one trial."""
-        return self.base.override({**arm, "seed": seed}, f"search space {self.name}, arm {arm_label(arm)}")
+        where = f"search space {self.name}, arm {arm_label(arm)}"
+        return self.base.override({**changes(arm, self.left_out), "seed": seed}, where)
 
     def trial(self, number: int, arm: Arm, seed: int) -> TrialPlan:
         """A trial under a key of its content; samples may repeat, so their number is part of it."""

@@ -1,7 +1,6 @@
 """A search space file: what varies around an experiment. No ray, no torch."""
 
 import itertools
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,6 +8,7 @@ from pydantic import Field, model_validator
 from fedsweep.arms import Arm, Reference, identity
 from fedsweep.config import Config
 from fedsweep.plain import Json
+from fedsweep.sweep.ablation import Subsets, ablation_arms, compared_to
 
 
 class Axis(Config):
@@ -112,12 +112,24 @@ class SearchSpace(Config):
 
     experiment: str = Field(description="the experiment that it starts from")
     fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment, the same in all arms")
-    space: dict[str, Axis] = Field(
+    ablate: dict[str, Json] | None = Field(
+        None,
         min_length=1,
+        description="components of the method: what each dotted name is set to where the component is left out",
+    )
+    subsets: Subsets = Field(
+        "one", description="arms of `ablate` beside the full method: `one` component left out, or `all` sets of them"
+    )
+    space: dict[str, Axis] = Field(
+        default_factory=dict,
         description="what varies: an axis under each dotted name, or a `grid` of lists under several names with commas",
     )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
-    baseline: Arm | None = Field(None, description="the arm that others are compared to")
+    baseline: Arm | None = Field(
+        default_factory=compared_to,
+        description="the arm that others are compared to, each at its own values of what is not named here; "
+        "of an `ablate` the full method",
+    )
     reference: Reference | None = Field(None, description="a paper's values of arms, shown beside ours, never mixed in")
     measure: Annotated[Rounds | Parameters, Field(discriminator="name")] = Field(
         Rounds(), description="what is measured of each arm: rounds that are played, or parameters that are counted"
@@ -130,11 +142,12 @@ class SearchSpace(Config):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         gridded = self.search.name == "grid"
+        self._check_ablation(gridded)
         for name, axis in self.space.items():
             if (axis.grid is not None) != gridded:
                 wanted = "`grid` values" if gridded else "a range or `choice`, not `grid`"
                 raise ValueError(f"`search` {self.search.name} needs {wanted}, which `space.{name}` does not give")
-        if "seed" in self.space or "seed" in self.fixed:
+        if "seed" in {*self.names, *self.fixed}:
             raise ValueError("seeds are given by `seeds`, not as a hyperparameter of the space")
         self._check_names()
         if both := sorted(set(self.names) & set(self.fixed)):
@@ -149,19 +162,30 @@ class SearchSpace(Config):
             raise ValueError(
                 f"`search` {self.search.name} runs each sample once: give one seed, not {list(self.seeds)}"
             )
-        named = {"baseline": self.baseline} if self.baseline is not None else {}
-        for place, one in enumerate(self.reference.arms if self.reference else ()):
-            named[f"reference.arms.{place}.arm"] = one.arm
-        self._check_arms(named, gridded)
+        self._check_arms(gridded)
         return self
 
     @property
     def names(self) -> list[str]:
         """All dotted names that vary."""
+        return [*self._axis_names, *(self.ablate or ())]
+
+    @property
+    def _axis_names(self) -> list[str]:
         return [name for key in self.space for name in names_of(key)]
 
+    def _check_ablation(self, gridded: bool) -> None:
+        if self.ablate is None and not self.space:
+            raise ValueError("`space` or `ablate` must say what varies, but neither does")
+        if self.ablate is None and self.subsets != "one":
+            raise ValueError(f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none")
+        if self.ablate is not None and not gridded:
+            raise ValueError(f"`ablate` needs `search` grid, but it is {self.search.name}")
+        if both := sorted(set(self._axis_names) & set(self.ablate or ())):
+            raise ValueError(f"`{both[0]}` is left out by `ablate` and cannot be varied by `space` as well")
+
     def _check_names(self) -> None:
-        names = self.names
+        names = self._axis_names
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"`{twice[0]}` is varied twice by `space`")
         for key, axis in self.space.items():
@@ -174,17 +198,24 @@ class SearchSpace(Config):
                         f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
                     )
 
-    def _check_arms(self, named: Mapping[str, Arm], gridded: bool) -> None:
-        known = {identity(arm) for arm in self.arms()} if gridded else set()
+    def _check_arms(self, gridded: bool) -> None:
+        named = {"baseline": self.baseline} if self.baseline is not None else {}
+        for place, one in enumerate(self.reference.arms if self.reference else ()):
+            named[f"reference.arms.{place}.arm"] = one.arm
+        arms = self.arms() if gridded else []
+        known = {identity(arm) for arm in arms}
         for entry, arm in named.items():
             if not gridded:
                 raise ValueError(f"`{entry}` names an arm of a grid, and `search` {self.search.name} has none")
-            if identity(arm) not in known:
+            open_to_several = entry == "baseline" and arm and any(_agree(arm, one) for one in arms)
+            if identity(arm) not in known and not open_to_several:
                 raise ValueError(f"`{entry}` must be one of the arms, but {arm} is not")
 
     def arms(self) -> list[Arm]:
-        """All arms of a grid, in the order of the file."""
+        """All arms of a grid, in the order of the file; those of an ablation together, the full method first."""
         axes = [[_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()]
+        if self.ablate is not None:
+            axes.append(ablation_arms(list(self.ablate), self.subsets))
         return [{name: value for one in arm for name, value in one.items()} for arm in itertools.product(*axes)]
 
 
@@ -195,6 +226,11 @@ def names_of(key: str) -> list[str]:
     (['lora.rank'], ['method', 'optimizer'])
     """
     return [name.strip() for name in key.split(",")]
+
+
+def _agree(part: Arm, arm: Arm) -> bool:
+    """Whether the arm has every value of the part."""
+    return all(name in arm and identity(arm[name]) == identity(value) for name, value in part.items())
 
 
 def _valued(key: str, value: Json) -> Arm:

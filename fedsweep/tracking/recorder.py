@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from fedsweep.arms import shown_setting
+from fedsweep.arms import setting
 from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.history import mean_of_last, total_megabytes
@@ -229,6 +229,6 @@ def _summary(trial: TrialRecord) -> dict[str, float]:
 
 
 def run_name(plan: TrialPlan) -> str:
-    """For people: `rank 4 · seed 0`."""
-    values = [f"{name.rsplit('.', 1)[-1]} {shown_setting(value)}" for name, value in plan.arm.items()]
+    """For people: `rank 4 · seed 0`, `without momentum · seed 0`."""
+    values = [setting(name.rsplit(".", 1)[-1], value) for name, value in plan.arm.items()]
     return " · ".join([*values, f"seed {plan.seed}"])

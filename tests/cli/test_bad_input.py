@@ -122,6 +122,8 @@ def test_a_malformed_override_is_refused(refused: Refused, verb, words, sentence
         (["--sweep", "x"], "`--sweep` names a sweep to go on with and needs --resume."),
         (["--samples", "3"],
          f"--samples is for a sampled search, but search space {SPACE} runs every arm of its grid."),
+        (["--subsets", "all"],
+         f"search space {SPACE}: `subsets` all is of the components of `ablate`, of which there are none."),
         (["--scheduler", "ahsa"], f"search space {SPACE}: `scheduler.name` must be one of none, asha, but it is "
          "`ahsa`; did you mean `asha`?"),
         (["--seeds", "0,0"],
@@ -260,8 +262,7 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         (("[1, 4, 8, 16]", "[8, 8]"), ": the values of `grid` must differ, but they are [8, 8]."),
         (("[1, 4, 8, 16]", "[]"), ": `space.lora.rank.grid` must have at least 1 item after validation, not 0, but it "
          "is []."),
-        ((f"\n  lora.rank: {RANKS}", " {}"), ": `space` must have at least 1 item after validation, not 0, but it is "
-         "{}."),
+        ((f"\n  lora.rank: {RANKS}", " {}"), ": `space` or `ablate` must say what varies, but neither does."),
         ((f"\n  lora.rank: {RANKS}", ""), ": `space` must be an object, but it is null."),
         ((RANKS, "[1, 8]"), ": `space.lora.rank` must be an object, but it is [1, 8]."),
         ((RANKS, "{uniform: [1, 8]}"), ": `search` grid needs `grid` values, which `space.lora.rank` does not give."),

@@ -1,0 +1,53 @@
+"""Component ablation: the full method, and arms that leave components of it out. No ray, no torch."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fedsweep.arms import WITHOUT, Arm
+from fedsweep.plain import Json
+
+Subsets = Literal["one", "all"]
+SWITCH = {"on": True, "off": False}
+"""Words for a component that is true or false; YAML 1.1 reads them so, YAML 1.2 and fedsweep as text."""
+
+
+def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
+    """The full method first, then fewer components: each alone, or with `all` every set of them, small sets first.
+
+    >>> ablation_arms(["method.cross", "method.quality"], "one")
+    [{'without': []}, {'without': ['method.cross']}, {'without': ['method.quality']}]
+    >>> ablation_arms(["method.cross", "method.quality"], "all")[3:]
+    [{'without': ['method.cross', 'method.quality']}]
+    """
+    most = len(components) if subsets == "all" else min(len(components), 1)
+    sizes = range(most + 1)
+    return [{WITHOUT: list(chosen)} for size in sizes for chosen in itertools.combinations(components, size)]
+
+
+def compared_to(given: Mapping[str, Any]) -> Arm | None:
+    """The baseline of a search space that names none: the full method of an ablation."""
+    return {WITHOUT: []} if given.get("ablate") else None
+
+
+def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:
+    """What each component is set to where it is left out: `off` is false, and `on` true, of what is true or false.
+
+    >>> left_out_values({"method.cross": "off", "method.gate": "off"}, {"method.cross": True, "method.gate": "softmax"})
+    {'method.cross': False, 'method.gate': 'off'}
+    """
+    return {
+        name: SWITCH[value] if isinstance(known.get(name), bool) and value in ("on", "off") else value
+        for name, value in ablate.items()
+    }
+
+
+def changes(arm: Arm, values: Mapping[str, Json]) -> dict[str, Json]:
+    """An arm as changes to the experiment, by dotted name; `values` are those of the components left out.
+
+    >>> changes({"lora.rank": 4, "without": ["method.cross"]}, {"method.cross": False, "method.quality": False})
+    {'lora.rank': 4, 'method.cross': False}
+    """
+    left_out = arm.get(WITHOUT)
+    axes = {name: value for name, value in arm.items() if name != WITHOUT}
+    return axes | {name: values[name] for name in (left_out if isinstance(left_out, list) else [])}

@@ -1,0 +1,33 @@
+"""A component ablation on the command line: its arms by name, and its mistakes in one sentence."""
+
+from tests.cli.conftest import ROOT, Call, Refused, write
+
+STAGES = (ROOT / "search_spaces" / "ablations" / "brick_stages.yaml").read_text()
+PARTS = ["server_epochs", "compensate", "parallel", "anneal", "domains"]
+
+
+def test_arms_are_shown_by_what_they_leave_out(call: Call):
+    shown = call("show", "ablations/brick_stages").out
+    rows = [line.split("│")[2].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert rows == ["full", *(f"without {part}" for part in PARTS)]
+    assert "18 trials around fedbrick_digits" in shown
+
+
+def test_a_mistake_is_one_sentence(refused: Refused):
+    write("search_spaces", "mine", STAGES, ("method.anneal: off", "method.aneal: off"))
+    assert refused("tune", "mine") == (
+        "search space mine: `method.aneal` is not a hyperparameter of this run; did you mean `method.anneal` or "
+        "`method.rank` or `method.name`?"
+    )
+    write("search_spaces", "mine", STAGES, ("method.anneal: off", "method.anneal: on"))
+    sentence = "search space mine: `ablate` leaves `method.anneal` out by true, which it is already in the arm full."
+    assert refused("tune", "mine") == refused("show", "mine") == sentence
+
+
+def test_subsets_are_one_or_all(refused: Refused):
+    assert refused("tune", "ablations/brick_stages", "--subsets", "every") == (
+        "search space ablations/brick_stages: `subsets` must be 'one' or 'all', but it is \"every\"."
+    )
+    assert refused("tune", "ablations/brick_stages", "method.anneal=false") == (
+        "`method.anneal` is varied by search space ablations/brick_stages and cannot be overridden."
+    )

@@ -1,0 +1,224 @@
+"""Component ablations: which arms there are, what each of them changes, and how they are said."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.arms import WITHOUT, arm_label
+from fedsweep.config import flat
+from fedsweep.errors import UserError
+from fedsweep.store import Store
+from fedsweep.sweep.ablation import ablation_arms, left_out_values
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.space import SearchSpace
+from fedsweep.sweep.tuner import open_sweep
+from fedsweep.tracking import run_name
+from tests.sweep.helpers import write_space
+
+LEFT_OUT = {
+    "method.server_epochs": 0,
+    "method.compensate": False,
+    "method.domains": "shared",
+    "lora.dropout": 0.5,
+    "optimizer.clip_norm": None,
+}
+"""Of fedbrick_digits; none of them is so there."""
+FILE: dict[str, Any] = {
+    "experiment": "fedbrick_digits",
+    "ablate": {"method.anneal": False, "method.compensate": "off"},
+    "search": {"name": "grid"},
+    "scheduler": {"name": "none"},
+}
+RANKS = {"lora.rank": {"grid": [4, 8]}}
+SOME = st.lists(st.sampled_from(sorted(LEFT_OUT)), min_size=1, unique=True)
+SUBSETS = st.sampled_from(["one", "all"])
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def make(changes: dict[str, Any] | None = None, **entries: Any) -> Plan:
+        write_space(tmp_path, "mine", FILE | entries)
+        return Plan.read("mine", changes or {}, {})
+
+    return make
+
+
+def space(**entries: Any) -> SearchSpace:
+    return SearchSpace.of(FILE | entries, "search space mine")
+
+
+@given(SOME)
+def test_a_component_more_is_an_arm_more_and_of_all_sets_twice_as_many(components):
+    assert len(ablation_arms(components, "one")) == len(components) + 1
+    assert len(ablation_arms(components, "all")) == 2 ** len(components)
+
+
+@given(SOME, SUBSETS)
+def test_the_full_method_comes_first_and_no_set_comes_twice(components, subsets):
+    sets = [arm[WITHOUT] for arm in ablation_arms(components, subsets)]
+    assert sets[0] == []
+    assert len({frozenset(one) for one in sets}) == len(sets)
+    assert sorted(sets, key=len) == sets
+    assert sets[1 : len(components) + 1] == [[name] for name in components]
+
+
+@given(SOME, SUBSETS, st.booleans())
+def test_an_ablation_crosses_with_every_axis(components, subsets, crossed):
+    ablate = {name: LEFT_OUT[name] for name in components}
+    arms = space(ablate=ablate, subsets=subsets, space=RANKS if crossed else {}).arms()
+    alone = ablation_arms(components, subsets)
+    assert [{WITHOUT: arm[WITHOUT]} for arm in arms] == alone * (2 if crossed else 1)
+    assert [arm.get("lora.rank") for arm in arms] == (
+        [4] * len(alone) + [8] * len(alone) if crossed else [None] * len(alone)
+    )
+
+
+@pytest.mark.parametrize("axes", [{}, RANKS])
+def test_an_arm_differs_from_the_full_method_in_its_components_only(read, axes):
+    plan = read(ablate=LEFT_OUT, subsets="all", space=axes)
+    arms = plan.space.arms()
+    assert len(arms) == 2 ** len(LEFT_OUT) * (2 if axes else 1)
+    for arm in arms:
+        full, found = (flat(plan.resolve(one, 3)) for one in ({**arm, WITHOUT: []}, arm))
+        assert {name: found[name] for name in found if found[name] != full[name]} == {
+            name: LEFT_OUT[name] for name in arm[WITHOUT]
+        }
+
+
+def test_the_full_method_is_the_experiment_with_what_is_fixed(read):
+    plan = read({"local.steps": 2}, fixed={"federation.rounds": 3})
+    full = plan.resolve({WITHOUT: []}, 0)
+    assert full == plan.base
+    assert (full.local.steps, full.federation.rounds) == (2, 3)
+
+
+@pytest.mark.parametrize("word", ["off", False])
+def test_off_and_false_say_the_same(read, word):
+    plan = read(ablate={"method.compensate": word})
+    assert plan.resolve({WITHOUT: ["method.compensate"]}, 0).method.compensate is False
+
+
+def test_off_and_on_are_words_where_words_are_meant():
+    known = {"true": True, "false": False, "word": "softmax", "number": 1.0}
+    ablate = {"true": "off", "false": "on", "word": "off", "number": "off", "unknown": "on"}
+    expected = {"true": False, "false": True, "word": "off", "number": "off", "unknown": "on"}
+    assert left_out_values(ablate, known) == expected
+
+
+def test_the_full_method_is_the_baseline_unless_another_is_named(read):
+    assert space().baseline == {WITHOUT: []}
+    assert space(space=RANKS).baseline == {WITHOUT: []}
+    assert space(baseline=None).baseline is None
+    assert space(ablate=None, space=RANKS).baseline is None
+    named = {WITHOUT: ["method.anneal"]}
+    assert space(baseline=named).baseline == named
+    assert space(baseline={"lora.rank": 4}, space=RANKS).baseline == {"lora.rank": 4}
+
+
+def test_trials_of_an_ablation_have_readable_names_everywhere(read, tmp_path):
+    plan = read(space=RANKS, seeds=[0], subsets="all")
+    trials = plan.grid()
+    sets = ["full", "without anneal", "without compensate", "without anneal, compensate"]
+    assert [trial.label for trial in trials] == [f"lora.rank={rank}, {words}" for rank in (4, 8) for words in sets]
+    assert [run_name(trial) for trial in trials[:2]] == [f"rank 4 · {words} · seed 0" for words in sets[:2]]
+    assert len({trial.key for trial in trials}) == 8
+    manifest = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None).manifest()
+    assert manifest.varied == ("lora.rank", "method.anneal", "method.compensate")
+    assert manifest.baseline == {WITHOUT: []}
+
+
+def test_names_outside_of_the_method_are_whole():
+    assert arm_label({WITHOUT: ["method.momentum", "optimizer.momentum"]}) == "without momentum, optimizer.momentum"
+
+
+def test_a_paper_may_name_any_arm(read):
+    arms = [{WITHOUT: []}, {WITHOUT: ["method.anneal"]}]
+    printed = [{"arm": arm, "values": {"accuracy/mean": 50 + place}} for place, arm in enumerate(arms)]
+    paper = read(reference={"source": "Table 4", "arms": printed}).reference
+    assert [paper.value(arm, "accuracy/mean") for arm in space().arms()] == [0.5, 0.51, None]
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ({"ablate": {}}, "`ablate` must have at least 1 item after validation, not 0, but it is {}."),
+        ({"ablate": None}, "`space` or `ablate` must say what varies, but neither does."),
+        ({"ablate": ["method.anneal"]}, '`ablate` must be an object, but it is ["method.anneal"].'),
+        (
+            {"ablate": {"method.aneal": False}},
+            "`method.aneal` is not a hyperparameter of this run; did you mean `method.anneal` or `method.rank` or "
+            "`method.name`?",
+        ),
+        (
+            {"ablate": {"method.anneal": True}},
+            "`ablate` leaves `method.anneal` out by true, which it is already in the arm full.",
+        ),
+        (
+            {"ablate": {"method.anneal": "on"}},
+            "`ablate` leaves `method.anneal` out by true, which it is already in the arm full.",
+        ),
+        (
+            {"ablate": {"method.server_epochs": 0}, "fixed": {"method": "fedbrick", "method.server_epochs": 0}},
+            "`method.server_epochs` is varied by the search space and cannot be fixed as well.",
+        ),
+        (
+            {"ablate": {"method.lambda_w": 0}, "fixed": {"method": {"name": "fedbrick", "lambda_w": 0.0}}},
+            "`ablate` leaves `method.lambda_w` out by 0, which it is already in the arm full.",
+        ),
+        (
+            {"space": {"method.anneal": {"grid": [True, False]}}},
+            "`method.anneal` is left out by `ablate` and cannot be varied by `space` as well.",
+        ),
+        (
+            {"space": {"method.anneal, lora.rank": {"grid": [[True, 4]]}}},
+            "`method.anneal` is left out by `ablate` and cannot be varied by `space` as well.",
+        ),
+        (
+            {"space": {"method": {"grid": [{"name": "fedbrick", "compensate": False}, "fedbrick"]}}},
+            "`ablate` leaves `method.compensate` out by false, which it is already in the arm "
+            "method=fedbrick (compensate false), full.",
+        ),
+        ({"ablate": {"seed": 1}}, "seeds are given by `seeds`, not as a hyperparameter of the space."),
+        ({"search": {"name": "tpe"}, "seeds": [0]}, "`ablate` needs `search` grid, but it is tpe."),
+        (
+            {"ablate": None, "space": RANKS, "subsets": "all"},
+            "`subsets` all is of the components of `ablate`, of which there are none.",
+        ),
+        ({"subsets": "every"}, "`subsets` must be 'one' or 'all', but it is \"every\"."),
+        (
+            {"baseline": {WITHOUT: ["method.compensate", "method.anneal"]}},
+            "`baseline` must be one of the arms, but {'without': ['method.compensate', 'method.anneal']} is not.",
+        ),
+        ({"baseline": {}}, "`baseline` must be one of the arms, but {} is not."),
+    ],
+)
+def test_a_wrong_ablation_is_refused(read, entries, sentence):
+    with pytest.raises(UserError) as refusal:
+        read(**entries)
+    assert str(refusal.value) == f"search space mine: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("ablate", "sentence"),
+    [
+        ({"method.anneal": 3}, "without anneal: `method.anneal` must be a valid boolean, but it is 3."),
+        (
+            {"method.lambda_w": "off"},
+            'without lambda_w: `method.lambda_w` must be a valid number, but it is "off".',
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_its_arm(read, ablate, sentence):
+    with pytest.raises(UserError) as refusal:
+        read(ablate=ablate)
+    assert str(refusal.value) == f"search space mine, arm {sentence}"
+
+
+def test_a_component_cannot_be_overridden(read):
+    with pytest.raises(UserError, match=r"`method.anneal` is varied by search space mine and cannot be overridden"):
+        read({"method.anneal": False})
