@@ -34,7 +34,7 @@ NINES = "9" * 5000
         (["tune", ""], f"there is no search space ``{LISTED}"),
         (
             ["run", "fedra_digit"],
-            "there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedms_digits` or `fedbrick_digits`?",
+            "there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedag_digits` or `fedms_digits`?",
         ),
         (
             ["run", "fedra_digits.yaml"],
@@ -84,8 +84,8 @@ def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sen
          "digits_vit, but one is 13."),
         ("federation.depths=[12, 10, 8, 6, 4, 0]", "`federation.depths` must lie between 1 and the 12 blocks of "
          "digits_vit, but one is 0."),
-        ("method=fedrs", "`method.name` must be one of fedra, all_large, all_small, "
-        "inclusivefl, depthfl, fedbrick, fedms, ft, lfft, promptfl, fedag, fedclip, fedot, zero_shot, but it is `fedrs`; did you mean "
+        ("method=fedrs", "`method.name` must be one of fedra, all_large, all_small, inclusivefl, depthfl, fedbrick, "
+         "fedms, ft, lfft, promptfl, fedag, fedclip, fedot, zero_shot, but it is `fedrs`; did you mean "
          "`fedra` or `fedms` or `fedbrick`?"),
     ],
 )  # fmt: skip
@@ -275,7 +275,7 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         (("  lora.scaling: 1.0", "  lora.rank: 8"), ": `lora.rank` is varied by the search space and cannot be fixed "
          "as well."),
         (("experiment: fedra_digits", "experiment: fedra_digit"),
-         ": there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedms_digits` or `fedbrick_digits`?"),
+         ": there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedag_digits` or `fedms_digits`?"),
         (("experiment: fedra_digits", "experimnt: fedra_digits"),
          ": `experimnt` is not an entry of a search space; did you mean `experiment`?"),
         (("experiment: fedra_digits", ""), ": `experiment` is missing."),

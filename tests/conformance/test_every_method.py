@@ -32,12 +32,20 @@ ROW_SUMS = {
     "ft": lambda depths, layers: [layers] * len(depths),
     "lfft": lambda depths, layers: [layers] * len(depths),
     "promptfl": lambda depths, layers: [layers] * len(depths),
+    "fedag": lambda depths, layers: [layers] * len(depths),
+    "fedclip": lambda depths, layers: [layers] * len(depths),
+    "fedot": lambda depths, layers: [2 + 2 + (layers - 4) // 2] * len(depths),
+    "zero_shot": lambda depths, layers: [layers] * len(depths),
 }
 """Blocks that each client runs, from the clients' depths and L. A new method adds its line."""
-MORE = {"fedms": (2 + 3) + (1 + 3 + 2)}
+MORE = {"fedms": (2 + 3) + (1 + 3 + 2), "fedag": 2}
 """Metrics beside those of all methods: of three clients' own models, and of a method's own."""
-KEEPS = ("lfft", "promptfl", "fedms")
-"""Methods that keep what leaves blocks which nobody trains now."""
+KEEPS = ("lfft", "promptfl", "fedms", "fedclip", "zero_shot", "fedag")
+"""Methods that keep what frozen models make of images."""
+IDLE = "zero_shot"
+"""The method that trains nothing."""
+FEW = ("promptfl", "fedclip", "fedot", IDLE)
+"""Methods with tensors in few blocks, or in none."""
 
 SMALL = {"federation.depths": [2, 1, 3]}
 SOME = {"federation.clients_per_round": 2, "seed": 1}
@@ -97,7 +105,7 @@ def test_the_list_holds_every_method_file():
     assert {method.model_fields["name"].default for method in ALL} == files
     assert {method.__module__ for method in ALL} == {f"fedsweep.methods.{file}" for file in files}
     assert set(ROW_SUMS) == {method["name"] for method in METHODS} == files
-    assert len(ALL) == len(files) >= 10
+    assert len(ALL) == len(files) >= 14
 
 
 def test_another_seed_gives_another_run(federation, chosen, straight):
@@ -108,8 +116,9 @@ def test_another_seed_gives_another_run(federation, chosen, straight):
         assert identical_rounds(second, federate(unkept(other)))
     assert len(straight) == 3
     for left, right in zip(straight, second, strict=True):
-        untuned_alike = left.round == 0 and chosen["method"]["name"] in ("ft", "lfft")  # nothing is drawn at the start
-        assert identical(left.state.adapter, right.state.adapter) == untuned_alike
+        untuned_alike = left.round == 0 and chosen["method"]["name"] in ("ft", "lfft", "fedot")  # nothing is drawn
+        alike = untuned_alike or chosen["method"]["name"] == IDLE
+        assert identical(left.state.adapter, right.state.adapter) == alike
 
 
 def test_the_same_seed_gives_the_same_bits_whatever_the_global_generators_which_stay(federation, chosen, straight):
@@ -185,11 +194,12 @@ def test_training_moves_the_head_and_what_the_clients_hold(first_round):
     assert {layer_of(name) for update in updates for name in {**update.adapter, **update.kept}} - {None} == {
         layer for update in updates for layer in update.allocation.trained
     }
-    sent = {name for update in updates for name in update.adapter}
-    assert sent
-    for name in sent:
+    sent = [(update.client, name) for update in updates for name in update.adapter]
+    assert sent or small.method.name == IDLE
+    for client, name in sent:
         if "lora_A" not in name:  # B = 0: A waits for B
-            assert not torch.equal(after.adapter[name], start.state.adapter[name]), name
+            one, other = (small.method.sent_to(state, client)[name] for state in (start.state, after))
+            assert not torch.equal(one, other), name
 
 
 def test_a_layer_that_nobody_trained_does_not_move(first_round):
@@ -205,7 +215,7 @@ def test_a_layer_that_nobody_trained_does_not_move(first_round):
     after = small.method.aggregate(start.state, few, small.server).adapter
     untrained = [name for name in start.state.adapter if (layer_of(name) or 0) >= 2]
     upper = {layer_of(name) for name in untrained}
-    assert len(upper) >= 6 or small.method.name == "promptfl"  # which has no tensor in a block
+    assert len(upper) >= 6 or small.method.name in FEW
     for name in untrained:
         assert torch.equal(after[name], start.state.adapter[name]), name
 
@@ -246,7 +256,7 @@ def test_no_memory_is_shared(first_round):
     alone = small.method.aggregate(start.state, updates[:1], small.server)
     owners = [start.state, after, alone, *updates, list(small.model.parameters())]
     owned = [memory(owner) for owner in owners]
-    assert all(owned)
+    assert all(owned) or small.method.name == IDLE
     assert sum(map(len, owned)) == len(set().union(*owned))
     assert len(memory(after)) == len(list(tensors_in(after)))
 
@@ -272,13 +282,15 @@ def test_copies_of_one_update_average_to_it(federation, chosen, weights):
     small = federation({**chosen, "aggregation.weights": weights})
     start, updates = one_round(small)
     copies = [
-        replace(updates[0], client=f"client {number}", num_examples=examples)
-        for number, examples in enumerate([7, 40, 13])
+        replace(updates[0], client=client.id, num_examples=examples)
+        for client, examples in zip(small.clients, [7, 40, 13], strict=True)
     ]
-    after = small.method.aggregate(start.state, copies, small.server).adapter
-    for tensor, mean in ((updates[0].adapter[name], after[name]) for name in updates[0].adapter):
-        torch.testing.assert_close(mean, tensor, rtol=1e-6, atol=1e-8)
-    assert any(not torch.equal(updates[0].adapter[name], start.state.adapter[name]) for name in updates[0].adapter)
+    after, sent = small.method.aggregate(start.state, copies, small.server), updates[0].adapter
+    for client in small.clients:
+        given = small.method.sent_to(after, client.id)
+        for name in sent:
+            torch.testing.assert_close(given[name], sent[name], rtol=1e-6, atol=1e-8)
+    assert any(not torch.equal(sent[name], start.state.adapter[name]) for name in sent) or small.method.name == IDLE
 
 
 def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, chosen):
