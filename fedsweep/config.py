@@ -112,6 +112,9 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
         return f"{where}: `{name}` is missing."
     if kind == "value_error":
         rule = str(context["error"])
+        home = name if isinstance(value, dict) else name.rpartition(".")[0]
+        if home and home != "backbone":  # a kind of backbone names its fields by where it usually stands
+            rule = rule.replace("`backbone.", f"`{home}.")
         return f"{where}: {rule}" if rule.endswith("?") else f"{where}: {rule}."
     if kind == "union_tag_invalid":
         expected = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]

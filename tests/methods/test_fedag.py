@@ -1,0 +1,271 @@
+"""What only FedAG promises; its server's losses are tested in tests/test_mutual_learning.py."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig
+from fedsweep.federation import Federation, federate
+from fedsweep.methods.base import predicted
+from fedsweep.methods.fedag import SERVER, FedAGState, quality
+from fedsweep.training import CohortTrainer
+from fedsweep.types import ImageSet
+from tests.compare import identical, identical_rounds, moved, unkept
+from tests.conformance.rounds import one_round
+from tests.references import fedag as reference
+
+QUICK = {"warmup_epochs": 1, "epochs": 1, "batch_size": 8, "lr": 1e-3}
+
+
+@pytest.fixture
+def make(federation, random_clip) -> Callable[..., Federation]:
+    """FedAG in miniature with other hyperparameters: `make(gamma=0.5)`."""
+
+    def built(changes=None, **method):
+        chosen = {"name": "fedag", "clip": {"name": "clip", "model": str(random_clip)}, "server": QUICK, **method}
+        synthetic = {"synthetic": {"name": "surrogate", "share": 0.02}, "partition.proxy_share": 0.2}
+        return federation({"method": chosen, **synthetic, **(changes or {})})
+
+    return built
+
+
+def test_a_client_goes_on_from_its_own_and_the_servers_model_as_equation_1_says(make, monkeypatch):
+    started = []
+    fit = CohortTrainer.fit
+
+    def recorded(self, tasks):
+        started.append({task.client.id: task.start for task in tasks})
+        return fit(self, tasks)
+
+    monkeypatch.setattr(CohortTrainer, "fit", recorded)
+    small = make(gamma=0.3)
+    untuned, first, _ = federate(small)
+    names = [name for name in untuned.state.adapter if not name.startswith(SERVER)]
+    assert len(names) > 100
+    for client in small.clients:
+        begun, then = started[0][client.id], started[1][client.id]
+        own, copy = first.state.own[client.id], first.state.copies[client.domain]
+        assert all(torch.equal(begun[name], untuned.state.adapter[name]) for name in names)
+        for name in names:
+            torch.testing.assert_close(then[name], 0.3 * own[name] + 0.7 * copy[name])
+        assert moved(own, copy) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("off", "same"),
+    [({"momentum": False}, {"gamma": 0.0}), ({"regularizer": False}, {"strength": 0.0})],
+)
+def test_a_component_that_is_left_out_is_one_of_no_weight(make, off, same):
+    without, weightless, full = (list(federate(make(**given))) for given in (off, same, {}))
+    assert identical_rounds(without, weightless)
+    assert not identical_rounds(without, full)
+
+
+def test_without_quality_all_synthetic_images_count_alike_and_no_score_is_sent(make):
+    start, updates = one_round(make(quality=False))
+    assert all(update.told == {} for update in updates)
+    small = make()
+    assert small.method.metrics([]) == ["synthetic/quality", "synthetic/quality_spread"]
+    _, first, _ = federate(small)
+    _, alike, _ = federate(make(quality=False))
+    sizes = [len(client.synthetic) for client in small.clients]
+    assert first.metrics["bytes/up"] == alike.metrics["bytes/up"] + 4 * sum(sizes)
+    assert first.state.quality.keys() == {client.domain for client in small.clients}
+    assert alike.state.quality == {}
+    assert moved(first.state.copies["plain"], alike.state.copies["plain"])
+    assert start.state.adapter.keys() == first.state.adapter.keys()
+
+
+def test_scores_are_cosines_with_the_classes_prototypes(make):
+    small = make()
+    client = small.clients[0]
+    labels = client.train.labels
+    train = client.train.select((labels != 3).nonzero().flatten())
+    found = quality(small.model, train, client.synthetic, batch_size=7)
+    with torch.no_grad():
+        features, asked = (
+            small.model.features(small.model.walk(images.take(torch.arange(len(images)))[0], range(12)))
+            .double()
+            .numpy()
+            for images in (train, client.synthetic)
+        )
+    wanted = client.synthetic.labels.tolist()
+    expected = reference.scores(features, train.labels.tolist(), asked, wanted)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+    assert [score == 0 for score in expected] == [label == 3 for label in wanted]
+
+
+def test_no_score_is_below_zero(make):
+    small = make()
+    opposite = ImageSet(255 - small.clients[0].train.take(torch.arange(30))[0], small.clients[0].train.labels[:30])
+    assert quality(small.model, small.clients[0].train, opposite, 16).min() >= 0
+
+
+def test_a_known_domain_is_answered_by_its_adapter_and_an_unknown_one_by_all(make):
+    small = make({"data.domains": ["plain", "inverted", "noisy", "thick"], "data.held_out_domains": ["thick"]})
+    assert [client.domain for client in small.clients] == ["plain", "inverted", "noisy"]
+    *_, last = federate(small)
+    state, reader, server = last.state, small.trainer.reader, small.model.server
+    small.model.load_adapter(state.adapter)
+    images = small.held_out[0].test
+    features = small.method.known(reader, images)["clip"]
+    with torch.no_grad():
+        phis = server.all_logits(features)
+        eta, _ = server.attended(phis)
+    for place, domain in enumerate(["inverted", "noisy", "plain"]):
+        torch.testing.assert_close(predicted(small.method, state, reader, images, domain=domain), phis[place])
+    torch.testing.assert_close(predicted(small.method, state, reader, images), eta)
+    plain = small.method.model_copy(update={"cross_domain": False})
+    torch.testing.assert_close(predicted(plain, state, reader, images), phis.mean(0))
+    right = (eta.argmax(1) == images.labels).double().mean().item()
+    assert last.metrics["accuracy/out_of_domain/thick"] == last.metrics["accuracy/out_of_domain_mean"] == right
+    assert "accuracy/domain/thick" not in last.metrics
+
+
+def test_held_out_domains_do_not_change_what_is_trained(make):
+    """The clients are the same with and without a domain beside them that nobody has."""
+    domains = {"data.domains": ["plain", "inverted", "noisy"]}
+    beside = {"data.domains": ["plain", "inverted", "noisy", "rotated"], "data.held_out_domains": ["rotated"]}
+    without, held = (list(federate(make(changes))) for changes in (domains, beside))
+    for one, other in zip(without, held, strict=True):
+        assert identical(one.state, other.state)
+        more = {"accuracy/out_of_domain_mean", "accuracy/out_of_domain/rotated"}
+        assert {name: value for name, value in other.metrics.items() if name not in more} == dict(one.metrics)
+
+
+def test_the_adapters_are_warmed_up_once_before_the_first_round(make):
+    small = make()
+    untuned, first, second = federate(small)
+    assert [result.state.warm for result in (untuned, first, second)] == [False, True, True]
+    warm = small.method.begin_round(untuned.state, small.server, small.trainer.at(1))
+    adapters = {name for name in untuned.state.adapter if name.startswith(f"{SERVER}adapters.")}
+    assert moved(untuned.state.adapter, warm.adapter) == adapters
+    assert small.method.begin_round(first.state, small.server, small.trainer.at(2)) is first.state
+
+
+def test_clip_encodes_each_image_once_for_all_rounds_and_runs(make, monkeypatch):
+    small = make()
+    again = make({"seed": 0, "optimizer.lr": 0.05})
+    seen = []
+
+    def count(given: Federation) -> int:
+        before = len(seen)
+        hook = given.model.server.clip.backbone.stem["norm"].register_forward_hook(lambda *_: seen.append(1))
+        list(federate(given))
+        hook.remove()
+        return len(seen) - before
+
+    count(small)
+    assert count(again) == 0
+    assert count(unkept(make())) > 6
+
+
+def test_computed_anew_or_kept_the_features_give_the_same_run(make):
+    assert identical_rounds(federate(make()), federate(unkept(make())))
+
+
+def test_several_clients_of_a_domain_share_a_copy_that_begins_as_their_mean(make):
+    dealt = {"name": "feature_label_skew", "clients_per_domain": 2, "alpha": 10.0, "min_size": 20, "proxy_share": 0.2}
+    small = make({"partition": dealt, "federation.depths": [12]})
+    assert len(small.clients) == 6
+    start, updates = one_round(small)
+    after = small.method.aggregate(start.state, updates, small.server)
+    pair = [update for update in updates if update.client.startswith("plain")]
+    total = sum(update.num_examples for update in pair)
+    for name, tensor in after.copies["plain"].items():
+        mean = sum(update.num_examples / total * update.adapter[name] for update in pair)
+        torch.testing.assert_close(tensor, mean)
+    told = sum(update.num_examples / total * update.told["quality"] for update in pair)
+    torch.testing.assert_close(after.quality["plain"], told)
+
+
+def test_clients_of_a_pool_have_one_adapter_and_all_synthetic_images(make):
+    pooled = {"name": "iid", "clients": 2, "proxy_share": 0.2}
+    small = make({"partition": pooled, "federation.depths": [12]})
+    *_, last = federate(small)
+    assert isinstance(last.state, FedAGState)
+    assert list(last.state.copies) == ["pool"]
+    assert len(small.clients[0].synthetic) == sum(map(len, small.server.synthetic.values()))
+
+
+def test_a_clients_own_model_is_tested_where_it_is_asked_for(make):
+    small = make({"partition.test_share": 0.1})
+    *_, last = federate(small)
+    client = small.clients[0]
+    small.model.load_adapter(last.state.own[client.id])
+    with torch.no_grad():
+        logits = small.model(client.test.take(torch.arange(len(client.test)))[0])
+    right = (logits.argmax(1) == client.test.labels).double().mean().item()
+    assert last.metrics[f"accuracy/client/{client.id}"] == right
+
+
+def test_an_attack_reverses_what_a_client_did_to_the_model_that_it_was_sent(make):
+    small = make({"federation.malicious_share": 0.34})
+    (attacker,) = small.malicious()
+    _, first, second = federate(small)
+    honest = make()
+    honest_rounds = list(federate(honest))
+    mean = {name: 2 * first.state.adapter[name] - one for name, one in honest_rounds[1].state.own[attacker].items()}
+    for name, tensor in first.state.own[attacker].items():
+        torch.testing.assert_close(tensor, mean[name])
+    assert second.state.own[attacker].keys() == mean.keys()
+
+
+REFUSED = [
+    ({"synthetic": "none"}, "`method` fedag trains on synthetic images and needs a `synthetic` other than none"),
+    ({"partition.proxy_share": 0.0}, "`synthetic` surrogate draws on images of the server and needs a "
+     "`partition.proxy_share` above 0, but it is 0"),
+    ({"base_optimizer": "feddyn"}, "`base_optimizer` feddyn corrects the mean of the clients' models, but `method` "
+     "fedag forms none"),
+    ({"evaluation.metrics": ["drift"]}, "`evaluation.metrics` drift compares clients with a model that they share, but "
+     "under `method` fedag they share none"),
+    ({"evaluation.tsne_classes": 3}, "`evaluation.tsne_classes` shows the features of the model that clients share, "
+     "but under `method` fedag they share none"),
+    ({"method.delta": -0.1}, "`method.delta` must be greater than or equal to 0, but it is -0.1"),
+    ({"method.clip.prompt": "a photo"}, "`method.clip.prompt` must have {} once, for the class's name, but it is "
+     "`a photo`"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def shipped() -> RunConfig:
+    from fedsweep.paths import find
+    from fedsweep.plain import read_yaml
+
+    return RunConfig.of(read_yaml(find("experiments", "fedag_digits")), "fedag_digits")
+
+
+@pytest.mark.parametrize(("changes", "sentence"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_sentence(shipped, changes, sentence):
+    with pytest.raises(UserError) as refusal:
+        shipped.override(changes, "test")
+    assert str(refusal.value) == f"test: {sentence}."
+
+
+def test_a_clip_for_images_of_another_size_is_refused(shipped):
+    method = shipped.method
+    method.check_weights(shipped.backbone, tuple("0123456789"))
+    with pytest.raises(UserError, match=r"`method.clip` takes images of 16 pixels, but those of `backbone` have 32\."):
+        method.check_weights(_Large(), tuple("0123456789"))
+
+
+class _Large:
+    image_size = 32
+
+
+def test_state_of_another_method_is_refused(make, federation):
+    small = make()
+    with pytest.raises(TypeError, match="goes on from a FedAGState, not from a ServerState"):
+        small.method.aggregate(federation().initial_state(), [], small.server)
+
+
+def test_a_resume_begins_with_the_state_and_not_with_the_models_adapters(make):
+    small = make()
+    _, first, second = federate(small)
+    for parameter in small.model.server.adapters.parameters():
+        parameter.data.zero_()
+    assert identical_rounds([second], federate(small, replace(first, metrics={})))
