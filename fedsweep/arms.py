@@ -11,7 +11,10 @@ from fedsweep.plain import Json
 
 Arm = dict[str, Json]
 WITHOUT = "without"
-"""The one entry of an arm that is no hyperparameter: the components that an ablation leaves out, by dotted name."""
+"""An entry of an arm that is no hyperparameter: the components that an ablation leaves out, by dotted name."""
+NAMED = "arm"
+"""The other: what the search space calls a set of changes to the experiment."""
+IN_WORDS = (NAMED, WITHOUT)
 
 
 class ReferenceArm(Config):
@@ -92,6 +95,8 @@ def arm_label(arm: Mapping[str, Json]) -> str:
     'method=all_small (depth 3)'
     >>> arm_label({"lora.rank": 4, "without": ["method.cross", "lora.dropout"]}), arm_label({"without": []})
     ('lora.rank=4, without cross, lora.dropout', 'full')
+    >>> arm_label({"lora.rank": 4, "arm": "FedProx, tuned"})
+    'lora.rank=4, FedProx, tuned'
     """
     return ", ".join(setting(name, value, "=", 6) for name, value in arm.items()) or "as is"
 
@@ -102,6 +107,8 @@ def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
     >>> setting("rank", 4), setting("without", ["method.cross"]), setting("without", [])
     ('rank 4', 'without cross', 'full')
     """
+    if name == NAMED:
+        return str(value)
     if name == WITHOUT and isinstance(value, list):
         return f"without {', '.join(one.removeprefix('method.') for one in value)}" if value else "full"
     return f"{name}{sign}{shown_setting(value, digits)}"

@@ -32,18 +32,19 @@ class LocalConfig(Config):
     batch_size: int = Field(128, gt=0, description="images per step")
     steps: Literal["epoch", "min_client"] | Annotated[int, Field(gt=0)] = Field(
         "epoch",
-        description="one epoch; one epoch, but at most one step more than the smallest of all clients has in its epoch "
+        description="whole epochs; epochs of at most one step more than the smallest of all clients has in its epoch "
         "(FedRA's released code); or a number of steps",
     )
+    epochs: int = Field(1, gt=0, description="how many epochs, unless `local.steps` is a number")
 
     def steps_for(self, images: int, fewest: int) -> int:
         """Steps of a session on so many images, where the smallest of all clients has `fewest`."""
         epoch = math.ceil(images / self.batch_size)
         match self.steps:
             case "epoch":
-                return epoch
+                return self.epochs * epoch
             case "min_client":
-                return min(epoch, math.ceil(fewest / self.batch_size) + 1)
+                return self.epochs * min(epoch, math.ceil(fewest / self.batch_size) + 1)
             case int(steps):
                 return steps
 

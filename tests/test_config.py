@@ -93,7 +93,7 @@ def test_flat_holds_every_resolved_value_under_its_dotted_name(experiment):
     assert values["federation.clients_per_round"] is None
     assert values["method.name"] == "fedra"
     assert values["optimizer.weight_decay"] == 1e-5
-    assert len(values) == 38
+    assert len(values) == 39
     assert json.loads(json.dumps(values)) == values
 
 

@@ -85,6 +85,15 @@ def test_the_released_codes_cap_is_one_step_above_the_smallest_clients_epoch(ima
     assert LocalConfig(batch_size=size, steps="min_client").steps_for(images, min(images, fewest)) == taken
 
 
+@given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 5))
+def test_epochs_are_whole_passes_and_a_number_of_steps_is_that_number(images, size, epochs):
+    once, several = (LocalConfig(batch_size=size, epochs=count).steps_for(images, images) for count in (1, epochs))
+    assert several == epochs * once
+    taken = np.concatenate(list(batches(images, size, several, np.random.default_rng(0))))
+    assert sorted(taken) == sorted([*range(images)] * epochs)
+    assert LocalConfig(batch_size=size, steps=7, epochs=epochs).steps_for(images, images) == 7
+
+
 def test_a_built_trainer_knows_the_smallest_of_all_clients(tiny):
     skew = {"partition": {"name": "feature_label_skew", "clients_per_domain": 2}, "federation.clients_per_round": 1}
     built = build(tiny.override(skew, "test"))

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedsweep.arms import WITHOUT, Arm, Reference, counterpart, setting, shown_setting
+from fedsweep.arms import IN_WORDS, Arm, Reference, counterpart, setting, shown_setting
 from fedsweep.plain import Json
 from fedsweep.report.arms import ended
 from fedsweep.report.statistics import ArmStatistics, Comparison
@@ -99,7 +99,7 @@ def _against(arm: Mapping[str, Json], baseline: Mapping[str, Json], dotted: Sequ
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name not in baseline]
     here = f"{arm_words(arm, shared)}, " if shared else ""
-    if len(differing) == 1 and differing[0] != WITHOUT and differing[0] in arm and differing[0] in other:
+    if len(differing) == 1 and differing[0] not in IN_WORDS and differing[0] in arm and differing[0] in other:
         return f"{here}{arm_words(arm, differing)} against {shown_setting(other[differing[0]])}"
     return f"{here}{arm_words(arm, differing)} against {arm_words(other, differing)}"
 

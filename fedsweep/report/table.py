@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fedsweep.arms import WITHOUT
+from fedsweep.arms import IN_WORDS
 from fedsweep.report.arms import ended, notes
 from fedsweep.report.by_domain import by_domain
 from fedsweep.report.prose import caption, findings
@@ -105,8 +105,8 @@ class AblationTable:
         furthest, reached = one.arm.reached(self.manifest.metric)
         counts = Counter(ended(trial) for trial in one.arm.trials)
         return {
-            **{name: values.get(name) for name in self.names if name != WITHOUT},
-            **({"arm": settings(one, self.names)["arm"]} if WITHOUT in self.names else {}),
+            **{name: values.get(name) for name in self.names if name not in IN_WORDS},
+            **({"arm": settings(one, self.names)["arm"]} if {*IN_WORDS} & {*self.names} else {}),
             "n": one.n,
             "mean": one.mean,
             "sd": one.sd,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fedsweep.arms import WITHOUT, is_accuracy, setting, shown_setting
+from fedsweep.arms import IN_WORDS, is_accuracy, setting, shown_setting
 from fedsweep.plain import Json
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.store import SweepManifest
@@ -116,10 +116,13 @@ def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
 
 
 def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
-    """The cells that name an arm, by column; one of words for what an ablation leaves out."""
+    """The cells that name an arm, by column; one of words for arms with names, and for what an ablation leaves out."""
     values = one.arm.values
-    cells = {name: shown_setting(values[name]) if name in values else NOTHING for name in dotted if name != WITHOUT}
-    return cells | ({"arm": arm_words(values, [WITHOUT])} if WITHOUT in dotted or not cells else {})
+    cells = {
+        name: shown_setting(values[name]) if name in values else NOTHING for name in dotted if name not in IN_WORDS
+    }
+    in_words = [name for name in IN_WORDS if name in dotted]
+    return cells | ({"arm": arm_words(values, in_words)} if in_words or not cells else {})
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool]) -> str:

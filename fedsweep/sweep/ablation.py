@@ -1,10 +1,10 @@
-"""Component ablation: the full method, and arms that leave components of it out. No ray, no torch."""
+"""Arms in words: with names of their own, or the full method and what is left out of it. No ray, no torch."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fedsweep.arms import WITHOUT, Arm
+from fedsweep.arms import IN_WORDS, NAMED, WITHOUT, Arm
 from fedsweep.plain import Json
 
 Subsets = Literal["one", "all"]
@@ -42,12 +42,19 @@ def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> di
     }
 
 
-def changes(arm: Arm, values: Mapping[str, Json]) -> dict[str, Json]:
-    """An arm as changes to the experiment, by dotted name; `values` are those of the components left out.
+def changes(
+    arm: Arm, values: Mapping[str, Json], named: Mapping[str, Mapping[str, Json]] | None = None
+) -> dict[str, Json]:
+    """An arm as changes to the experiment, by dotted name.
+
+    `values` are those of the components left out, `named` the changes by the names of arms.
 
     >>> changes({"lora.rank": 4, "without": ["method.cross"]}, {"method.cross": False, "method.quality": False})
     {'lora.rank': 4, 'method.cross': False}
+    >>> changes({"arm": "FedAvg"}, {}, {"FedAvg": {"method": "ft", "optimizer.lr": 0.1}})
+    {'method': 'ft', 'optimizer.lr': 0.1}
     """
-    left_out = arm.get(WITHOUT)
-    axes = {name: value for name, value in arm.items() if name != WITHOUT}
-    return axes | {name: values[name] for name in (left_out if isinstance(left_out, list) else [])}
+    left_out, name = arm.get(WITHOUT), arm.get(NAMED)
+    own = dict((named or {})[name]) if isinstance(name, str) else {}
+    axes = {name: value for name, value in arm.items() if name not in IN_WORDS}
+    return own | axes | {name: values[name] for name in (left_out if isinstance(left_out, list) else [])}

@@ -195,7 +195,7 @@ class Plan:
     def resolve(self, arm: Arm, seed: int) -> RunConfig:
         """The whole configuration of one trial."""
         where = f"search space {self.name}, arm {arm_label(arm)}"
-        return self.base.override({**changes(arm, self.left_out), "seed": seed}, where)
+        return self.base.override({**changes(arm, self.left_out, self.space.named), "seed": seed}, where)
 
     def trial(self, number: int, arm: Arm, seed: int) -> TrialPlan:
         """A trial under a key of its content; samples may repeat, so their number is part of it."""

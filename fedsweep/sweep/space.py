@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.arms import Arm, Reference, identity
+from fedsweep.arms import NAMED, Arm, Reference, identity
 from fedsweep.config import Config
 from fedsweep.plain import Json
 from fedsweep.sweep.ablation import Subsets, ablation_arms, compared_to
@@ -120,6 +120,9 @@ class SearchSpace(Config):
     subsets: Subsets = Field(
         "one", description="arms of `ablate` beside the full method: `one` component left out, or `all` sets of them"
     )
+    named: dict[str, dict[str, Json]] | None = Field(
+        None, min_length=1, description="arms by what they are called, each with its changes to the experiment"
+    )
     space: dict[str, Axis] = Field(
         default_factory=dict,
         description="what varies: an axis under each dotted name, or a `grid` of lists under several names with commas",
@@ -168,19 +171,26 @@ class SearchSpace(Config):
     @property
     def names(self) -> list[str]:
         """All dotted names that vary."""
-        return [*self._axis_names, *(self.ablate or ())]
+        own = dict.fromkeys(name for changes in (self.named or {}).values() for name in changes)
+        return [*self._axis_names, *own, *(self.ablate or ())]
 
     @property
     def _axis_names(self) -> list[str]:
         return [name for key in self.space for name in names_of(key)]
 
     def _check_ablation(self, gridded: bool) -> None:
-        if self.ablate is None and not self.space:
-            raise ValueError("`space` or `ablate` must say what varies, but neither does")
+        if self.ablate is None and self.named is None and not self.space:
+            raise ValueError("`space`, `named` or `ablate` must say what varies, but none does")
         if self.ablate is None and self.subsets != "one":
             raise ValueError(f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none")
-        if self.ablate is not None and not gridded:
-            raise ValueError(f"`ablate` needs `search` grid, but it is {self.search.name}")
+        for entry in ("ablate", "named"):
+            if getattr(self, entry) is not None and not gridded:
+                raise ValueError(f"`{entry}` needs `search` grid, but it is {self.search.name}")
+        for name, changes in (self.named or {}).items():
+            if both := sorted({*self._axis_names, *(self.ablate or ())} & {*changes}):
+                raise ValueError(
+                    f"`{both[0]}` is changed by the arm `{name}` of `named` and cannot be varied otherwise as well"
+                )
         if both := sorted(set(self._axis_names) & set(self.ablate or ())):
             raise ValueError(f"`{both[0]}` is left out by `ablate` and cannot be varied by `space` as well")
 
@@ -214,6 +224,8 @@ class SearchSpace(Config):
     def arms(self) -> list[Arm]:
         """All arms of a grid, in the order of the file; those of an ablation together, the full method first."""
         axes = [[_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()]
+        if self.named is not None:
+            axes.append([{NAMED: name} for name in self.named])
         if self.ablate is not None:
             axes.append(ablation_arms(list(self.ablate), self.subsets))
         return [{name: value for one in arm for name, value in one.items()} for arm in itertools.product(*axes)]

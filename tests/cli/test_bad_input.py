@@ -262,7 +262,7 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         (("[1, 4, 8, 16]", "[8, 8]"), ": the values of `grid` must differ, but they are [8, 8]."),
         (("[1, 4, 8, 16]", "[]"), ": `space.lora.rank.grid` must have at least 1 item after validation, not 0, but it "
          "is []."),
-        ((f"\n  lora.rank: {RANKS}", " {}"), ": `space` or `ablate` must say what varies, but neither does."),
+        ((f"\n  lora.rank: {RANKS}", " {}"), ": `space`, `named` or `ablate` must say what varies, but none does."),
         ((f"\n  lora.rank: {RANKS}", ""), ": `space` must be an object, but it is null."),
         ((RANKS, "[1, 8]"), ": `space.lora.rank` must be an object, but it is [1, 8]."),
         ((RANKS, "{uniform: [1, 8]}"), ": `search` grid needs `grid` values, which `space.lora.rank` does not give."),

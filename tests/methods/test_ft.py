@@ -1,8 +1,13 @@
 """What only FT promises."""
 
+import math
+
+import pytest
 import torch
 import torch.nn.functional as F
 
+from fedsweep.data.partition.base import pool
+from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.seeding import stream
 from fedsweep.training import batches
@@ -40,3 +45,41 @@ def test_there_are_no_adapters_and_all_is_sent(federation):
     assert first.metrics["parameters/trained"] == first.metrics["parameters/held"] == size
     assert first.metrics["bytes/up"] == first.metrics["bytes/down"] == 3 * 4 * size
     assert first.metrics["lora/relative_norm"] == first.metrics["lora/residual"] == 0
+
+
+def test_the_server_goes_on_from_the_mean_with_torchs_sgd_on_its_synthetic_images(federation):
+    synthetic = {"synthetic": {"name": "surrogate", "share": 0.015}, "partition.proxy_share": 0.2}
+    base = {"name": "fedprox", "mu": 1.0}  # which pulls clients, not the server
+    plain = federation({"method": "ft", "base_optimizer": base, "partition.proxy_share": 0.2})
+    tuned = federation({"method": {"name": "ft", "synthetic_epochs": 2}, "base_optimizer": base, **synthetic})
+    (_, before, _), (_, after, _) = federate(plain), federate(tuned)
+    config, model = tuned.trainer.optimizer, tuned.model
+    images = pool(list(tuned.server.synthetic.values()))
+    assert len(images) == 3 * len(tuned.server.synthetic["plain"]) > 16
+    model.load_adapter(before.state.adapter)
+    parameters = model.trainable()
+    optimizer = torch.optim.SGD(
+        parameters.values(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    model.train()
+    steps = 2 * math.ceil(len(images) / 8)
+    for rows in batches(len(images), 8, steps, stream(tuned.seed, "batches", 1, "server")):
+        pixels, labels = images.take(torch.from_numpy(rows))
+        optimizer.zero_grad()
+        torch.autograd.backward(F.cross_entropy(model(pixels), labels))
+        torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip_norm)
+        optimizer.step()
+    model.eval()
+    for name, tensor in after.state.adapter.items():
+        torch.testing.assert_close(tensor, parameters[name].detach(), rtol=1e-3, atol=1e-5)
+    assert len(moved(before.state.adapter, after.state.adapter)) > 100
+
+
+def test_without_epochs_on_the_server_no_synthetic_image_is_made(federation):
+    synthetic = {"synthetic": {"name": "surrogate"}, "partition.proxy_share": 0.2}
+    built = federation({"method": "ft", **synthetic})
+    assert built.server.synthetic == {}
+    with pytest.raises(
+        UserError, match="`method` ft trains on synthetic images and needs a `synthetic`"
+    ):
+        federation({"method": {"name": "ft", "synthetic_epochs": 1}})

@@ -147,7 +147,7 @@ def test_a_paper_may_name_any_arm(read):
     ("entries", "sentence"),
     [
         ({"ablate": {}}, "`ablate` must have at least 1 item after validation, not 0, but it is {}."),
-        ({"ablate": None}, "`space` or `ablate` must say what varies, but neither does."),
+        ({"ablate": None}, "`space`, `named` or `ablate` must say what varies, but none does."),
         ({"ablate": ["method.anneal"]}, '`ablate` must be an object, but it is ["method.anneal"].'),
         (
             {"ablate": {"method.aneal": False}},
