@@ -48,7 +48,7 @@ def write_space(folder: Path, name: str, space: dict[str, Any]) -> None:
     """A search space file under the working directory, where it wins over the shipped ones."""
     path = folder / "search_spaces" / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("# a test\n" + yaml.safe_dump(space), sort_keys=False)
+    path.write_text("# a test\n" + yaml.safe_dump(space, sort_keys=False))
 
 
 def command(*words: str) -> list[str]:
