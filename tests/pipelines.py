@@ -17,6 +17,9 @@ def write_pipeline(folder: Path, seed: int = 0) -> Path:
         warnings.simplefilter("ignore")
         from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
         from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+        from transformers.utils import logging
+
+    logging.disable_progress_bar()
     special = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": END}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

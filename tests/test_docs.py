@@ -75,7 +75,7 @@ def check(command: str) -> None:
     verb, given = parse(command)
     changes = parse_overrides(given.get("overrides") or [])
     match verb:
-        case "run":
+        case "run" | "data generate":
             resolve(given["experiment"], changes)
         case "tune":
             options = ("experiment", "seeds", "samples", "scheduler", "cpus_per_trial", "gpus_per_trial")
@@ -126,7 +126,7 @@ def test_a_command_that_would_not_work_is_noticed(working_directory, command):
 
 def test_the_files_that_a_guide_shows_are_valid(working_directory):
     files = sorted(working_directory.rglob("*.yaml"))
-    assert len(files) == 5
+    assert len(files) == 6
     for path in files:
         kind, *parts = path.relative_to(working_directory).with_suffix("").parts
         if kind == "experiments":
@@ -159,7 +159,7 @@ def test_every_verb_is_documented():
     reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
     prose = "".join(path.read_text() for path in PAGES if "reference" not in path.parts)
     names = [f"{name} {below}".strip() for name, one in VERBS.items() for below in getattr(one, "commands", [""])]
-    assert len(names) == 11
+    assert len(names) == 12
     for verb in names:
         assert f"\n## {verb}\n" in reference
         assert f"fedsweep {verb}" in prose
@@ -200,4 +200,4 @@ def test_a_page_has_no_machine_path_and_its_links_lead_somewhere(page):
 
 
 def test_all_pages_are_seen():
-    assert len(PAGES) == 19
+    assert len(PAGES) == 20
