@@ -106,6 +106,7 @@ class RunConfig(Config):
 
     def _synthetic_fits(self) -> None:
         """Images are there for whoever trains on them, and for what they are made from."""
+        self.synthetic.check(self.data)
         asked = f"`method` {self.method.name}" if self.method.needs_synthetic else f"`partition` {self.partition.name}"
         if self.trains_on_synthetic and self.synthetic.name == "none":
             raise ValueError(f"{asked} trains on synthetic images and needs a `synthetic` other than none")

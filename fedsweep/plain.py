@@ -1,4 +1,4 @@
-"""YAML and JSON as plain values, and overrides as they are typed. Nothing is known here of what they configure."""
+"""YAML and JSON as plain values, overrides as they are typed, names as words. What they configure is not known here."""
 
 import json
 import re
@@ -132,3 +132,15 @@ def parse_overrides(words: list[str]) -> dict[str, Json]:
 
 def _short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def readable(name: str) -> str:
+    """A class's name as words.
+
+    >>> readable("apple_pie"), readable("ApplyEyeMakeup"), readable("7"), readable("dog"), readable("TV")
+    ('apple pie', 'Apply Eye Makeup', '7', 'dog', 'TV')
+    """
+    spaced = "".join(
+        f" {one}" if one.isupper() and place and name[place - 1].islower() else one for place, one in enumerate(name)
+    )
+    return " ".join(spaced.replace("_", " ").split())

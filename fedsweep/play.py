@@ -45,7 +45,8 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 def content_digests(config: RunConfig) -> dict[str, str]:
     """What pins the content of the files that a configuration only names: images with labels, and weights."""
     weights = [config.backbone.fingerprint(), config.method.fingerprint()]
-    images = [load(config.data).digest, config.synthetic.fingerprint() if config.trains_on_synthetic else ""]
+    data = load(config.data)
+    images = [data.digest, config.synthetic.fingerprint(data) if config.trains_on_synthetic else ""]
     return {"data": " ".join(filter(None, images)), "weights": " ".join(one for one in weights if one)}
 
 

@@ -75,7 +75,7 @@ def check(command: str) -> None:
     verb, given = parse(command)
     changes = parse_overrides(given.get("overrides") or [])
     match verb:
-        case "run":
+        case "run" | "data generate":
             resolve(given["experiment"], changes)
         case "tune":
             options = ("experiment", "seeds", "samples", "subsets", "scheduler", "cpus_per_trial", "gpus_per_trial")
@@ -159,7 +159,7 @@ def test_every_verb_is_documented():
     reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
     prose = "".join(path.read_text() for path in PAGES if "reference" not in path.parts)
     names = [f"{name} {below}".strip() for name, one in VERBS.items() for below in getattr(one, "commands", [""])]
-    assert len(names) == 11
+    assert len(names) == 12
     for verb in names:
         assert f"\n## {verb}\n" in reference
         assert f"fedsweep {verb}" in prose
@@ -200,4 +200,4 @@ def test_a_page_has_no_machine_path_and_its_links_lead_somewhere(page):
 
 
 def test_all_pages_are_seen():
-    assert len(PAGES) == 19
+    assert len(PAGES) == 20

@@ -1,4 +1,4 @@
-"""The verbs on data sets: `fedsweep data prepare | list | show | partition`. Nothing heavy is imported at the top."""
+"""The verbs on data sets: `fedsweep data prepare | list | show | partition | generate`. Nothing heavy at the top."""
 
 from __future__ import annotations
 
@@ -208,3 +208,61 @@ def partition(
     for panel in panels:
         console.print(partition_table(panel, class_names), "")
     console.print(f"Picture: {relative(path.absolute())}", markup=False)
+
+
+@app.command()
+def generate(
+    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="one whose `synthetic` is diffusers")],
+    overrides: Overrides = None,
+    device: Annotated[str, typer.Option(help="`cpu` or `cuda`")] = "cpu",
+    workers: Annotated[int | None, typer.Option(help="processes that decode; all cores by default")] = None,
+) -> None:
+    """Make the synthetic images of an experiment with its text-to-image model, and prepare them.
+
+    The same command goes on where it was stopped, and a larger `synthetic.share` only adds. The images are a function
+    of the model, the prompt and `synthetic.seed`: all runs and methods share them.
+
+    Example: `fedsweep data generate fedag_animals --device cuda`
+    """
+    from fedsweep.errors import UserError
+    from fedsweep.paths import find
+    from fedsweep.plain import parse_overrides, read_yaml
+
+    changes = parse_overrides(overrides or [])
+    path = find("experiments", experiment)
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
+    if workers is not None and workers < 1:
+        raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
+
+    import sys
+
+    import torch
+    from joblib import cpu_count
+
+    from fedsweep.experiment import RunConfig
+    from fedsweep.preparation.generate import generate as make_images
+    from fedsweep.preparation.generate import plan_generation, prepare_generated
+    from fedsweep.preparation.tables import ImageBar, headline, megabytes, summary
+    from fedsweep.terminal import progress_console, relative, result_console
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("`--device` is cuda, but torch sees no GPU.")
+    where, console = f"experiment {experiment}", progress_console()
+    generation = plan_generation(RunConfig.of(read_yaml(path), where).override(changes, where), where)
+    try:
+        with ImageBar(console, "generating", "generated") as bar:
+            made = make_images(generation, device, bar)
+        with ImageBar(console) as bar:
+            prepared = prepare_generated(generation, workers or cpu_count(), bar)
+    except KeyboardInterrupt:
+        print("fedsweep: stopped; what is made is kept, and the same command goes on from there.", file=sys.stderr)
+        raise
+    console, card = result_console(), prepared.card
+    console.print(headline(card), markup=False)
+    console.print(summary(card), "")
+    total = len(generation.images)
+    console.print(f"Generated: {relative(generation.folder)}, {made} of {total} images made now", markup=False)
+    console.print(
+        f"Prepared: {relative(prepared.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}", markup=False
+    )

@@ -14,6 +14,7 @@ from fedsweep.errors import UserError
 from fedsweep.models.feature_adapter import FeatureAdapter
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.models.names import layer_of
+from fedsweep.plain import readable
 from fedsweep.seeding import derived_seed
 from fedsweep.types import AdapterState
 
@@ -243,15 +244,3 @@ class LayeredClip(LayeredModel):
                 yield
             finally:
                 self._begun = None
-
-
-def readable(name: str) -> str:
-    """A class's name as words.
-
-    >>> readable("apple_pie"), readable("ApplyEyeMakeup"), readable("7"), readable("dog"), readable("TV")
-    ('apple pie', 'Apply Eye Makeup', '7', 'dog', 'TV')
-    """
-    spaced = "".join(
-        f" {one}" if one.isupper() and place and name[place - 1].islower() else one for place, one in enumerate(name)
-    )
-    return " ".join(spaced.replace("_", " ").split())

@@ -22,13 +22,15 @@ SHORTEST = 2.0
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:,.0f} images/s")
+        return Text("" if speed is None else f"{speed:,.0f} images/s" if speed >= 10 else f"{speed:.2g} images/s")
 
 
 class ImageBar:
     """A bar with images per second and the time left, on a terminal, for work of more than two seconds."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, doing: str = "decoding", ending: str = "checking") -> None:
+        """Work is called `doing`, and what follows the last image `ending`."""
+        self.doing, self.ending = doing, ending
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("left about"),
             TimeRemainingColumn(), console=console, transient=True,
@@ -45,15 +47,15 @@ class ImageBar:
             self.progress.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """So many images of all are decoded."""
+        """So many images of all are done."""
         now = self.progress.get_time()
-        if self.began is None:  # what an earlier preparation has decoded is no measure of speed
+        if self.began is None:  # what an earlier call of the command has done is no measure of speed
             self.began = now
-            self.progress.add_task("decoding", total=total, completed=done)
+            self.progress.add_task(self.doing, total=total, completed=done)
         elif self.progress.console.is_terminal and now - self.began > SHORTEST:
             self.progress.start()
-        # What follows the last image reads all of them once more, which takes a while.
-        step = "decoding" if done < total else "checking"
+        # What follows the last image that is decoded reads all of them once more, which takes a while.
+        step = self.doing if done < total else self.ending
         self.progress.update(self.progress.task_ids[0], completed=done, description=step)
 
 

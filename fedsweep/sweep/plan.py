@@ -161,9 +161,9 @@ class Plan:
         seen: set[str] = set()
         for config in self._reachable():
             asked = config.model_dump_json(
-                include={"data", "partition", "federation", "seed", "backbone", "evaluation"}
+                include={"data", "partition", "synthetic", "federation", "seed", "backbone", "evaluation"}
             )
-            asked += str(config.method.fingerprint())
+            asked += f"{config.method.fingerprint()} {config.trains_on_synthetic}"
             if asked not in seen:
                 seen.add(asked)
                 check_content(config)

@@ -15,10 +15,11 @@ from fedsweep.images.card import read_card, store_folder
 from fedsweep.plain import parse_yaml
 from tests.cli.conftest import Call, Refused
 from tests.cli.test_help import loaded
+from tests.pipelines import write_pipeline
 from tests.preparation.helpers import CLASSES, write_tree
 
 PREPARE = ("data", "prepare", "animals", "--root", "tree", "--size", "16", "--workers", "1")
-VERBS = ["prepare", "list", "show", "partition"]
+VERBS = ["prepare", "list", "show", "partition", "generate"]
 
 
 @pytest.fixture
@@ -284,7 +285,59 @@ def test_a_partition_of_nothing_is_one_sentence(refused: Refused):
     assert "there is no experiment or search space `fedra_digit`" in refused("data", "partition", "fedra_digit")
 
 
-def test_there_are_four_verbs():
+DIFFUSERS = "{name: diffusers, model: tiny, template: 'a {class}', share: 0.0625, num_inference_steps: 2}"
+GENERATE = ("data", "generate", "fedag_digits", "data.test_fraction=0.9", f"synthetic={DIFFUSERS}")
+
+
+def test_generate_makes_the_images_once_and_says_where_they_are(tree, tmp_path, call: Call):
+    write_pipeline(tmp_path / "tiny")
+    answer = call(*GENERATE, "--workers", "1")
+    assert (answer.code, answer.err) == (0, "")
+    (folder,) = Path("data/generated").glob("digits-synthetic-*")
+    assert f"Generated: {folder}, 44 of 44 images made now\n" in answer.out
+    card = read_card(store_folder(folder.name, 16))
+    assert f"Prepared: data/{folder.name}-16, 0.0 MB, digest {card.digest[:12]}\n" in answer.out
+    assert ["all", "40", "4"] in [row[:3] for row in rows(answer.out)]
+    again = call(*GENERATE, "--workers", "1")
+    assert again.out == answer.out.replace("44 of 44", "0 of 44")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (GENERATE, "`synthetic.model` tiny is neither a folder nor in the hub's cache"),
+        (
+            GENERATE[:3],
+            "experiment fedag_digits: `fedsweep data generate` makes the images of `synthetic` diffusers, but",
+        ),
+        ((*GENERATE, "--device", "tpu"), "`--device` must be cpu or cuda, but it is `tpu`."),
+        ((*GENERATE, "--device", "cuda"), "`--device` is cuda, but torch sees no GPU."),
+        ((*GENERATE, "--workers", "0"), "`--workers` must be at least 1, but it is 0."),
+        (("data", "generate", "fedag_digit"), "there is no experiment `fedag_digit`; did you mean `fedag_digits`"),
+        (
+            ("run", *GENERATE[2:]),
+            "`synthetic` diffusers: the images are not generated yet; `fedsweep data generate EXP",
+        ),
+    ],
+)
+def test_what_cannot_be_generated_is_one_sentence(tree, monkeypatch, refused: Refused, words, sentence):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert sentence in refused(*words)
+    assert not Path("data").exists()
+
+
+def test_a_generation_that_is_stopped_says_that_nothing_is_lost(tree, tmp_path, call: Call, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    write_pipeline(tmp_path / "tiny")
+    monkeypatch.setattr("fedsweep.preparation.text_to_image.TextToImage.png", stop)
+    answer = call(*GENERATE)
+    assert answer.code == 130
+    assert "what is made is kept" in answer.err
+
+
+def test_there_are_five_verbs():
     assert [one.name or one.callback.__name__ for one in verbs.app.registered_commands] == VERBS
 
 

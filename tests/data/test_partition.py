@@ -131,6 +131,43 @@ def test_feature_skew_leaves_a_domain_as_it_is():
     assert all(client.train is domain.train for client, domain in zip(clients, data.domains, strict=True))
 
 
+def test_centralized_is_one_client_with_everything():
+    data = numbered_data()
+    (client,) = divide(partition({"name": "centralized"}), data).clients
+    assert (client.id, client.domain, numbers(client.train)) == ("central", POOL, list(range(150)))
+    alone = FederatedData("numbered", data.class_names, data.domains[:1], "digest")
+    (client,) = divide(partition({"name": "centralized"}), alone).clients
+    assert (client.id, client.domain, len(client.train)) == ("central", "a", 60)
+
+
+@pytest.mark.parametrize("with_synthetic", [False, True])
+def test_centralized_trains_on_synthetic_images_where_asked(with_synthetic):
+    data = numbered_data()
+    made = {
+        one.name: ImageSet(torch.full((5, 3, 1, 1), 200, dtype=torch.uint8), torch.arange(5) % 4)
+        for one in data.domains
+    }
+    kind = partition({"name": "centralized", "with_synthetic": with_synthetic, "proxy_share": 0.1})
+    assert kind.takes_synthetic is with_synthetic
+    before = divide(kind, data)
+    parts = kind.joined(before, made)
+    (client,), (old,) = parts.clients, before.clients
+    assert parts.synthetic == made
+    assert parts.proxy is before.proxy
+    assert numbers(client.train) == numbers(old.train) + [200 * 256 + 200] * (10 * with_synthetic)
+    assert client.train.labels[len(old.train) :].tolist() == [0, 1, 2, 3, 0] * (2 * with_synthetic)
+
+
+def test_others_leave_synthetic_images_to_the_server():
+    data = numbered_data()
+    made = {"a": data.domains[0].train}
+    for one in map(partition, KINDS):
+        assert one.takes_synthetic is False
+        before = divide(one, data)
+        assert one.joined(before, made).clients == before.clients
+        assert one.joined(before, made).synthetic == made
+
+
 def test_iid_shares_differ_by_one_image_at_most():
     sizes = [len(client.train) for client in divide(partition({"name": "iid", "clients": 7}), numbered_data()).clients]
     assert (max(sizes) - min(sizes), sum(sizes), len(sizes)) == (1, 150, 7)

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.config import Config
+from fedsweep.data.base import Data
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 
@@ -30,7 +31,14 @@ class Synthetic(Config, ABC):
             UserError: they are not there, or do not fit the data.
         """
 
-    def fingerprint(self) -> str:
+    def check(self, data: Data) -> None:
+        """Whether it fits the data's domains, before an image is read.
+
+        Raises:
+            ValueError: it does not.
+        """
+
+    def fingerprint(self, data: FederatedData) -> str:
         """What pins the content of files that it reads; empty for none.
 
         Raises:

@@ -10,7 +10,6 @@ from fedsweep.data.partition.base import pool
 from fedsweep.data.prepared import PreparedData
 from fedsweep.data.synthetic.base import Proportioned
 from fedsweep.errors import UserError, near
-from fedsweep.images.card import prepared_sizes, read_card, store_folder
 from fedsweep.seeding import stream
 from fedsweep.types import FederatedData, ImageSet
 
@@ -27,32 +26,27 @@ class Folder(Proportioned):
         Raises:
             UserError: they are not prepared at the size of the data, or lack a class, a domain or images.
         """
-        size = data.domains[0].test.take(torch.arange(1))[0].shape[-1]
-        return drawn_from(self.set, size, self, data, seed)
+        return drawn_from(self.set, size_of(data), self, data, seed, (f"`synthetic.set` {self.set}", ""))
 
-    def fingerprint(self) -> str:
-        """The digests of the set, at each size that it is prepared at."""
-        return " ".join(read_card(store_folder(self.set, size)).digest for size in prepared_sizes(self.set))
+    def fingerprint(self, data: FederatedData) -> str:
+        """The digest of the set, at the size of the data."""
+        return _set(self.set, size_of(data), data, f"`synthetic.set` {self.set}").digest
 
 
-def drawn_from(name: str, size: int, config: Proportioned, data: FederatedData, seed: int) -> dict[str, ImageSet]:
-    """Images by domain from a prepared set.
+def size_of(data: FederatedData) -> int:
+    """Height and width of its images, pixels."""
+    return int(data.domains[0].test.take(torch.arange(1))[0].shape[-1])
+
+
+def drawn_from(
+    name: str, size: int, config: Proportioned, data: FederatedData, seed: int, called: tuple[str, str]
+) -> dict[str, ImageSet]:
+    """Images by domain from a prepared set; `called` is how a refusal begins, and what would mend it.
 
     Raises:
-        UserError: it is not prepared at this size, or lacks a class, a domain or images.
+        UserError: it is not prepared at this size, has another class, or lacks a domain or images of a class.
     """
-    domains = tuple(domain.name for domain in data.domains)
-    try:
-        found = PreparedData(set=name, size=size, domains=domains).load()
-    except UserError as error:
-        said = str(error).replace("`data.domains`", "`synthetic.set`").replace("`data.", "`synthetic.")
-        raise UserError(said) from None
-    if set(found.class_names) != set(data.class_names):
-        stray = sorted(set(found.class_names) ^ set(data.class_names))[0]
-        raise UserError(
-            f"`synthetic.set` {name} must have the classes of {data.name}, but `{stray}` is one of "
-            f"{'its own' if stray in found.class_names else data.name + ' alone'}{near(stray, data.class_names) or '.'}"
-        )
+    found = _set(name, size, data, called[0])
     places = torch.tensor([data.class_names.index(one) for one in found.class_names])
     made = {}
     for domain, source in zip(data.domains, found.domains, strict=True):
@@ -64,10 +58,26 @@ def drawn_from(name: str, size: int, config: Proportioned, data: FederatedData, 
             own = (whole.labels == label).nonzero().flatten()
             if len(own) < count:
                 raise UserError(
-                    f"`synthetic.set` {name} must have {count} images of `{data.class_names[label]}` in {domain.name} "
-                    f"for a `synthetic.share` of {config.share:g}, but it has {len(own)}."
+                    f"{called[0]} must have {count} images of `{data.class_names[label]}` in {domain.name} "
+                    f"for a `synthetic.share` of {config.share:g}, but it has {len(own)}{called[1]}."
                 )
             order = stream(seed, "synthetic", domain.name, label).permutation(len(own))[:count]
             rows.append(own[torch.from_numpy(order)])
         made[domain.name] = whole.select(torch.cat(rows).sort().values)
     return made
+
+
+def _set(name: str, size: int, data: FederatedData, called: str) -> FederatedData:
+    """The set, with the domains of the data in their order."""
+    try:
+        found = PreparedData(set=name, size=size, domains=tuple(domain.name for domain in data.domains)).load()
+    except UserError as error:
+        said = str(error).replace("`data.domains`", "`synthetic.set`").replace("`data.", "`synthetic.")
+        raise UserError(said) from None
+    for stray in found.class_names:
+        if stray not in data.class_names:
+            raise UserError(
+                f"{called} must have the classes of {data.name}, but `{stray}` is one of its own"
+                f"{near(stray, data.class_names) or '.'}"
+            )
+    return found

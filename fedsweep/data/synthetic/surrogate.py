@@ -40,9 +40,9 @@ class Surrogate(Proportioned):
             images = torch.empty((len(labels), *around.shape[1:]), dtype=torch.uint8)
             for label in sorted(set(labels.tolist())):
                 part = own[domain.name][label]
-                spread = part - part.mean(0) if len(part) > 1 else torch.cat(scatter) if scatter else part[:0]
+                around_it = [part - part.mean(0)] if len(part) > 1 else scatter
                 here = labels == label
-                images[here] = _drawn(around[label], spread, int(here.sum()), generator)
+                images[here] = _drawn(around[label], around_it, int(here.sum()), generator)
             made[domain.name] = ImageSet(images, labels)
         return made
 
@@ -76,10 +76,12 @@ def _means(own: Mapping[str, Sequence[Tensor]], class_names: Sequence[str]) -> d
     }
 
 
-def _drawn(mean: Tensor, spread: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """uint8 images (count, 3, h, w) of this mean, with the covariance of the deviations `spread` (n, 3, h, w)."""
+def _drawn(mean: Tensor, scatter: Sequence[Tensor], count: int, generator: torch.Generator) -> Tensor:
+    """uint8 images (count, 3, h, w) of this mean, with the pooled covariance of classes' deviations (n, 3, h, w)."""
     drawn = mean.expand(count, *mean.shape)
-    if len(spread):
-        weights = torch.randn(count, len(spread), generator=generator) / max(1, len(spread) - 1) ** 0.5
+    if scatter:
+        spread = torch.cat([*scatter])
+        free = len(spread) - len(scatter)  # a mean of each class was estimated
+        weights = torch.randn(count, len(spread), generator=generator) / free**0.5
         drawn = drawn + (weights @ spread.flatten(1)).view_as(drawn)
     return drawn.clamp(0, 255).round().to(torch.uint8)

@@ -1,0 +1,139 @@
+"""Images of a text-to-image model, made beforehand by `fedsweep data generate`."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from fedsweep.data.base import Data
+from fedsweep.data.synthetic.base import Proportioned
+from fedsweep.data.synthetic.folder import drawn_from, size_of
+from fedsweep.errors import UserError, near
+from fedsweep.images.card import is_store, read_card, store_folder
+from fedsweep.plain import readable
+from fedsweep.seeding import derived_seed
+from fedsweep.types import Domain, FederatedData, ImageSet
+
+CLASS, STYLE = "{class}", "{style}"
+_PLACE = re.compile(r"\{[^{}]*\}|[{}]")
+_LONGEST = 60  # characters of a data set's name within that of its synthetic one
+
+
+class Diffusers(Proportioned):
+    """A checkpoint that the library diffusers reads, asked for each class in the style of each domain (FedAG, 4.1).
+
+    A style without words is learned: an embedding by textual inversion, whose token stands in the prompt.
+    """
+
+    name: Literal["diffusers"] = "diffusers"
+    model: str = Field(min_length=1, description="text-to-image checkpoint: its name on the hub, or a folder")
+    template: str = Field(
+        "a photograph of a {class} in {style} style", description="the prompt; {class} stands in it once"
+    )
+    styles: dict[str, str] = Field(
+        {}, description="by domain: words that stand for {style}, or the token of its embedding"
+    )
+    embeddings: dict[str, str] = Field(
+        {}, description="by domain: file of a textual inversion, of the token in `styles`"
+    )
+    num_inference_steps: int = Field(50, ge=1, description="denoising steps of an image")
+    guidance_scale: float = Field(7.5, ge=0, description="weight of the prompt (classifier-free guidance)")
+    image_size: int | None = Field(
+        None, ge=8, multiple_of=8, description="height and width of the generated images, pixels; null: the model's own"
+    )
+    seed: int = Field(0, ge=0, description="of the generation, not of the run: runs of all seeds share the images")
+
+    @field_validator("template")
+    @classmethod
+    def _has_places(cls, template: str) -> str:
+        places = _PLACE.findall(template)
+        if places.count(CLASS) != 1 or places.count(STYLE) > 1 or set(places) - {CLASS, STYLE}:
+            raise ValueError(
+                "`synthetic.template` must contain {class} once, {style} at most once and no other braces, "
+                f"but it is `{template}`"
+            )
+        return template
+
+    @model_validator(mode="after")
+    def _styles_fit(self) -> Self:
+        if self.styles and STYLE not in self.template:
+            raise ValueError(
+                f"`synthetic.styles` needs {{style}} in `synthetic.template`, but that is `{self.template}`"
+            )
+        files: dict[str, str] = {}
+        for domain, file in self.embeddings.items():
+            token = self.styles.get(domain, "")
+            if not token or token.split() != [token]:
+                raise ValueError(
+                    f"`synthetic.styles` must have the token of `synthetic.embeddings` for {domain}, one word, "
+                    f"but it is {json.dumps(self.styles.get(domain))}"
+                )
+            if files.setdefault(token, file) != file:
+                raise ValueError(
+                    f"`synthetic.embeddings` must have one file for each token, but `{token}` has {files[token]} "
+                    f"and {file}"
+                )
+        return self
+
+    def check(self, data: Data) -> None:
+        """Every domain that is trained on has its style.
+
+        Raises:
+            ValueError: one has none, or another is named.
+        """
+        for domain in self.styles:
+            if domain not in data.domains:
+                hint = near(domain, data.domains) or f"; those of `data.domains` are {', '.join(data.domains)}"
+                raise ValueError(f"`synthetic.styles` names `{domain}`, which is no domain of the data{hint}")
+        if STYLE in self.template:
+            for domain in data.training_domains:
+                if not self.styles.get(domain):
+                    raise ValueError(
+                        "`synthetic.styles` must have words for every domain that clients have, but has none for "
+                        f"{domain}"
+                    )
+
+    def prompt(self, domain: str, class_name: str) -> str:
+        """The text that an image of a class is made from; names are written as words."""
+        words = {CLASS: readable(class_name), STYLE: self.styles.get(domain, "")}
+        return _PLACE.sub(lambda place: words[place[0]], self.template)
+
+    def generator(self, domain: str, class_name: str, number: int) -> torch.Generator:
+        """What an image's noise is drawn from, whatever is made before or beside it."""
+        return torch.Generator().manual_seed(derived_seed(self.seed, "diffusers", domain, class_name, number))
+
+    def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:
+        """How many images of each class the share asks for."""
+        return self.labels(domain, len(class_names)).bincount(minlength=len(class_names)).tolist()
+
+    def set_name(self, data: FederatedData) -> str:
+        """What the images of a data set are prepared under: its name, and a digest of all that decides about one."""
+        recipe = [self.model_dump(mode="json", exclude={"share"}), data.name, data.class_names]
+        digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+        return f"{data.name[:_LONGEST]}-synthetic-{digest[:12]}"
+
+    def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
+        """As many of a domain as `share` says, of those that were generated, evenly over its classes.
+
+        Raises:
+            UserError: they are not generated, or too few.
+        """
+        self._check_generated(data)
+        called = f"`synthetic` {self.name}", "; `fedsweep data generate EXPERIMENT` makes the others"
+        return drawn_from(self.set_name(data), size_of(data), self, data, seed, called)
+
+    def fingerprint(self, data: FederatedData) -> str:
+        """The digest of the generated set."""
+        self._check_generated(data)
+        return read_card(store_folder(self.set_name(data), size_of(data))).digest
+
+    def _check_generated(self, data: FederatedData) -> None:
+        if not is_store(store_folder(self.set_name(data), size_of(data))):
+            raise UserError(
+                "`synthetic` diffusers: the images are not generated yet; `fedsweep data generate EXPERIMENT` makes "
+                "them."
+            )

@@ -1,0 +1,160 @@
+"""The images of `synthetic: {name: diffusers}`: those that are missing are made, then all are prepared.
+
+They lie under `generated/` of the data folder, `SET/<domain>/<class>/<number>.png`, each a function of the recipe, its
+domain, class and number. A recipe has one folder, whatever the share: a larger one adds to it.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsweep.checkpoint import write_atomically
+from fedsweep.data import load
+from fedsweep.data.synthetic import Diffusers
+from fedsweep.data.synthetic.folder import size_of
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig
+from fedsweep.images.card import is_store, read_card
+from fedsweep.lock import held
+from fedsweep.paths import data_folder
+from fedsweep.plain import read_json
+from fedsweep.preparation.plan import Options, Plan, make_plan
+from fedsweep.preparation.prepare import CHUNK, Prepared, Progress, prepare
+from fedsweep.preparation.sources.domains import Domains
+from fedsweep.types import FederatedData
+
+RECIPE = "recipe.json"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An image: what it shows, and its file."""
+
+    domain: str
+    class_name: str
+    number: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What is asked of the model for an experiment."""
+
+    config: Diffusers
+    data: FederatedData
+    folder: Path
+    images: tuple[Wanted, ...]
+
+    @property
+    def missing(self) -> list[Wanted]:
+        """Those that are not made yet."""
+        return [one for one in self.images if not one.path.is_file()]
+
+
+def plan_generation(config: RunConfig, where: str) -> Generation:
+    """List the images of an experiment.
+
+    Raises:
+        UserError: it takes others, its data is not there, its names cannot be folders, or its share is too small.
+    """
+    synthetic = config.synthetic
+    if not isinstance(synthetic, Diffusers):
+        raise UserError(
+            f"{where}: `fedsweep data generate` makes the images of `synthetic` diffusers, but it is {synthetic.name}."
+        )
+    data = load(config.data)
+    _check_names([*(one.name for one in data.domains), *data.class_names], data.name)
+    folder = data_folder() / "generated" / synthetic.set_name(data)
+    images = []
+    for domain in data.domains:
+        wanted = synthetic.wanted(domain, data.class_names)
+        if max(wanted) < 2:  # a set is prepared with a split, and one image cannot be divided
+            raise UserError(
+                f"`synthetic.share` {synthetic.share:g} must give some class two images, but of {domain.name} it gives "
+                f"{sum(wanted)} for {len(wanted)} classes."
+            )
+        for class_name, count in zip(data.class_names, wanted, strict=True):
+            place = folder / domain.name / class_name
+            images += [Wanted(domain.name, class_name, one, place / f"{one:05d}.png") for one in range(count)]
+    return Generation(synthetic, data, folder, tuple(images))
+
+
+def generate(generation: Generation, device: str = "cpu", progress: Progress = lambda done, total: None) -> int:
+    """Make what is missing, one image after the other; how many that were.
+
+    Raises:
+        UserError: the model is not there or was another when the first images were made, a prompt is too long,
+            another process is at it, or the disk is full.
+    """
+    config, folder = generation.config, generation.folder
+    if not generation.missing:
+        return 0
+    from fedsweep.preparation.text_to_image import TextToImage
+
+    model = TextToImage(config, device)
+    model.check(list(dict.fromkeys(config.prompt(one.domain, one.class_name) for one in generation.images)))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(folder.with_name(f".{folder.name}.lock"), f"another process is generating {folder} now."):
+            _check_recipe(generation, model.content(), model.library.__version__)
+            missing, total = generation.missing, len(generation.images)
+            progress(total - len(missing), total)
+            for done, one in enumerate(missing, total - len(missing) + 1):
+                prompt = config.prompt(one.domain, one.class_name)
+                write_atomically(one.path, model.png(prompt, config.generator(one.domain, one.class_name, one.number)))
+                progress(done, total)
+            return len(missing)
+    except OSError as error:  # a full disk; what was whole before is still whole
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}.") from None
+
+
+def prepare_generated(
+    generation: Generation, workers: int = 1, progress: Progress = lambda done, total: None
+) -> Prepared:
+    """Decode the images at the size of the data, again where there are more than before.
+
+    Raises:
+        UserError: as `prepare`.
+    """
+    options = Options(generation.folder.name, size_of(generation.data), Domains.name)
+    plan = make_plan(options, generation.folder, Domains())
+    busy = min(workers, 1 + len(plan.listing.items) // CHUNK)
+    return prepare(plan, busy, force=_is_older(plan), progress=progress)
+
+
+def _is_older(plan: Plan) -> bool:
+    """Whether a store is there, and of other files."""
+    if not is_store(plan.folder):
+        return False
+    card = read_card(plan.folder)
+    return (card.plan, card.times) != (plan.key(), plan.times())
+
+
+def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:
+    """Note what the images are made of, beside the first of them; later it must be the same."""
+    path = generation.folder / RECIPE
+    if path.is_file():
+        before = read_json(path).get("content")
+        if before != content:
+            raise UserError(
+                f"{generation.folder} holds images of another content of `synthetic.model` or `synthetic.embeddings`; "
+                "move it away to begin anew."
+            )
+        return
+    recipe = generation.config.model_dump(mode="json", exclude={"share"})
+    prompts = list(_prompts(generation))
+    noted = {"recipe": recipe, "content": content, "diffusers": library, "prompts": prompts}
+    write_atomically(path, (json.dumps(noted, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _prompts(generation: Generation) -> Iterator[str]:
+    """Of the first class in each domain: what a reader wants to see."""
+    for domain in generation.data.domains:
+        yield generation.config.prompt(domain.name, generation.data.class_names[0])
+
+
+def _check_names(names: Sequence[str], data: str) -> None:
+    for name in names:
+        if "/" in name or name.startswith(".") or name == "__MACOSX":
+            raise UserError(f"generated images need a folder that is called `{name}` as in {data}, which none can be.")

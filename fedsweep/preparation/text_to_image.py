@@ -1,0 +1,168 @@
+"""A text-to-image checkpoint as the library diffusers runs it. The only place that imports it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from fedsweep.data.synthetic import Diffusers
+from fedsweep.errors import UserError, one_line
+from fedsweep.paths import resolve
+
+INDEX = "model_index.json"
+ASKED = {"prompt", "height", "width", "num_inference_steps", "guidance_scale", "generator", "output_type"}
+"""What a pipeline must take."""
+
+
+class TextToImage:
+    """A loaded pipeline: half precision on a GPU, single precision on a CPU; without a safety checker."""
+
+    def __init__(self, config: Diffusers, device: str = "cpu") -> None:
+        """Find, load and check it.
+
+        Raises:
+            UserError: diffusers is not installed, or the checkpoint or an embedding is missing or cannot be read.
+        """
+        self.config = config
+        self.library = _library()
+        self.folder = self._find()
+        self.embeddings = {config.styles[domain]: _file(file) for domain, file in config.embeddings.items()}
+        self.pipeline: Any = self._load(torch.float16 if device == "cuda" else torch.float32).to(device)
+        for token, path in self.embeddings.items():
+            try:
+                self.pipeline.load_textual_inversion(str(path), token=token, local_files_only=True)
+            except Exception as error:  # each format has its own
+                raise UserError(
+                    f"`synthetic.embeddings` {path} cannot be loaded as `{token}` of `synthetic.model` {config.model}: "
+                    f"{one_line(error)}."
+                ) from error
+
+    def content(self) -> dict[str, str]:
+        """What pins the files that the configuration only names: the hub's commit, or a SHA-256."""
+        if self.folder.parent.name == "snapshots":  # the hub's cache calls them after the commit
+            model = self.folder.name
+        else:
+            digest = hashlib.sha256()
+            for path in sorted(one for one in self.folder.rglob("*") if one.is_file() and not one.name.startswith(".")):
+                digest.update(f"{path.relative_to(self.folder).as_posix()}\0{_digest(path)}\0".encode())
+            model = digest.hexdigest()
+        return {"model": model, **{token: _digest(path) for token, path in sorted(self.embeddings.items())}}
+
+    def check(self, prompts: Sequence[str]) -> None:
+        """Refuse a prompt that would be cut.
+
+        Raises:
+            UserError: one has more tokens than the text encoder reads.
+        """
+        tokenizer = getattr(self.pipeline, "tokenizer", None)
+        if tokenizer is None:
+            return
+        for prompt in prompts:
+            whole = prompt
+            if hasattr(self.pipeline, "maybe_convert_prompt"):  # an embedding may be of several tokens
+                whole = self.pipeline.maybe_convert_prompt(prompt, tokenizer)
+            if (tokens := len(tokenizer(whole).input_ids)) > tokenizer.model_max_length:
+                raise UserError(
+                    f"a prompt must have at most {tokenizer.model_max_length} tokens, but `{prompt}` has {tokens}."
+                )
+
+    def png(self, prompt: str, generator: torch.Generator) -> bytes:
+        """One image, made alone, so that its bits do not depend on others.
+
+        Raises:
+            UserError: it is not finite.
+        """
+        config = self.config
+        with torch.inference_mode():
+            pixels = self.pipeline(
+                prompt,
+                height=config.image_size,
+                width=config.image_size,
+                num_inference_steps=config.num_inference_steps,
+                guidance_scale=config.guidance_scale,
+                generator=generator,
+                output_type="np",
+            ).images[0]
+        image = torch.from_numpy(pixels)
+        if not image.isfinite().all():
+            raise UserError(
+                f"`synthetic.model` {config.model} gives images that are not finite in {self.pipeline.dtype}; "
+                "`--device cpu` computes in single precision."
+            )
+        file = io.BytesIO()
+        Image.fromarray((image * 255).round().to(torch.uint8).numpy()).save(file, "png")
+        return file.getvalue()
+
+    def _find(self) -> Path:
+        """The checkpoint's folder, or that of the hub's cache, downloaded into it once."""
+        model = self.config.model
+        if resolve(model).is_dir():
+            folder = resolve(model)
+            if not (folder / INDEX).is_file():
+                raise UserError(f"`synthetic.model` {model} is a folder without {INDEX} ({folder}).")
+            return folder
+        try:
+            return Path(self.library.DiffusionPipeline.download(model, safety_checker=None))
+        except Exception as error:  # the hub's library does not keep to one family of exceptions
+            raise UserError(
+                f"`synthetic.model` {model} is neither a folder nor in the hub's cache and cannot be downloaded "
+                f"({type(error).__name__}: {one_line(error)}); load it once where there is a network."
+            ) from error
+
+    def _load(self, dtype: torch.dtype) -> Any:
+        model = self.config.model
+        try:
+            said = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+            checker = {"safety_checker": None, "requires_safety_checker": False} if "safety_checker" in said else {}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of `torch_dtype`, the only name that all releases know
+                found = self.library.DiffusionPipeline.from_pretrained(
+                    self.folder, torch_dtype=dtype, local_files_only=True, **checker
+                )
+        except Exception as error:  # each format has its own
+            raise UserError(f"`synthetic.model` {model} cannot be loaded: {one_line(error)}.") from error
+        if lacking := ASKED - set(inspect.signature(found.__call__).parameters):
+            raise UserError(
+                f"`synthetic.model` {model} must be a text-to-image pipeline, but its {type(found).__name__} takes no "
+                f"{min(lacking)}."
+            )
+        found.set_progress_bar_config(disable=True)
+        return found
+
+
+def _library() -> Any:
+    """The library, silent."""
+    try:
+        import diffusers
+        import transformers
+    except ModuleNotFoundError as error:
+        if error.name != "diffusers":
+            raise
+        raise UserError(
+            "`fedsweep data generate` needs diffusers; `pip install fedsweep[diffusers]` installs it."
+        ) from None
+    for logging in (diffusers.utils.logging, transformers.utils.logging):  # this process does nothing else with them
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+    return diffusers
+
+
+def _file(name: str) -> Path:
+    path = resolve(name)
+    if not path.is_file():
+        raise UserError(f"`synthetic.embeddings` {name} is not there (looked for {path}).")
+    return path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,334 @@
+"""`fedsweep data generate` with a real pipeline as small as can be: what is made, what is kept, what is refused."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedsweep.data import load
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig
+from fedsweep.plain import read_yaml
+from fedsweep.play import content_digests, run, split
+from fedsweep.preparation.generate import Generation, generate, plan_generation, prepare_generated
+from fedsweep.preparation.text_to_image import TextToImage
+from tests.pipelines import write_embedding, write_pipeline
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "fedag_digits.yaml"
+DATA = {"data.domains": ["plain", "inverted", "noisy"], "data.held_out_domains": ["noisy"], "data.test_fraction": 0.9}
+STYLES = {"plain": "white on black", "inverted": "black on white"}
+SHARE = 0.0625  # 11 of 180 training images, for ten classes
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pipeline(tmp_path_factory.mktemp("pipeline"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data folder."""
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def config(model: Path | str, changes: dict[str, Any] | None = None, **synthetic: Any) -> RunConfig:
+    """An experiment with images of a pipeline: two styles of digits to train on, one held out."""
+    given = {"name": "diffusers", "model": str(model), "share": SHARE, "num_inference_steps": 2}
+    given |= {"template": "the digit {class}, {style}", "styles": STYLES} | synthetic
+    experiment = RunConfig.of(read_yaml(EXPERIMENT), "test")
+    return experiment.override({**DATA, "synthetic": given, **(changes or {})}, "test")
+
+
+def planned(*arguments: Any, **synthetic: Any) -> Generation:
+    return plan_generation(config(*arguments, **synthetic), "test")
+
+
+def digests(generation: Generation) -> dict[str, str]:
+    """SHA-256 of every generated image, by its path in the folder."""
+    found = sorted(generation.folder.rglob("*.png"))
+    return {
+        one.relative_to(generation.folder).as_posix(): hashlib.sha256(one.read_bytes()).hexdigest() for one in found
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The images of one undisturbed generation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSWEEP_DATA", str(tmp_path_factory.mktemp("data")))
+        generation = planned(model)
+        assert generate(generation) == 22
+        return digests(generation)
+
+
+def test_each_class_of_each_training_domain_gets_its_share(whole):
+    assert len(whole) == len(set(whole.values())) == 22
+    expected = {f"{domain}/{digit}/00000.png" for domain in STYLES for digit in range(10)}
+    assert set(whole) == expected | {f"{domain}/0/00001.png" for domain in STYLES}
+
+
+def test_what_was_stopped_goes_on_with_the_same_bits(model, home, whole, monkeypatch):
+    made, paint = [], TextToImage.png
+
+    def stop(self: TextToImage, prompt: str, generator: torch.Generator) -> bytes:
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append(prompt)
+        return paint(self, prompt, generator)
+
+    generation = planned(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(TextToImage, "png", stop)
+        with pytest.raises(KeyboardInterrupt):
+            generate(generation)
+    assert len(digests(generation)) == 3
+    assert made == ["the digit 0, white on black"] * 2 + ["the digit 1, white on black"]
+    (generation.folder / "plain/0/00000.png").unlink()
+    told: list[tuple[int, int]] = []
+    assert generate(generation, progress=lambda done, total: told.append((done, total))) == 20
+    assert told == [(done, 22) for done in range(2, 23)]
+    assert digests(generation) == whole
+
+
+def test_a_larger_share_only_adds(model, home, whole, monkeypatch):
+    small, large = planned(model), planned(model, share=2 * SHARE)
+    assert small.folder == large.folder
+    monkeypatch.setattr(TextToImage, "png", lambda *_: small_png(generator=_[2]))
+    assert generate(small) == 22
+    first = prepare_generated(small).card
+    before = digests(small)
+    assert generate(large) == 22
+    after = digests(large)
+    assert (len(after), before.items() <= after.items()) == (44, True)
+    second = prepare_generated(large)
+    assert (first.images, second.card.images) == (22, 44)
+    assert not second.already
+    assert prepare_generated(large).already
+    assert generate(small) == 0
+
+
+def small_png(generator: torch.Generator) -> bytes:
+    """In a pipeline's place: noise of the generator."""
+    import io
+
+    pixels = torch.randint(256, (20, 16, 3), dtype=torch.uint8, generator=generator).numpy()
+    Image.fromarray(pixels).save(file := io.BytesIO(), "png")
+    return file.getvalue()
+
+
+def test_nothing_is_loaded_where_all_is_there(model, home, monkeypatch):
+    monkeypatch.setattr(TextToImage, "png", lambda *_: small_png(generator=_[2]))
+    generation = planned(model)
+    generate(generation)
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    assert generate(generation) == 0
+
+
+def test_an_image_does_not_depend_on_what_was_made_before_it(model, home, whole):
+    synthetic = config(model).synthetic
+    painter = TextToImage(synthetic)
+    for path in reversed(list(whole)[::7]):
+        domain, digit, file = path.split("/")
+        number = int(file.removesuffix(".png"))
+        png = painter.png(synthetic.prompt(domain, digit), synthetic.generator(domain, digit, number))
+        assert hashlib.sha256(png).hexdigest() == whole[path]
+
+
+@pytest.mark.parametrize("changes", [{"seed": 1}, {"num_inference_steps": 3}, {"guidance_scale": 1.5}])
+def test_another_recipe_has_another_folder_and_other_images(model, home, whole, changes):
+    synthetic = config(model, **changes).synthetic
+    data = load(config(model).data)
+    assert synthetic.set_name(data) != config(model).synthetic.set_name(data)
+    assert config(model, share=0.5).synthetic.set_name(data) == config(model).synthetic.set_name(data)
+    png = TextToImage(synthetic).png(synthetic.prompt("plain", "0"), synthetic.generator("plain", "0", 0))
+    assert hashlib.sha256(png).hexdigest() != whole["plain/0/00000.png"]
+
+
+def test_images_have_the_size_that_is_asked_for(model, home):
+    synthetic = config(model, image_size=48).synthetic
+    png = TextToImage(synthetic).png("a digit", synthetic.generator("plain", "0", 0))
+    (home.parent / "one.png").write_bytes(png)
+    with Image.open(home.parent / "one.png") as image:
+        assert (image.size, image.mode) == ((48, 48), "RGB")
+        assert np.asarray(image).std() > 5
+
+
+def test_names_of_classes_stand_in_the_prompt_as_words(model):
+    synthetic = config(model).synthetic
+    assert synthetic.prompt("plain", "ApplyEyeMakeup") == "the digit Apply Eye Makeup, white on black"
+    assert synthetic.prompt("inverted", "apple_pie") == "the digit apple pie, black on white"
+    bare = config(model, template="{class}!", styles={}).synthetic
+    assert bare.prompt("plain", "7") == "7!"
+
+
+@pytest.mark.parametrize("vectors", [1, 3])
+def test_a_learned_token_changes_the_images(model, home, vectors):
+    file = write_embedding(home.parent / "art.safetensors", vectors)
+    styles = {"plain": "<art>", "inverted": "<art>"}
+    learned = config(model, styles=styles, embeddings={"plain": str(file)}).synthetic
+    words = config(model, styles=styles).synthetic
+    other = learned.model_copy(
+        update={"embeddings": {"plain": str(write_embedding(home.parent / "b.safetensors", vectors, seed=6))}}
+    )
+    same_words = config(model, styles=STYLES, embeddings={}).synthetic
+
+    def png(synthetic: Any, prompt: str) -> bytes:
+        return TextToImage(synthetic).png(prompt, synthetic.generator("plain", "0", 0))
+
+    prompt = learned.prompt("plain", "0")
+    assert prompt == "the digit 0, <art>"
+    assert len({png(one, prompt) for one in (learned, words, other)}) == 3
+    assert png(learned, "the digit 0") == png(same_words, "the digit 0")
+
+
+def test_a_run_trains_on_the_images(model, home):
+    few = {"federation.rounds": 1, "local.steps": 1, "method.server.epochs": 1, "method.server.warmup_epochs": 1}
+    asked = config(model, few, share=2 * SHARE)
+    with pytest.raises(
+        UserError, match=r"^`synthetic` diffusers: the images are not generated yet; `fedsweep data gen"
+    ):
+        split(asked)
+    with pytest.raises(UserError, match=r"not generated yet"):
+        content_digests(asked)
+    generate(planned(model))
+    prepared = prepare_generated(planned(model))
+    with pytest.raises(UserError) as refused:
+        split(asked)
+    assert str(refused.value) == (
+        "`synthetic` diffusers must have 3 images of `0` in plain for a `synthetic.share` of 0.125, but it has 2; "
+        "`fedsweep data generate EXPERIMENT` makes the others."
+    )
+    asked = asked.override({"synthetic.share": SHARE}, "test")
+    assert content_digests(asked)["data"].endswith(f" {prepared.card.digest}")
+    _, parts = split(asked)
+    assert {name: len(images) for name, images in parts.synthetic.items()} == {"plain": 11, "inverted": 11}
+    images, labels = parts.synthetic["plain"].take(torch.arange(11))
+    assert images.shape == (11, 3, 16, 16)
+    assert sorted(labels.tolist()) == [0, *range(10)]
+    results = list(run(asked))
+    assert [one.round for one in results] == [0, 1]
+    assert all(np.isfinite(value) for value in results[-1].metrics.values())
+
+
+def refused(*arguments: Any, **synthetic: Any) -> str:
+    with pytest.raises(UserError) as refusal:
+        generate(planned(*arguments, **synthetic))
+    assert not list(Path(planned(*arguments, **synthetic).folder).rglob("*.png"))
+    return str(refusal.value)
+
+
+def test_without_the_extra_there_is_one_sentence(model, home, monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    assert refused(model) == (
+        "`fedsweep data generate` needs diffusers; `pip install fedsweep[diffusers]` installs it."
+    )
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(home, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    sentence = refused("nobody/no-such-model")
+    assert sentence.startswith("`synthetic.model` nobody/no-such-model is neither a folder nor in the hub's cache and")
+    (home / "empty").mkdir(parents=True)
+    assert refused("empty") == f"`synthetic.model` empty is a folder without model_index.json ({home / 'empty'})."
+    (home / "empty" / "model_index.json").write_text("{}")
+    assert refused("empty").startswith("`synthetic.model` empty cannot be loaded: ")
+
+
+def test_another_kind_of_pipeline_is_refused(home, tmp_path):
+    from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+
+    unet = UNet2DModel(
+        sample_size=8,
+        block_out_channels=(4, 4),
+        layers_per_block=1,
+        norm_num_groups=2,
+        attention_head_dim=2,
+        down_block_types=("DownBlock2D",) * 2,
+        up_block_types=("UpBlock2D",) * 2,
+    )
+    DDPMPipeline(unet, DDPMScheduler()).save_pretrained(tmp_path / "ddpm")
+    assert "must be a text-to-image pipeline, but its DDPMPipeline takes no" in refused(tmp_path / "ddpm")
+
+
+def test_an_embedding_that_is_missing_or_does_not_fit_is_refused(model, home, tmp_path):
+    styles = {"plain": "<art>", "inverted": "bright"}
+    nowhere = refused(model, styles=styles, embeddings={"plain": "nowhere.safetensors"})
+    assert nowhere.startswith("`synthetic.embeddings` nowhere.safetensors is not there (looked for ")
+    wide = write_embedding(tmp_path / "wide.safetensors", width=17)
+    assert f"{wide} cannot be loaded as `<art>` of" in refused(model, styles=styles, embeddings={"plain": str(wide)})
+
+
+def test_a_prompt_that_would_be_cut_is_refused(model, home):
+    sentence = refused(model, template="an abominable hieroglyph of xylophones that says {class}", styles={})
+    assert sentence.startswith(
+        "a prompt must have at most 32 tokens, but `an abominable hieroglyph of xylophones that says 0` has "
+    )
+
+
+def test_another_model_under_the_same_name_is_noticed(home, tmp_path, monkeypatch):
+    own = write_pipeline(tmp_path / "own")
+    generation = planned(own)
+    with monkeypatch.context() as patch:
+        patch.setattr(TextToImage, "png", lambda *_: small_png(generator=_[2]))
+        generate(generation)
+    noted = json.loads((generation.folder / "recipe.json").read_text())
+    assert noted["prompts"] == ["the digit 0, white on black", "the digit 0, black on white"]
+    (generation.folder / "plain/3/00000.png").unlink()
+    write_pipeline(own, seed=1)
+    with pytest.raises(UserError, match=r"holds images of another content of `synthetic.model`"):
+        generate(generation)
+
+
+def test_a_share_that_cannot_be_prepared_is_refused(model, home):
+    with pytest.raises(UserError) as refusal:
+        planned(model, share=0.05)
+    assert str(refusal.value) == (
+        "`synthetic.share` 0.05 must give some class two images, but of plain it gives 9 for 10 classes."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"template": "a digit"}, "`synthetic.template` must contain {class} once, {style} at most once and no other"),
+        ({"template": "{class} {class} {style}"}, "must contain {class} once"),
+        ({"template": "{class} {style} {"}, "no other braces, but it is `{class} {style} {`"),
+        ({"template": "{class} of {domain}"}, "no other braces"),
+        ({"template": "{class}"}, "`synthetic.styles` needs {style} in `synthetic.template`, but that is `{class}`"),
+        ({"styles": {"plain": "grey"}}, "for every domain that clients have, but has none for inverted"),
+        ({"styles": STYLES | {"plane": "x"}}, "names `plane`, which is no domain of the data; did you mean `plain`?"),
+        ({"embeddings": {"noisy": "a.bin"}}, "the token of `synthetic.embeddings` for noisy, one word, but it is null"),
+        ({"embeddings": {"plain": "a.bin"}}, 'for plain, one word, but it is "white on black"'),
+        (
+            {"styles": {"plain": "<a>", "inverted": "<a>"}, "embeddings": {"plain": "a.bin", "inverted": "b.bin"}},
+            "one file for each token, but `<a>` has a.bin and b.bin",
+        ),
+        ({"image_size": 20}, "must be a multiple of 8"),
+        ({"num_inference_steps": 0}, "`synthetic.num_inference_steps`"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(changes, sentence):
+    with pytest.raises(UserError) as refusal:
+        config("any", **changes)
+    assert sentence in str(refusal.value)
+
+
+def test_the_style_of_a_held_out_domain_may_be_there():
+    assert config("any", styles=STYLES | {"noisy": "grainy"}).synthetic.styles["noisy"] == "grainy"
+
+
+def test_other_sources_are_refused(home):
+    surrogate = RunConfig.of(read_yaml(EXPERIMENT), "test")
+    with pytest.raises(UserError) as refusal:
+        plan_generation(surrogate, "experiment fedag_digits")
+    assert str(refusal.value) == (
+        "experiment fedag_digits: `fedsweep data generate` makes the images of `synthetic` diffusers, but it is "
+        "surrogate."
+    )
