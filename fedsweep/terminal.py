@@ -40,7 +40,7 @@ def result_console() -> Console:
 
 def _console(file: TextIO) -> Console:
     width = None if file.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
-    return Console(file=file, highlight=False, width=width)
+    return Console(file=file, highlight=False, markup=False, width=width)  # `[art]` is a value, not a style
 
 
 def duration(seconds: float) -> str:

@@ -18,11 +18,13 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     baseline = next((one for one in arms if one.is_baseline), None)
     if baseline is None:
         return _about_best(manifest, arms, dotted, units)
-    return [
-        f"{_against(one.arm.values, baseline.arm.values, dotted)}: {_finding(manifest, one.comparison, units)}."
-        for one in arms
-        if one.comparison is not None
-    ]
+    found = []
+    for one in arms:
+        if one.comparison is not None:
+            apart = one.comparison.seeds and not _same_images(manifest.metric, [one, baseline])
+            pair = _against(one.arm.values, baseline.arm.values, dotted) + ", over different images" * bool(apart)
+            found.append(f"{pair}: {_finding(manifest, one.comparison, units)}.")
+    return found
 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
@@ -59,6 +61,12 @@ def _about_tests(baseline: ArmStatistics, arms: Sequence[ArmStatistics], units: 
     )
 
 
+def _same_images(metric: str, arms: Sequence[ArmStatistics]) -> bool:
+    """Whether a metric of these arms is over the same domains; that of a single domain always is."""
+    recorded = {one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}
+    return len(recorded) < 2 or metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
+
+
 def _about_held_out(metric: str, arms: Sequence[ArmStatistics]) -> list[str]:
     """What is in and out of domain, and that arms may differ in it; nothing where no arm holds a domain out."""
     if not any(one.held_out for one in arms):
@@ -69,7 +77,7 @@ def _about_held_out(metric: str, arms: Sequence[ArmStatistics]) -> list[str]:
         MEAN_OUT_OF_DOMAIN: f"In domain: mean accuracy in percent over {inside}; the objective is over the others.",
     }
     found = said.get(metric, f"In domain: mean accuracy in percent over {inside}. Out of domain: over {outside}.")
-    differ = len({one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}) > 1
+    differ = not _same_images(MEAN_ACCURACY, arms)
     return [found, *(["Arms hold out different domains: their means are over different images."] if differ else [])]
 
 
@@ -107,6 +115,8 @@ def _about_best(
 ) -> list[str]:
     if not (finished := [one for one in arms if one.n]):
         return []
+    if not _same_images(manifest.metric, finished):
+        return [f"No arm is the best: they hold out different domains, and {manifest.metric} is over different images."]
     best = finished[0]
     value = units.value(best.mean) + ("%" if units.percent else "")
     found = f"Best: {arm_words(best.arm.values, dotted)} with {manifest.metric} {value} (n = {best.n})."

@@ -100,6 +100,25 @@ def test_means_over_different_images_are_said_to_be_so(swept, trials, arms, diff
     assert sum(sentence.startswith("Out of domain: ") for sentence in said) == 1
 
 
+@pytest.mark.parametrize(
+    ("metric", "same"), [("accuracy/mean", False), ("loss/test", False), ("accuracy/domain/other", True)]
+)
+def test_no_arm_is_the_best_over_other_images(swept, trials, metric, same):
+    table = tabulate(swept(metric=metric, baseline=None), hold_out(trials, ["photo"], ["sketch"], metric=metric))
+    assert any(sentence.startswith("Best: ") for sentence in table.findings()) == same
+    assert any(sentence.startswith("No arm is the best: ") for sentence in table.findings()) == (not same)
+    compared = tabulate(swept(metric=metric), trials)
+    assert ["over different images" in sentence for sentence in compared.findings()] == [not same]
+
+
+def test_an_arm_that_has_not_begun_holds_nothing_out_yet(swept, trials):
+    hold_out(trials, ["photo"])
+    trials.add({HELD_OUT: ["sketch"]}, 0, [], "failed")
+    table = tabulate(swept(), trials)
+    assert "different images" not in table.markdown()
+    assert table.findings()[0].endswith("no seed that both finished, too few seeds to compare.")
+
+
 def test_an_arm_without_held_out_domains_has_no_mean_out_of_domain(swept, trials):
     table = tabulate(swept(baseline={HELD_OUT: []}), hold_out(trials, ["sketch"], []))
     assert [row["out of domain"] == "-" for row in table.cells()] == [False, True]
@@ -127,8 +146,8 @@ def test_lists_read_well_as_arms(swept, trials):
     table = tabulate(swept(), hold_out(trials, ["photo"], ["sketch"], ["photo", "sketch"]))
     assert [row[HELD_OUT] for row in table.cells()] == ["[photo]", "[sketch]", "[photo, sketch]"]
     assert [sentence.partition(":")[0] for sentence in table.findings()] == [
-        "held_out_domains [sketch] against [photo]",
-        "held_out_domains [photo, sketch] against [photo]",
+        "held_out_domains [sketch] against [photo], over different images",
+        "held_out_domains [photo, sketch] against [photo], over different images",
     ]
 
 
