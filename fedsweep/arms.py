@@ -54,6 +54,10 @@ class Reference(Config):
         """All metrics that it has a value of."""
         return list(dict.fromkeys(metric for one in self.arms for metric in one.values))
 
+    def of_arm(self, arm: Mapping[str, Json]) -> dict[str, float]:
+        """What is printed for an arm, by metric."""
+        return next((one.values for one in self.arms if identity(one.arm) == identity(arm)), {})
+
     def value(self, arm: Mapping[str, Json], metric: str) -> float | None:
         """The paper's value in our unit, accuracies from 0 to 1, or None where it has none.
 
@@ -61,7 +65,7 @@ class Reference(Config):
         >>> paper.value({"rank": 4}, "accuracy/mean"), paper.value({"rank": 8}, "accuracy/mean")
         (0.5473, None)
         """
-        printed = next((one.values.get(metric) for one in self.arms if identity(one.arm) == identity(arm)), None)
+        printed = self.of_arm(arm).get(metric)
         if printed is None or not is_accuracy(metric):
             return printed
         return round(printed / 100, 12)  # 54.73 / 100 is not the number closest to 0.5473

@@ -15,6 +15,7 @@ from fedsweep.drift import DRIFT_METRICS
 from fedsweep.evaluation import EvaluationConfig, client_metric_names, metric_names
 from fedsweep.federation import ROUND_METRICS, FederationConfig
 from fedsweep.malicious import malicious_clients
+from fedsweep.marks import SYNTHETIC
 from fedsweep.methods import MethodConfig
 from fedsweep.models import BackboneConfig, LoraConfig
 from fedsweep.optimizers import OptimizerConfig
@@ -103,6 +104,10 @@ class RunConfig(Config):
     def trains_on_synthetic(self) -> bool:
         """Whether the server or a client does; else none are made."""
         return self.method.needs_synthetic or self.partition.takes_synthetic
+
+    def marks(self) -> dict[str, str]:
+        """What every result of this run says of itself."""
+        return {SYNTHETIC: self.synthetic.name} if self.trains_on_synthetic else {}
 
     def _synthetic_fits(self) -> None:
         """Images are there for whoever trains on them, and for what they are made from."""

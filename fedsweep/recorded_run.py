@@ -19,7 +19,8 @@ def record_run(
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     trial = TrialStore(store.root / "runs" / name / stamp)
     resolved, digests = config.model_dump(mode="json"), content_digests(config)
-    trial.plan(TrialPlan(key=stamp, number=0, arm={}, seed=config.seed, config=resolved, digests=digests))
+    marks = config.marks()
+    trial.plan(TrialPlan(key=stamp, number=0, arm={}, seed=config.seed, config=resolved, digests=digests, marks=marks))
     recorder = Recorder(store, name)
     recorder.sync(trial.read())
     try:

@@ -60,6 +60,7 @@ class TrialPlan(Config):
     seed: int
     config: dict[str, Json] = Field(description="the whole resolved run, nested as in an experiment file")
     digests: dict[str, str] = Field(default_factory=dict, description="of the data and weights that it names")
+    marks: dict[str, str] = Field(default_factory=dict, description="what a reader of its numbers must know, by name")
 
     @property
     def label(self) -> str:

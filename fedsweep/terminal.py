@@ -16,9 +16,11 @@ from rich.table import Table
 
 from fedsweep.arms import arm_label
 from fedsweep.history import RoundRecord
+from fedsweep.marks import stand_in, warning
 from fedsweep.store import count_outcomes
 
 if TYPE_CHECKING:
+    from fedsweep.experiment import RunConfig
     from fedsweep.sweep.plan import Plan
     from fedsweep.sweep.tuner import SweepResult
 
@@ -38,7 +40,7 @@ def result_console() -> Console:
 
 def _console(file: TextIO) -> Console:
     width = None if file.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
-    return Console(file=file, highlight=False, width=width)
+    return Console(file=file, highlight=False, markup=False, width=width)  # `[art]` is a value, not a style
 
 
 def duration(seconds: float) -> str:
@@ -128,6 +130,14 @@ class RoundTable:
             "  ".join(cell.rjust(max(9, len(head))) for cell, head in zip(cells, self.headings, strict=True)),
             flush=True,
         )
+
+
+def show_recorded(console: Console, config: RunConfig, folder: Path, page_command: str) -> None:
+    """Where a run is, which command opens MLflow's page, and what took a generator's place in it."""
+    picture = " with `tsne.png`" if config.evaluation.tsne_classes else ""
+    console.print(f"Recorded in {relative(folder)}{picture} and MLflow; `{page_command}` opens it.")
+    if made := stand_in(config.marks()):
+        console.print(warning(made), style="yellow")
 
 
 def show_plan(plan: Plan, estimate: bool = True) -> None:

@@ -24,7 +24,7 @@ def test_the_engine_loads_neither_ray_nor_mlflow_nor_optuna():
     assert loaded(code) == {"torch"}
 
 
-@pytest.mark.parametrize("module", ["arms", "config", "errors", "history", "seeding", "store", "types"])
+@pytest.mark.parametrize("module", ["arms", "config", "errors", "history", "marks", "seeding", "store", "types"])
 def test_what_reads_and_lists_does_not_load_torch(module):
     assert loaded(f"fedsweep.{module}") == set()
 

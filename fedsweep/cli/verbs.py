@@ -43,7 +43,7 @@ def run(
     from fedsweep.experiment import RunConfig
     from fedsweep.play import check_content
     from fedsweep.recorded_run import record_run
-    from fedsweep.terminal import RoundTable, relative
+    from fedsweep.terminal import RoundTable, show_recorded
     from fedsweep.tracking import check_writable
     from fedsweep.training import DivergenceError
 
@@ -59,8 +59,7 @@ def run(
             trial = record_run(experiment, config, Store(store), device, table.add)  # type: ignore[arg-type]
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
-    picture = " with `tsne.png`" if config.evaluation.tsne_classes else ""
-    table.console.print(f"Recorded in {relative(trial.folder)}{picture} and MLflow; `{page_command(store)}` opens it.")
+    show_recorded(table.console, config, trial.folder, page_command(store))
 
 
 def tune(

@@ -2,32 +2,42 @@
 
 from collections.abc import Sequence
 
-from fedsweep.report.statistics import MEAN_ACCURACY, ArmStatistics, domain_metric
-from fedsweep.report.wording import NOTHING, PERCENT, markdown_table, names, settings
+from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
+from fedsweep.report.wording import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, markdown_table, names, settings
 from fedsweep.store import SweepManifest
 
 EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials."
+MARK = "*"
+MARKED = f"With {MARK}: out of domain, no client of that arm has images of the domain."
 
 
 def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> str:
     """Heading, table and what its numbers are; nothing where there is one domain, or no finished trial."""
     if len(manifest.domains) < 2 or not any(one.n for one in arms):
         return ""
-    dotted = names(manifest, arms)
-    metrics = [*map(domain_metric, manifest.domains), MEAN_ACCURACY]
-    head = [*settings(arms[0], dotted), "n", *manifest.domains, "mean"]
+    dotted, held_out = names(manifest, arms), any(one.held_out for one in arms)
+    apart = {f"mean {IN_DOMAIN}": MEAN_ACCURACY, f"mean {OUT_OF_DOMAIN}": MEAN_OUT_OF_DOMAIN}
+    means = apart if held_out else {"mean": MEAN_ACCURACY}
+    head = [*settings(arms[0], dotted), "n", *manifest.domains, *means]
     rows: list[list[str]] = []
     for one in arms:
         named = [*settings(one, dotted).values()]
-        rows.append([*named, str(one.n), *(PERCENT.value(one.accuracies[metric]) for metric in metrics)])
-        paper = _paper(manifest, one, metrics)
+        metrics = [*map(one.metric_on, manifest.domains), *means.values()]
+        rows.append([*named, str(one.n), *(_cell(one, metric, one.accuracies.get(metric)) for metric in metrics)])
+        paper = [_cell(one, metric, _printed(manifest, one, metric)) for metric in metrics]
         if any(value != NOTHING for value in paper):
             rows.append(["*paper*", *[""] * (len(named) - 1), NOTHING, *paper])
-    words = [place < len(head) - len(metrics) - 1 for place in range(len(head))]
-    return "\n\n".join(["## By domain", markdown_table(head, rows, words), EXPLAINED])
+    words = [place < len(dotted or ["arm"]) for place in range(len(head))]
+    explained = " ".join([EXPLAINED, *([MARKED] if held_out else [])])
+    return "\n\n".join(["## By domain", markdown_table(head, rows, words), explained])
 
 
-def _paper(manifest: SweepManifest, one: ArmStatistics, metrics: Sequence[str]) -> list[str]:
-    if manifest.reference is None:
-        return []
-    return [PERCENT.value(manifest.reference.value(one.arm.values, metric)) for metric in metrics]
+def _printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:
+    """A paper's value."""
+    return manifest.reference.value(one.arm.values, metric) if manifest.reference else None
+
+
+def _cell(one: ArmStatistics, metric: str, value: float | None) -> str:
+    """A value in percent, marked where it is of a domain that the arm's clients do not have."""
+    marked = value is not None and metric in map(one.metric_on, one.held_out)
+    return PERCENT.value(value) + MARK * marked

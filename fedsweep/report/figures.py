@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.arms import is_accuracy
 from fedsweep.report.arms import Arm, ended, final, recorded
-from fedsweep.report.statistics import ArmStatistics, domain_metric
+from fedsweep.report.statistics import ArmStatistics
 from fedsweep.report.wording import arm_words, names, title
 from fedsweep.store import SweepManifest
 
@@ -133,7 +133,7 @@ def domains(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) 
     for one, colour in finished:
         place = coloured.index(colour) if colour != GREY else 0
         offset = 0.66 * ((place + 0.5) / len(coloured) - 0.5)
-        _draw_domains(axes, [_finals(one.arm, manifest.metric, name) for name in manifest.domains], colour, offset)
+        _draw_domains(axes, one, manifest, colour, offset)
         if colour != GREY:
             axes.plot([], [], "o", color=colour, markersize=5, label=_label(one, dotted))
     if len(coloured) < len(finished):
@@ -143,8 +143,11 @@ def domains(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) 
     axes.set_xlim(-0.5, len(manifest.domains) - 0.5)
     for edge in range(1, len(manifest.domains)):
         axes.axvline(edge - 0.5, color=RULE, linewidth=0.8, zorder=0)
-    many = any(one.n > 1 for one, _ in finished)
-    axes.set_xlabel("Domain" + " (dot: mean of finished seeds, bar: lowest to highest seed)" * many)
+    said = ["dot: mean of finished seeds, bar: lowest to highest seed"] * any(one.n > 1 for one, _ in finished)
+    looks = "hollow or dotted" if len(coloured) < len(finished) else "hollow"
+    said += [f"{looks}: out of domain, no client of the arm has it"] * any(one.held_out for one, _ in finished)
+    explained = ";\n".join(said)
+    axes.set_xlabel(f"Domain ({explained})" if said else "Domain")
     axes.set_ylabel("Accuracy at the last round (%)")
     if finished:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8.5, handlelength=1.2)
@@ -154,23 +157,25 @@ def domains(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) 
     _save(figure, path)
 
 
-def _draw_domains(axes: "Axes", accuracies: Sequence[Sequence[float]], colour: str, offset: float) -> None:
-    """One arm: `accuracies` in percent per domain and seed. Grey arms are a line across the domain."""
-    for place, column in enumerate(accuracies):
+def _draw_domains(axes: "Axes", one: ArmStatistics, manifest: SweepManifest, colour: str, offset: float) -> None:
+    """One arm on every domain, hollow where it holds the domain out. Grey arms are a line across the domain."""
+    for place, name in enumerate(manifest.domains):
+        column, hollow = _finals(one, manifest.metric, name), name in one.held_out
         if not column:
             continue
         middle = sum(column) / len(column)
         if colour == GREY:
-            axes.plot([place - 0.38, place + 0.38], [middle, middle], color=GREY, linewidth=0.9, zorder=1)
+            style = ":" if hollow else "-"
+            axes.plot([place - 0.38, place + 0.38], [middle, middle], style, color=GREY, linewidth=0.9, zorder=1)
             continue
-        x = place + offset
+        x, fill = place + offset, "white" if hollow else colour
         axes.plot([x, x], [min(column), max(column)], color=colour, linewidth=1.6, alpha=0.5, zorder=2)
-        axes.plot([x], [middle], "o", color=colour, markersize=5, zorder=3)
+        axes.plot([x], [middle], "o", color=colour, markersize=5, markerfacecolor=fill, zorder=3)
 
 
-def _finals(arm: Arm, objective: str, domain: str) -> list[float]:
+def _finals(one: ArmStatistics, objective: str, domain: str) -> list[float]:
     """Accuracies on a domain in percent at the end of finished trials."""
-    ends = [final(trial, domain_metric(domain)) for trial in arm.finished(objective).values()]
+    ends = [final(trial, one.metric_on(domain)) for trial in one.arm.finished(objective).values()]
     return [100 * end for end in ends if end is not None]
 
 

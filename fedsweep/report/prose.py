@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedsweep.arms import IN_WORDS, Arm, Reference, counterpart, setting, shown_setting
+from fedsweep.arms import IN_WORDS, Arm, Reference, counterpart, identity, setting, shown_setting
+from fedsweep.marks import stand_in, warning
 from fedsweep.plain import Json
 from fedsweep.report.arms import ended
-from fedsweep.report.statistics import ArmStatistics, Comparison
+from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, Comparison
 from fedsweep.report.wording import Units, arm_words, names, of_clients, shown_p
 from fedsweep.store import SweepManifest
 
@@ -16,11 +17,14 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     if manifest.baseline is None or not any(one.is_baseline for one in arms):
         return _about_best(manifest, arms, dotted, units)
-    return [
-        f"{_against(one.arm.values, manifest.baseline, dotted)}: {_finding(manifest, one.comparison, units)}."
-        for one in arms
-        if one.comparison is not None
-    ]
+    by_arm, found = {identity(one.arm.values): one for one in arms}, []
+    for one in arms:
+        if one.comparison is not None:
+            baseline = by_arm[identity(counterpart(one.arm.values, manifest.baseline))]
+            apart = one.comparison.seeds and not _same_images(manifest.metric, [one, baseline])
+            pair = _against(one.arm.values, manifest.baseline, dotted) + ", over different images" * bool(apart)
+            found.append(f"{pair}: {_finding(manifest, one.comparison, units)}.")
+    return found
 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
@@ -28,6 +32,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]
     units = Units.of(manifest.metric, arms)
     seeds = ", ".join(map(str, manifest.seeds))
     return [
+        *_about_stand_ins(arms, names(manifest, arms)),
         f"Objective: {manifest.metric} at the last round{', in percent' if units.percent else ''}, "
         f"{'higher' if manifest.mode == 'max' else 'lower'} is better; {manifest.rounds} rounds; "
         f"seed{'s' * (len(manifest.seeds) > 1)} {seeds}; mean and sd (n-1) over finished trials.",
@@ -43,6 +48,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]
             "and the domain that is worst on average. "
         )
         + "MB sent: 10^6 bytes, both directions, whole run.",
+        *_about_held_out(manifest.metric, arms),
         *([_about_paper(manifest.reference)] if manifest.reference else []),
         _about_lost(arms),
     ]
@@ -59,6 +65,40 @@ def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatist
         "finished; 95% t interval, uncorrected; two-sided paired t-test, "
         f"Holm-corrected over {tested} arm{'s' * (tested != 1)}."
     )
+
+
+def _same_images(metric: str, arms: Sequence[ArmStatistics]) -> bool:
+    """Whether a metric of these arms is over the same domains; that of a single domain always is."""
+    recorded = {one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}
+    return len(recorded) < 2 or metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
+
+
+def _about_held_out(metric: str, arms: Sequence[ArmStatistics]) -> list[str]:
+    """What is in and out of domain, and that arms may differ in it; nothing where no arm holds a domain out."""
+    if not any(one.held_out for one in arms):
+        return []
+    inside, outside = "the domains of an arm's clients", "the domains that no client of an arm has"
+    said = {
+        MEAN_ACCURACY: f"Out of domain: mean accuracy in percent over {outside}; the objective is over the others.",
+        MEAN_OUT_OF_DOMAIN: f"In domain: mean accuracy in percent over {inside}; the objective is over the others.",
+    }
+    found = said.get(metric, f"In domain: mean accuracy in percent over {inside}. Out of domain: over {outside}.")
+    differ = not _same_images(MEAN_ACCURACY, arms)
+    return [found, *(["Arms hold out different domains: their means are over different images."] if differ else [])]
+
+
+def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> list[str]:
+    """What took a generator's place, and in which arms."""
+    found: dict[str, list[ArmStatistics]] = {}
+    for one in arms:
+        if made := stand_in(one.marks):
+            found.setdefault(made, []).append(one)
+    said = []
+    for made, members in found.items():
+        named = "; ".join(arm_words(one.arm.values, dotted) for one in members)
+        which = "all arms" if len(members) == len(arms) else f"arm{'s' * (len(members) > 1)}: {named}"
+        said.append(warning(made, which))
+    return said
 
 
 def _about_paper(reference: Reference) -> str:
@@ -81,6 +121,8 @@ def _about_best(
 ) -> list[str]:
     if not (finished := [one for one in arms if one.n]):
         return []
+    if not _same_images(manifest.metric, finished):
+        return [f"No arm is the best: they hold out different domains, and {manifest.metric} is over different images."]
     best = finished[0]
     value = units.value(best.mean) + ("%" if units.percent else "")
     found = f"Best: {arm_words(best.arm.values, dotted)} with {manifest.metric} {value} (n = {best.n})."

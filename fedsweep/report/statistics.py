@@ -20,7 +20,7 @@ LEVEL = 0.05
 ROUNDING = 1e-12
 """Paired differences that spread less than this, relative to the values, differ by rounding only."""
 
-MEAN_ACCURACY = "accuracy/mean"
+MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mean"
 
 Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
 
@@ -70,8 +70,10 @@ class ArmStatistics:
     """The domain with the lowest accuracy on average over seeds."""
     worst_client: float | None
     """Mean over seeds of the accuracy of the client that is worst for that seed, each with its own model, 0 to 1."""
+    held_out: tuple[str, ...]
+    """Domains that no client of this arm has."""
     accuracies: Mapping[str, float | None]
-    """Mean over seeds of each domain's accuracy and of their mean, 0 to 1, by the metric's name."""
+    """Mean over seeds of each domain's accuracy and of their means in and out of domain, 0 to 1, by metric's name."""
     megabytes: float | None
     """Mean over seeds of the MB (10^6 bytes) sent in both directions in the whole run."""
     comparison: Comparison | None
@@ -81,6 +83,15 @@ class ArmStatistics:
     def n(self) -> int:
         """Finished trials."""
         return len(self.values)
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """What its trials say of themselves."""
+        return {name: mark for trial in self.arm.trials for name, mark in trial.plan.marks.items()}
+
+    def metric_on(self, domain: str) -> str:
+        """The metric's name of this arm's accuracy on a domain."""
+        return domain_metric(domain, domain in self.held_out)
 
 
 def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
@@ -170,9 +181,11 @@ def _describe(
     trials = arm.finished(manifest.metric).values()
     histories = [trial.history for trial in trials]
     smoothed = [mean_of_last(history, manifest.metric) for history in histories if history[-1].round > 0]
-    domains = {name: _mean_final(trials, domain_metric(name)) for name in manifest.domains}
-    known = {name: value for name, value in domains.items() if value is not None}
-    by_metric = {domain_metric(name): value for name, value in domains.items()}
+    held_out = _held_out(arm, manifest.domains)
+    known = {name: _mean_final(trials, domain_metric(name)) for name in manifest.domains if name not in held_out}
+    worst = {name: value for name, value in known.items() if value is not None}
+    metrics = [*(domain_metric(name, name in held_out) for name in manifest.domains), MEAN_ACCURACY]
+    metrics += [MEAN_OUT_OF_DOMAIN] * bool(held_out)
     return ArmStatistics(
         arm=arm,
         is_baseline=is_baseline,
@@ -181,17 +194,24 @@ def _describe(
         sd=float(np.std(list(values.values()), ddof=1)) if len(values) > 1 else None,
         mean_of_last=mean(smoothed) if all(map(math.isfinite, smoothed)) else None,
         worst_domain=_mean_final(trials, "accuracy/worst_domain"),
-        worst_domain_name=min(known, key=lambda name: known[name]) if known else None,
+        worst_domain_name=min(worst, key=lambda name: worst[name]) if worst else None,
         worst_client=_mean_final(trials, "accuracy/clients/worst"),
-        accuracies={**by_metric, MEAN_ACCURACY: _mean_final(trials, MEAN_ACCURACY)},
+        held_out=held_out,
+        accuracies={metric: _mean_final(trials, metric) for metric in metrics},
         megabytes=mean(total_megabytes(history) for history in histories),
         comparison=comparison,
     )
 
 
-def domain_metric(domain: str) -> str:
-    """The metric's name of the accuracy on a domain."""
-    return f"accuracy/domain/{domain}"
+def domain_metric(domain: str, held_out: bool = False) -> str:
+    """The metric's name of the accuracy on a domain that clients have, or that is held out of them."""
+    return f"accuracy/{'out_of_domain' if held_out else 'domain'}/{domain}"
+
+
+def _held_out(arm: Arm, domains: Sequence[str]) -> tuple[str, ...]:
+    """The domains that its trials recorded as out of domain."""
+    recorded = {name for trial in arm.trials for record in trial.history[:1] for name in record.metrics}
+    return tuple(name for name in domains if domain_metric(name, held_out=True) in recorded)
 
 
 def _mean_final(trials: Iterable[TrialRecord], metric: str) -> float | None:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fedsweep.arms import IN_WORDS
+from fedsweep.marks import SYNTHETIC
 from fedsweep.report.arms import ended, notes
 from fedsweep.report.by_domain import by_domain
 from fedsweep.report.prose import caption, findings
-from fedsweep.report.statistics import MEAN_ACCURACY, ArmStatistics
+from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, domain_metric
 from fedsweep.report.wording import (
+    IN_DOMAIN,
     NOTHING,
+    OUT_OF_DOMAIN,
     PERCENT,
     Units,
     decimals,
@@ -46,10 +49,17 @@ class AblationTable:
         """Whether the baseline arm is among the rows."""
         return any(one.is_baseline for one in self.arms)
 
+    @property
+    def means(self) -> dict[str, str]:
+        """Where an arm holds out domains, the metrics of mean accuracy by column, without that in column `mean`."""
+        columns = {IN_DOMAIN: MEAN_ACCURACY, OUT_OF_DOMAIN: MEAN_OUT_OF_DOMAIN}
+        held_out = any(one.held_out for one in self.arms)
+        return {name: metric for name, metric in columns.items() if held_out and metric != self.manifest.metric}
+
     def cells(self) -> list[dict[str, str]]:
         """Rows as text by column, without columns that are empty in every row."""
         rows = [settings(one, self.names) | self._numbers(one) for one in self.arms]
-        optional = {"paper", "sd", "worst client", "worst domain", "MB sent", "note"}
+        optional = {"paper", "sd", *self.means, "worst client", "worst domain", "MB sent", "note"}
         empty = {name for name in optional if all(row.get(name, NOTHING) == NOTHING for row in rows)}
         return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
 
@@ -68,6 +78,7 @@ class AblationTable:
         # An arm without a mean is ranked by what it had reached: say it, apart from the means.
         reached = None if one.n else units.value
         return row | {
+            **{name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()},
             **(
                 {"worst client": PERCENT.value(one.worst_client)}
                 if of_clients(self.manifest.metric)
@@ -120,13 +131,25 @@ class AblationTable:
             "worst_client_accuracy": one.worst_client,
             "worst_domain_accuracy": one.worst_domain,
             "worst_domain": one.worst_domain_name,
-            **{metric: value for metric, value in one.accuracies.items() if metric != MEAN_ACCURACY},
+            **{metric: one.accuracies.get(metric) for metric in self._accuracies()},
+            **({SYNTHETIC: one.marks.get(SYNTHETIC)} if self._synthetic else {}),
             "megabytes_sent": one.megabytes,
             **{how: counts[how] for how in ("finished", "pruned", "failed", "unfinished")},
             "last_round": furthest if furthest >= 0 else None,
             "value_at_last_round": reached,
             "note": "; ".join(notes(one.arm, self.manifest.metric)),
         }
+
+    def _accuracies(self) -> list[str]:
+        """The metrics of single domains, in and out of domain where they are so in some arm, and of their means."""
+        found = {metric for one in self.arms for metric in one.accuracies}
+        domains = [domain_metric(name, held_out) for held_out in (False, True) for name in self.manifest.domains]
+        return [metric for metric in [*self.means.values(), *domains] if metric in found]
+
+    @property
+    def _synthetic(self) -> bool:
+        """Whether a column says where synthetic images are from; where they are varied, one does already."""
+        return SYNTHETIC not in self.names and any(SYNTHETIC in one.marks for one in self.arms)
 
     def csv(self) -> str:
         """`frame` as CSV; floats in the shortest digits that read back to the same bits."""

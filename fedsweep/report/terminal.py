@@ -10,12 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsweep.report.table import PROSE, AblationTable
-from fedsweep.report.wording import NOTHING, arm_words, short_names
+from fedsweep.report.wording import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, arm_words, short_names
 
 NOTE_WIDTH = 16
 """Least width for notes beside the numbers; narrower, and they stand below the table."""
 DROPPED_FIRST = ("note", "worst client", "MB sent", "worst domain", "paper")
-WAYS_TO_SHRINK = tuple(DROPPED_FIRST[:many] for many in range(len(DROPPED_FIRST) + 1))
+HELD_OUT_DROPPED_FIRST = ("note", "worst client", "worst domain", "MB sent", "paper", IN_DOMAIN, OUT_OF_DOMAIN)
+"""Beside what is out of domain, the worst domain of the clients matters less than what was sent."""
+HEADINGS = {IN_DOMAIN: "in\ndomain", OUT_OF_DOMAIN: "out of\ndomain"}
+"""On two lines, where the cells are narrower than the words."""
 GAP = 2
 """Blanks between columns."""
 
@@ -28,8 +31,10 @@ class TerminalTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows, short = self.table.cells(), short_names(self.table.names)
-        fitting = (dropped for dropped in WAYS_TO_SHRINK if _width(_without(rows, dropped), short) <= options.max_width)
-        dropped = next(fitting, WAYS_TO_SHRINK[-1])
+        order = HELD_OUT_DROPPED_FIRST if self.table.means else DROPPED_FIRST
+        ways = [order[:many] for many in range(len(order) + 1)]
+        fitting = (dropped for dropped in ways if _width(_without(rows, dropped), short) <= options.max_width)
+        dropped = next(fitting, order)
         yield self._grid(_without(rows, dropped), short)
         if "note" in dropped:
             yield from self._notes(rows)
@@ -48,7 +53,7 @@ class TerminalTable:
         for column in rows[0]:
             words = column in PROSE or column in short
             grid.add_column(
-                Text(short.get(column, column)),
+                Text(HEADINGS.get(column, short.get(column, column))),
                 justify="left" if words else "right",
                 no_wrap=not _wraps(column, short),
                 overflow="fold",
@@ -75,7 +80,8 @@ def _width(rows: Sequence[Mapping[str, str]], short: Mapping[str, str]) -> int:
     """The least width, in cells of the terminal, at which nothing but words between spaces is broken."""
 
     def least(column: str) -> int:
-        texts = [short.get(column, column), *(row[column] for row in rows)]
+        heading = HEADINGS.get(column, short.get(column, column))
+        texts = [*heading.splitlines(), *(row[column] for row in rows)]
         if column == "note":
             return min(NOTE_WIDTH, max(map(cell_len, texts)))
         return max(cell_len(word) for text in texts for word in (text.split() if _wraps(column, short) else [text]))

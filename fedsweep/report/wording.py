@@ -10,6 +10,8 @@ from fedsweep.plain import Json
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.store import SweepManifest
 
+IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
+"""Columns of arms' mean accuracies where some arm holds domains out of the clients."""
 NOTHING = "-"
 """A cell for which there is no number."""
 
@@ -74,8 +76,11 @@ def title(metric: str) -> str:
     """A metric for an axis, with its unit."""
     if metric.startswith("accuracy/domain/"):
         return f"Accuracy on {metric.removeprefix('accuracy/domain/')} (%)"
+    if metric.startswith("accuracy/out_of_domain/"):
+        return f"Accuracy on {metric.removeprefix('accuracy/out_of_domain/')}, out of domain (%)"
     known = {
         "accuracy/mean": "Mean accuracy over domains (%)",
+        "accuracy/out_of_domain_mean": "Mean accuracy out of domain (%)",
         "accuracy/worst_domain": "Accuracy on the worst domain (%)",
         "accuracy/clients/mean": "Mean accuracy over clients (%)",
         "accuracy/clients/worst": "Accuracy of the worst client (%)",

@@ -21,7 +21,8 @@ from fedsweep.sweep.ablation import changes, left_out_values
 from fedsweep.sweep.counts import COUNTS
 from fedsweep.sweep.space import SearchSpace
 
-DOMAIN = "accuracy/domain/"
+OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")
+"""How metrics begin that other data may lack."""
 # What decides a run's numbers; the rest of the package may change between the sessions of a sweep.
 ENGINE = ("images", "data", "models", "methods")
 ENGINE_PACKAGES = ("torch", "timm", "transformers", "peft", "numpy", "scikit-learn")
@@ -127,7 +128,7 @@ class Plan:
         metrics = COUNTS if counted else list(dict.fromkeys(name for _, reported in of_arms for name in reported))
         asked = [] if counted else [("objective.metric", objective)]
         for metric in self.space.reference.metrics() if self.space.reference else ():
-            if not (self._other_data and metric.startswith(DOMAIN)):
+            if not (self._other_data and metric.startswith(OF_DOMAINS)):
                 asked.append(("reference", metric))
         for entry, metric in asked:
             if metric not in metrics:
@@ -135,16 +136,31 @@ class Plan:
                     f"search space {self.name}: `{entry}` {metric} is not reported by this run"
                     f"{near(metric, metrics) or '; it reports ' + ', '.join(metrics) + '.'}"
                 )
-        for arm in [] if counted else [arm for arm, reported in of_arms if objective not in reported]:
-            which = f"the arm {arm_label(arm)}"
-            raise UserError(f"search space {self.name}: `objective.metric` {objective} is not reported by {which}.")
+        for entry, metric, arm in [] if counted else self._of_other_arms(of_arms):
+            raise UserError(
+                f"search space {self.name}: `{entry}` {metric} is not reported by the arm {arm_label(arm)}."
+            )
+
+    def _of_other_arms(self, of_arms: list[tuple[Arm, list[str]]]) -> Iterator[tuple[str, str, Arm]]:
+        """Metrics that some arm reports, but not the one of which they are asked."""
+        objective, paper = self.space.objective.metric, self.space.reference
+        for arm, reported in of_arms:
+            if objective not in reported:
+                yield "objective.metric", objective, arm
+            for metric in paper.of_arm(arm) if paper else ():
+                if metric not in reported and not (self._other_data and metric.startswith(OF_DOMAINS)):
+                    yield "reference", metric, arm
 
     @property
     def reference(self) -> Reference | None:
         """The paper's values, unless the user took data that lacks its domains."""
-        paper, metrics = self.space.reference, self.base.metrics()  # of counts, none is a domain's
-        lacking = paper is not None and any(one.startswith(DOMAIN) and one not in metrics for one in paper.metrics())
-        return None if lacking else paper
+        if (paper := self.space.reference) is None:
+            return None
+        of_domains = {name for name in paper.metrics() if name.startswith(OF_DOMAINS)}  # of counts, none is
+        seed = self.space.seeds[0]
+        for arm in self._arms() if of_domains else []:
+            of_domains -= {*self.resolve(arm, seed).metrics()}
+        return None if of_domains else paper
 
     @property
     def _other_data(self) -> bool:
@@ -204,7 +220,9 @@ class Plan:
         digests = content_digests(resolved)
         content = [config, self.engine_digest, digests, number if self.sampled is not None else None]
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-        return TrialPlan(key=key, number=number, arm=arm, seed=seed, config=config, digests=digests)
+        return TrialPlan(
+            key=key, number=number, arm=arm, seed=seed, config=config, digests=digests, marks=resolved.marks()
+        )
 
     def grid(self) -> list[TrialPlan]:
         """All trials of a grid, seed by seed, so that a stopped sweep is balanced.

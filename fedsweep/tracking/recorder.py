@@ -146,6 +146,7 @@ class Recorder:
         if run_id is None:
             shown = {"fedsweep.arm": plan.label, "fedsweep.seed": str(plan.seed), OUTCOME: "running"}
             shown |= {f"fedsweep.{name}_digest": digest for name, digest in plan.digests.items()}
+            shown |= {f"fedsweep.{name}": mark for name, mark in plan.marks.items()}
             created = self.client.create_run(
                 self.experiment_id, run_name=run_name(plan), tags={**tags, **shown, **origin()}
             )

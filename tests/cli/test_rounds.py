@@ -1,7 +1,16 @@
 """The table of rounds that `fedsweep run` prints."""
 
+from pathlib import Path
+
+import pytest
+
+from fedsweep import recorded_run
+from fedsweep.experiment import RunConfig
 from fedsweep.history import RoundRecord
-from fedsweep.terminal import RoundTable
+from fedsweep.paths import find
+from fedsweep.plain import read_yaml
+from fedsweep.store import Store
+from fedsweep.terminal import RoundTable, plan_table, progress_console, result_console, show_recorded
 
 METRICS = ["accuracy/mean", "accuracy/worst_domain", "accuracy/domain/sketch", "accuracy/domain/art_painting"]
 
@@ -15,3 +24,35 @@ def test_columns_stand_under_whole_headings(capsys):
     assert len(headings) == len(untuned) == len(first)
     assert untuned.split() == ["0", *["50.00%"] * 4]
     assert first.split() == ["1", *["100.00%"] * 4, "0.2500"]
+
+
+SURROGATE = {"synthetic": "surrogate", "partition.proxy_share": 0.1}
+WITH_SURROGATES = {**SURROGATE, "method": {"name": "ft", "synthetic_epochs": 1}}
+
+
+@pytest.mark.parametrize(("changes", "said"), [(WITH_SURROGATES, 1), (SURROGATE, 0), ({}, 0)])
+def test_a_run_that_trained_on_surrogates_says_so_once_on_stderr(tiny, capsys, changes, said):
+    show_recorded(progress_console(), tiny.override(changes, "test"), Path.cwd(), "fedsweep ui")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("Synthetic images: surrogates") == said
+    assert printed.err.startswith("Recorded in ")
+
+
+def test_a_run_outside_a_sweep_keeps_its_marks(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded_run, "run_durably", lambda *_: iter(()))
+    config = tiny.override(WITH_SURROGATES, "test")
+    trial = recorded_run.record_run("tiny", config, Store(tmp_path), "cpu", lambda _: None)
+    assert trial.read().plan.marks == {"synthetic": "surrogate"}
+
+
+def test_the_shipped_run_of_fedag_has_surrogates_and_names_them():
+    config = RunConfig.of(read_yaml(find("experiments", "fedag_digits")), "fedag_digits")
+    assert config.marks() == {"synthetic": "surrogate"}
+
+
+def test_lists_of_words_are_no_styles(capsys):
+    label = "data.held_out_domains=[plain]"
+    result_console().print(plan_table("mine", {}, [{"data.held_out_domains": ["plain"]}]))
+    result_console().print(label)
+    assert capsys.readouterr().out.count(label) == 2

@@ -79,7 +79,5 @@ def test_without_epochs_on_the_server_no_synthetic_image_is_made(federation):
     synthetic = {"synthetic": {"name": "surrogate"}, "partition.proxy_share": 0.2}
     built = federation({"method": "ft", **synthetic})
     assert built.server.synthetic == {}
-    with pytest.raises(
-        UserError, match="`method` ft trains on synthetic images and needs a `synthetic`"
-    ):
+    with pytest.raises(UserError, match="`method` ft trains on synthetic images and needs a `synthetic`"):
         federation({"method": {"name": "ft", "synthetic_epochs": 1}})

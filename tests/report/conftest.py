@@ -1,14 +1,16 @@
 """Sweeps made by hand: every test says which arm ended how on which seed, nothing is run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from fedsweep.embedding.points import Embedding, Point
 from fedsweep.history import RoundRecord
+from fedsweep.report.statistics import domain_metric
 from fedsweep.store import Outcome, SweepManifest, TrialPlan, TrialRecord
 
 DOMAINS = ("photo", "sketch")
@@ -35,14 +37,20 @@ def make_manifest(**changes: Any) -> SweepManifest:
     return SweepManifest(**{**fields, **changes})
 
 
-def make_history(values: Sequence[float], metric: str = "accuracy/mean") -> list[RoundRecord]:
-    """One record per value from round 0; photo lies 0.1 above, sketch 0.1 below; 1.5 MB each round."""
+def make_history(
+    values: Sequence[float], metric: str = "accuracy/mean", held_out: Sequence[str] = ()
+) -> list[RoundRecord]:
+    """One record per value from round 0; photo lies 0.1 above, sketch 0.1 below; 1.5 MB each round.
+
+    With domains held out, the mean lies 0.02 above where it is not the metric itself, and that out of domain 0.2 below.
+    """
     records = []
     for number, value in enumerate(values):
         metrics = {
             "accuracy/worst_domain": value - 0.1,
-            "accuracy/domain/photo": value + 0.1,
-            "accuracy/domain/sketch": value - 0.1,
+            domain_metric("photo", "photo" in held_out): value + 0.1,
+            domain_metric("sketch", "sketch" in held_out): value - 0.1,
+            **({"accuracy/mean": value + 0.02, "accuracy/out_of_domain_mean": value - 0.2} if held_out else {}),
             metric: value,
         }
         costs = {"bytes/down": 1e6, "bytes/up": 5e5} if number else {}
@@ -63,13 +71,15 @@ class Trials:
         values: Sequence[float],
         outcome: str | None = "finished",
         metric: str = "accuracy/mean",
+        held_out: Sequence[str] = (),
+        marks: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """A trial with these values of the metric from round 0; an integer arm is a rank."""
         settings = {"lora.rank": arm} if isinstance(arm, int) else arm
         number = len(self.records)
-        plan = TrialPlan(key=f"k{number}", number=number, arm=settings, seed=seed, config={})
+        plan = TrialPlan(key=f"k{number}", number=number, arm=settings, seed=seed, config={}, marks=dict(marks))
         ended = None if outcome is None else Outcome(outcome=outcome, round=len(values) - 1)  # type: ignore[arg-type]
-        self.records.append(TrialRecord(plan, ended, make_history(values, metric)))
+        self.records.append(TrialRecord(plan, ended, make_history(values, metric, held_out)))
 
     def arms(self, finals: dict[int, Sequence[float]]) -> "Trials":
         """Finished trials: per rank the final value of seeds 0, 1, ..."""

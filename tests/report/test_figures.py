@@ -112,6 +112,25 @@ def test_domains_show_mean_and_range_in_percent(drawn, manifest, trials):
     assert words(axes.get_legend().get_texts()) == ["rank 4", "rank 8 (baseline)"]
 
 
+def test_domains_are_hollow_where_an_arm_holds_them_out(drawn, manifest, trials):
+    for rank, held_out in {2: ["photo"], 4: ["sketch"], 8: []}.items():
+        trials.add(rank, 0, [0.2, 0.5 + rank / 100], held_out=held_out)
+    axes = drawn(figures.domains, manifest(), trials)
+    dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_ydata())]
+    assert [line.get_markerfacecolor() != line.get_color() for line in dots] == [True, False, False, True, False, False]
+    assert [line.get_ydata()[0] for line in dots] == pytest.approx([62, 42, 64, 44, 68, 48])
+    assert axes.get_xlabel() == "Domain (hollow: out of domain, no client of the arm has it)"
+
+
+def test_grey_arms_are_dotted_where_they_hold_a_domain_out(drawn, manifest, trials):
+    for rank in range(1, 10):
+        trials.add(rank, 0, [0.2, rank / 10], held_out=["sketch"])
+    axes = drawn(figures.domains, manifest(baseline=None), trials)
+    styles = [line.get_linestyle() for line in axes.lines if line.get_color() == figures.GREY and len(line.get_xdata())]
+    assert [style for style in styles if style != "None"] == ["-", ":"] * 4
+    assert axes.get_xlabel().startswith("Domain (hollow or dotted: out of domain")
+
+
 @pytest.mark.parametrize("function", [figures.curves, figures.domains])
 @pytest.mark.parametrize("outcome", [None, "failed", "finished"])
 def test_the_same_numbers_give_the_same_picture(manifest, trials, tmp_path, function, outcome):

@@ -141,6 +141,59 @@ def test_a_papers_domains_may_be_missing_from_data_that_the_user_took_instead(
         read(with_paper(accuracy__men=77.1), changes, **options)
 
 
+LEFT_OUT = {"data.held_out_domains": {"grid": [["plain"], ["noisy"]]}}
+
+
+def leave_out(*values: dict[str, float]) -> dict[str, Any]:
+    """A grid that leaves one domain out, with a paper's values of its arms."""
+    arms = [{"data.held_out_domains": held_out} for held_out in LEFT_OUT["data.held_out_domains"]["grid"]]
+    printed = [{"arm": arm, "values": value} for arm, value in zip(arms, values, strict=False)]
+    return {
+        **GRID,
+        "fixed": {**GRID["fixed"], "data.domains": ["plain", "inverted", "noisy"], "federation.depths": [4]},
+        "space": LEFT_OUT,
+        "baseline": None,
+        "reference": {"source": "Table 1", "arms": printed},
+    }
+
+
+def test_a_domain_may_be_in_domain_in_one_arm_and_out_of_it_in_another(read: Any, tmp_path: Path) -> None:
+    values = {"accuracy/out_of_domain/plain": 60, "accuracy/out_of_domain_mean": 60, "accuracy/domain/noisy": 70}
+    plan = read(leave_out(values, {"accuracy/out_of_domain/noisy": 50, "accuracy/domain/plain": 80}))
+    manifest = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None).manifest()
+    assert manifest.domains == ("plain", "inverted", "noisy")
+    assert manifest.reference == plan.space.reference
+
+
+def test_a_papers_value_is_of_a_metric_that_its_own_arm_reports(read: Any) -> None:
+    space = leave_out({"accuracy/out_of_domain/plain": 60}, {"accuracy/out_of_domain/plain": 50})
+    which = r"is not reported by the arm data.held_out_domains=\[noisy\]"
+    with pytest.raises(UserError, match=rf"tiny: `reference` accuracy/out_of_domain/plain {which}\.$"):
+        read(space)
+
+
+@pytest.mark.parametrize("metric", ["accuracy/out_of_domain/noisy", "accuracy/out_of_domain_mean"])
+def test_what_a_paper_holds_out_may_be_missing_from_data_that_the_user_took_instead(read: Any, metric: str) -> None:
+    space = {**with_paper(accuracy__mean=77.1), "fixed": {**GRID["fixed"], "data.held_out_domains": ["noisy"]}}
+    space["fixed"] |= {"data.domains": ["plain", "inverted", "noisy"], "federation.depths": [4]}
+    space["reference"]["arms"][0]["values"][metric] = 50
+    assert read(space).reference == read(space).space.reference is not None
+    other = read(space, {"data.held_out_domains": []})
+    assert other.space.reference is not None
+    assert other.reference is None
+    del space["fixed"]["data.held_out_domains"]
+    with pytest.raises(UserError, match=f"`reference` {metric} is not reported by this run"):
+        read(space)
+
+
+def test_trials_say_what_they_trained_on(read: Any) -> None:
+    given = {"synthetic": "surrogate", "partition.proxy_share": 0.1}
+    methods = {"method": {"grid": ["fedra", {"name": "ft", "synthetic_epochs": 1}]}}
+    space = {**GRID, "fixed": {**GRID["fixed"], **given}, "space": methods, "baseline": None}
+    marks = [(trial.config["method"]["name"], trial.marks) for trial in read(space).grid()[:2]]
+    assert marks == [("fedra", {}), ("ft", {"synthetic": "surrogate"})]
+
+
 def test_the_manifest_has_the_papers_values(read: Any, tmp_path: Path) -> None:
     plan = read(with_paper(accuracy__mean=77.1))
     sweep = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None)

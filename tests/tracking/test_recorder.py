@@ -114,6 +114,16 @@ def test_outcomes_are_told_by_status_and_tags(recorder: Recorder, outcome: Any, 
     assert run.data.metrics["accuracy/mean_of_last_4"] == pytest.approx((1 + 2) / 7 / 2)
 
 
+def test_what_a_trial_says_of_itself_is_a_tag_from_its_start(recorder: Recorder) -> None:
+    recorder.sync(trial(1, plan=PLAN.model_copy(update={"marks": {"synthetic": "surrogate"}})))
+    recorder.sync(trial(1, plan=PLAN.model_copy(update={"key": "k2"})))
+    found = recorder.client.search_runs([recorder.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    tags = {run.data.tags["fedsweep.key"]: run.data.tags.get("fedsweep.synthetic") for run in found}
+    assert tags == {"k1": "surrogate", "k2": None}
+    (run,) = recorder.client.search_runs([recorder.experiment_id], "tags.`fedsweep.synthetic` = 'surrogate'")
+    assert run.data.tags["fedsweep.outcome"] == "running"
+
+
 def test_an_interrupted_trial_is_not_left_running_and_runs_again_when_resumed(recorder: Recorder) -> None:
     recorder.sync(trial(2))
     recorder.interrupt(trial(2))

@@ -1,0 +1,167 @@
+"""Domains that no client has: in every form of the table, in the figure, and never among those that clients have."""
+
+import csv
+import io
+import re
+
+import pytest
+
+from fedsweep.arms import Reference
+from fedsweep.evaluation import metric_names
+from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, domain_metric
+from fedsweep.report.wording import title
+from tests.report.test_reference import by_domain
+from tests.report.test_table import printed, rows_of, tabulate
+
+HELD_OUT = "data.held_out_domains"
+
+
+def hold_out(trials, *arms, metric="accuracy/mean", **more):
+    """Three finished seeds of each arm, a list of what it holds out; see conftest for what lies where."""
+    for place, held_out in enumerate(arms):
+        for seed in range(3):
+            ends = [0.2, 0.5 + 0.05 * place + 0.001 * seed**2 * (place + 1)]
+            trials.add({HELD_OUT: list(held_out)}, seed, ends, metric=metric, held_out=held_out, **more)
+    return trials
+
+
+@pytest.fixture
+def swept(manifest):
+    """The manifest of a sweep of what is held out."""
+    return lambda **more: manifest(varied=(HELD_OUT,), **{"baseline": {HELD_OUT: ["photo"]}, **more})
+
+
+def test_the_names_are_those_that_a_round_reports():
+    known = [domain_metric("a"), domain_metric("b", held_out=True), MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN]
+    assert set(known) < set(metric_names(["a"], ["b"]))
+
+
+@pytest.mark.parametrize(
+    ("objective", "shown"),
+    [
+        ("accuracy/mean", {"out of domain": "33.33"}),
+        ("accuracy/out_of_domain_mean", {"in domain": "55.33"}),
+        ("loss/test", {"in domain": "55.33", "out of domain": "33.33"}),
+    ],
+)
+def test_means_in_and_out_of_domain_stand_once_in_every_form(swept, trials, objective, shown):
+    hold_out(trials, ["sketch"], metric=objective)
+    for trial in trials.records:  # 1/3 of a point above 53 percent
+        trial.history[-1].metrics.update({objective: 0.5333, MEAN_ACCURACY: 0.5533, MEAN_OUT_OF_DOMAIN: 0.3333})
+    table = tabulate(swept(metric=objective, baseline=None), trials)
+    (cells,) = table.cells()
+    means = {name: cell for name, cell in cells.items() if name in ("in domain", "out of domain")}
+    assert means == shown
+    head, _, row = rows_of(table.markdown())
+    assert shown.items() <= dict(zip(head, row, strict=True)).items()
+    said = re.sub(r"\s+", " ", printed(table, 120))
+    assert " ".join(row) in said
+    assert "want of width" not in said
+    (line,) = csv.DictReader(io.StringIO(table.csv()))
+    columns = {"in domain": MEAN_ACCURACY, "out of domain": MEAN_OUT_OF_DOMAIN}
+    assert [name for name in columns.values() if name in line] == [columns[name] for name in shown]
+    assert all(float(line[columns[name]]) == pytest.approx(float(cell) / 100) for name, cell in shown.items())
+
+
+def test_without_held_out_domains_nothing_speaks_of_them(manifest, trials):
+    trials.arms({4: [0.5, 0.52], 8: [0.6, 0.61]})
+    table = tabulate(manifest(metric="accuracy/mean"), trials)
+    for text in (table.markdown(), table.csv(), printed(table)):
+        assert not re.search("out.of.domain|in domain|[0-9][*]", text)
+
+
+def test_one_table_has_every_domain_where_arms_hold_out_different_ones(swept, trials):
+    table = tabulate(swept(), hold_out(trials, ["photo"], ["sketch"]))
+    head, _, *rows = by_domain(table.markdown())
+    assert head == [HELD_OUT, "n", "photo", "sketch", "mean in domain", "mean out of domain"]
+    assert [[cell.endswith("*") for cell in row] for row in rows] == [
+        [False, False, True, False, False, False],
+        [False, False, False, True, False, False],
+    ]
+    for row, one in zip(rows, table.arms, strict=True):  # see conftest
+        mean = 100 * one.mean
+        assert [float(cell.strip("*")) for cell in row[2:]] == pytest.approx(
+            [mean + 10, mean - 10, mean, mean - 20], 1e-3
+        )
+    assert "With *: out of domain, no client of that arm has images of the domain." in table.markdown()
+    lines = list(csv.DictReader(io.StringIO(table.csv())))
+    names = [name for name in lines[0] if "domain/" in name]
+    assert names == [domain_metric(name, out) for out in (False, True) for name in ("photo", "sketch")]
+    filled = [[bool(line[name]) for name in names] for line in lines]
+    assert filled == [[False, True, True, False], [True, False, False, True]]
+
+
+@pytest.mark.parametrize(
+    ("arms", "differ"), [([["photo"], ["sketch"]], True), ([["sketch"], []], True), ([["sketch"]], False)]
+)
+def test_means_over_different_images_are_said_to_be_so(swept, trials, arms, differ):
+    said = tabulate(swept(), hold_out(trials, *arms)).caption()
+    assert ("Arms hold out different domains: their means are over different images." in said) == differ
+    assert sum(sentence.startswith("Out of domain: ") for sentence in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "same"), [("accuracy/mean", False), ("loss/test", False), ("accuracy/domain/other", True)]
+)
+def test_no_arm_is_the_best_over_other_images(swept, trials, metric, same):
+    table = tabulate(swept(metric=metric, baseline=None), hold_out(trials, ["photo"], ["sketch"], metric=metric))
+    assert any(sentence.startswith("Best: ") for sentence in table.findings()) == same
+    assert any(sentence.startswith("No arm is the best: ") for sentence in table.findings()) == (not same)
+    compared = tabulate(swept(metric=metric), trials)
+    assert ["over different images" in sentence for sentence in compared.findings()] == [not same]
+
+
+def test_an_arm_that_has_not_begun_holds_nothing_out_yet(swept, trials):
+    hold_out(trials, ["photo"])
+    trials.add({HELD_OUT: ["sketch"]}, 0, [], "failed")
+    table = tabulate(swept(), trials)
+    assert "different images" not in table.markdown()
+    assert table.findings()[0].endswith("no seed that both finished, too few seeds to compare.")
+
+
+def test_an_arm_without_held_out_domains_has_no_mean_out_of_domain(swept, trials):
+    table = tabulate(swept(baseline={HELD_OUT: []}), hold_out(trials, ["sketch"], []))
+    assert [row["out of domain"] == "-" for row in table.cells()] == [False, True]
+
+
+def test_the_worst_domain_is_one_that_clients_have(swept, trials):
+    table = tabulate(swept(baseline={HELD_OUT: []}), hold_out(trials, ["sketch"], []))
+    assert [one.worst_domain_name for one in table.arms] == ["photo", "sketch"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 90, 100, 120])
+def test_what_is_out_of_domain_gives_way_last(swept, trials, width):
+    arms = [["photo"], ["sketch"]]
+    table = tabulate(swept(metric="loss/test", mode="min"), hold_out(trials, *arms, metric="loss/test"))
+    said = printed(table, width)
+    assert max(map(len, said.splitlines())) <= width
+    dropped = re.search(r"Not shown for want of width: (.+) \(see", re.sub(r"\s+", " ", said))
+    hidden = dropped[1].split(", ") if dropped else []
+    order = ["worst domain", "MB sent", "in domain", "out of domain"]
+    assert hidden == order[: {100: 1, 120: 0}.get(width, len(hidden))]
+    assert all(cell in said for row in table.cells() for name, cell in row.items() if name not in hidden)
+
+
+def test_lists_read_well_as_arms(swept, trials):
+    table = tabulate(swept(), hold_out(trials, ["photo"], ["sketch"], ["photo", "sketch"]))
+    assert [row[HELD_OUT] for row in table.cells()] == ["[photo]", "[sketch]", "[photo, sketch]"]
+    assert [sentence.partition(":")[0] for sentence in table.findings()] == [
+        "held_out_domains [sketch] against [photo], over different images",
+        "held_out_domains [photo, sketch] against [photo], over different images",
+    ]
+
+
+def test_a_papers_value_stands_where_the_arm_has_the_domain(swept, trials):
+    values = {domain_metric("photo"): 70, domain_metric("sketch", held_out=True): 30, MEAN_OUT_OF_DOMAIN: 31}
+    arms = [{"arm": {HELD_OUT: ["sketch"]}, "values": values}]
+    paper = Reference.of({"source": "Table 1", "arms": arms}, "test")
+    _, _, _, own, printed_values = by_domain(
+        tabulate(swept(reference=paper), hold_out(trials, ["photo"], ["sketch"])).markdown()
+    )
+    assert own[0] == "[sketch]"
+    assert printed_values == ["*paper*", "-", "70.00", "30.00*", "-", "31.00"]
+
+
+def test_axes_say_it():
+    assert title(MEAN_OUT_OF_DOMAIN) == "Mean accuracy out of domain (%)"
+    assert title(domain_metric("sketch", held_out=True)) == "Accuracy on sketch, out of domain (%)"

@@ -1,0 +1,80 @@
+"""Results that used a stand-in for a generator say so, and others do not."""
+
+import csv
+import io
+import re
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from fedsweep.data.synthetic import SyntheticConfig
+from fedsweep.marks import STAND_INS, SYNTHETIC
+from fedsweep.store import TrialPlan
+from tests.report.test_table import printed, tabulate
+
+SENTENCE = f"Synthetic images: {STAND_INS['surrogate']} "
+
+
+def marked(trials, sources):
+    """Two finished seeds of each rank, with the source of its synthetic images."""
+    for rank, source in sources.items():
+        for seed in range(2):
+            trials.add(rank, seed, [0.2, 0.5 + seed / 100], marks={SYNTHETIC: source} if source else {})
+    return trials
+
+
+def test_every_source_that_stands_in_has_its_sentence():
+    sources = get_args(get_args(SyntheticConfig)[0])
+    assert len(sources) >= 3
+    assert {one.model_fields["name"].default for one in sources if one.stands_in} == {*STAND_INS}
+
+
+@pytest.mark.parametrize(
+    ("sources", "where"),
+    [
+        ({4: "surrogate", 8: "surrogate"}, "(all arms)."),
+        ({4: "surrogate", 8: None}, "(arm: rank 4)."),
+        ({4: "folder", 8: "surrogate", 16: "surrogate"}, "(arms: rank 8; rank 16)."),
+    ],
+)
+@pytest.mark.parametrize("width", [60, 120])
+def test_surrogates_are_named_with_their_arms_in_every_form(manifest, trials, sources, where, width):
+    table = tabulate(manifest(), marked(trials, sources))
+    for text in (printed(table, width), table.markdown()):
+        assert re.sub(r"\s+", " ", text).count(SENTENCE + where) == 1
+    rows = csv.DictReader(io.StringIO(table.csv()))
+    assert {int(row["lora.rank"]): row[SYNTHETIC] or None for row in rows} == sources
+
+
+def test_images_of_a_generator_are_told_in_the_csv_alone(manifest, trials):
+    table = tabulate(manifest(), marked(trials, {4: "folder", 8: None}))
+    assert "Synthetic" not in table.markdown() + printed(table)
+    assert [row[SYNTHETIC] for row in csv.DictReader(io.StringIO(table.csv()))] == ["folder", ""]
+
+
+def test_without_synthetic_images_nothing_speaks_of_them(manifest, trials):
+    table = tabulate(manifest(), marked(trials, {4: None, 8: None}))
+    assert "synthetic" not in (table.markdown() + printed(table) + table.csv()).lower()
+
+
+def test_a_sweep_of_the_source_keeps_its_own_column(manifest, trials):
+    marked(trials, {4: "surrogate", 8: None})
+    for place, trial in enumerate(trials.records):
+        source = {"name": "surrogate", "share": 0.1} if trial.plan.marks else {"name": "folder", "set": "mine"}
+        trials.records[place] = replace(trial, plan=trial.plan.model_copy(update={"arm": {SYNTHETIC: source}}))
+    table = tabulate(manifest(varied=(SYNTHETIC,), baseline=None), trials)
+    assert sorted(row[SYNTHETIC][:18] for row in csv.DictReader(io.StringIO(table.csv()))) == [
+        '{"name": "folder",',
+        '{"name": "surrogat',
+    ]
+    assert f"{SENTENCE}(arm: synthetic surrogate (share 0.1))." in table.markdown()
+
+
+def test_the_plan_of_an_older_trial_is_read(trials):
+    trials.add(4, 0, [0.2], marks={SYNTHETIC: "surrogate"})
+    now = trials.records[0].plan
+    older = now.model_dump(mode="json")
+    assert TrialPlan.of(older, "trial.json") == now
+    del older["marks"]
+    assert TrialPlan.of(older, "trial.json").marks == {}
