@@ -67,25 +67,32 @@ def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a CLIP of 12 narrow blocks for images and 4 for text, untrained, as transformers writes it."""
     folder = tmp_path_factory.mktemp("clip")
+    write_clip(folder, image_size=16, patch_size=4)
+    return folder
+
+
+def write_clip(folder: Path, image_size: int, patch_size: int) -> None:
+    """A CLIP for images of this size, with random weights, as a checkpoint in the folder."""
     tokens = clip_backbone.SHIPPED / "digits_clip"
+    folder.mkdir(exist_ok=True)
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"):
         (folder / name).write_bytes((tokens / name).read_bytes())
     config = json.loads((tokens / "config.json").read_text())
     for encoder, blocks in (("vision_config", 12), ("text_config", 4)):
         narrow = {"hidden_size": 16, "intermediate_size": 32, "projection_dim": 16}
         config[encoder] |= narrow | {"num_hidden_layers": blocks}
+    config["vision_config"] |= {"image_size": image_size, "patch_size": patch_size}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         clip = CLIPModel(CLIPConfig(**config | {"projection_dim": 16}))
     for parameter in clip.parameters():
         parameter.data.mul_(3)  # every block changes the logits visibly
     clip.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
 def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with what experiments/fedra_pacs.yaml names: a set of noise in PACS's shape, and random weights."""
+    """A data folder with what the experiments on PACS name: a set of noise in PACS's shape, random ViT and CLIP."""
     folder = tmp_path_factory.mktemp("data")
     root = tmp_path_factory.mktemp("pacs")
     rng = np.random.default_rng(0)
@@ -105,6 +112,7 @@ def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(untrained.backbone.state_dict(), weights)
     card = {"mean": [0.5] * 3, "std": [0.25] * 3, "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
     weights.with_suffix(".json").write_text(json.dumps(card))
+    write_clip(folder / "backbones" / "tinyimagenet_clip", image_size=64, patch_size=16)
     return folder
 
 

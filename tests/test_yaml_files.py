@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.arms import counterpart
 from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
@@ -25,7 +26,9 @@ PAPERS = ROOT / "search_spaces" / "papers"
 COUNTED = [path for path in SPACES if re.search(r"(?m)^measure:", path.read_text())]
 COMPARED = [path for path in SPACES if re.search(r"(?m)^reference:", path.read_text()) and path not in COUNTED]
 OF_FEDMS = ["food101", "eurosat", "ucf101"]
-ELSEWHERE = dict.fromkeys(["domainnet", "nico", *OF_FEDMS], 224) | {"usps": 16}  # data sets that no test prepares
+OF_FEDAG = ["domainnet345", "office_home", "imageclef"]
+ELSEWHERE = dict.fromkeys(["domainnet", "nico", *OF_FEDMS, *OF_FEDAG], 224) | {"usps": 16}
+"""Data sets that no test prepares."""
 
 
 def name_of(path: Path) -> str:
@@ -33,7 +36,7 @@ def name_of(path: Path) -> str:
 
 
 def test_all_files_are_seen():
-    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (16, 147, 2)  # a new file changes this line
+    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 167, 2)  # a new file changes this line
     assert {path.suffix for path in EXPERIMENTS + SPACES + PRETRAININGS} == {".yaml"}
 
 
@@ -72,7 +75,9 @@ def test_every_arm_of_a_search_space_resolves(path):
     assert plan.num_trials * len(read_yaml(path)["seeds"]) >= 2
     if plan.sampled is not None:
         return
-    assert plan.space.baseline in plan.space.arms()
+    arms = plan.space.arms()
+    assert any(counterpart(one, plan.space.baseline) == one for one in arms)
+    assert all(counterpart(one, plan.space.baseline) in arms for one in arms)
     name = getattr(plan.base.data, "set", plan.base.data.name)
     if name in ELSEWHERE:
         command = f"fedsweep data prepare {name} --root DIR --size {ELSEWHERE[name]}"
@@ -132,18 +137,18 @@ def arm(**names: object) -> str:
 
 
 def test_the_files_with_numbers_of_a_paper_are_seen():
-    arms = {"fedra": 84, "fedbrick": 28, "fedms": 24}
+    arms = {"fedag": 39, "fedra": 84, "fedbrick": 28, "fedms": 24}
     assert {path.parent.name for path in COMPARED} == set(arms)
     counted = ["papers/fedbrick/table3", *(f"papers/fedms/{name}" for name in ("fig7", "table1", "table2", "table4"))]
     assert [name_of(path) for path in COUNTED] == counted
     for paper, count in arms.items():
         files = [path for path in COMPARED if path.parent == PAPERS / paper]
-        assert len(files) == {"fedra": 15, "fedbrick": 6, "fedms": 12}[paper]
+        assert len(files) == {"fedag": 5, "fedra": 15, "fedbrick": 6, "fedms": 12}[paper]
         assert sum(len(printed(name_of(path).removeprefix("papers/"))) for path in files) == count
 
 
 OF_CLIENTS = [path for path in COMPARED if path.parent.name == "fedms"]
-OF_DOMAINS = [path for path in COMPARED if path not in OF_CLIENTS]
+OF_DOMAINS = [path for path in COMPARED if path.parent.name in ("fedra", "fedbrick")]
 
 
 @pytest.mark.parametrize("path", OF_DOMAINS, ids=name_of)
@@ -165,6 +170,34 @@ def test_numbers_of_fedms_are_of_the_clients_mean_which_is_compared(path):
     space = SearchSpace.of(read_yaml(path), path.name)
     for values in printed(name_of(path).removeprefix("papers/")).values():
         assert list(values) == [space.objective.metric] == ["accuracy/clients/mean"]
+
+
+@pytest.mark.parametrize("data", ["office_home", "imageclef", "domainnet"])
+def test_numbers_of_fedag_are_of_every_arm_and_every_domain_that_is_held_out(data):
+    path = PAPERS / "fedag" / f"table2_{data}.yaml"
+    space = SearchSpace.of(read_yaml(path), path.name)
+    experiment = read_yaml(ROOT / "experiments" / f"{space.experiment}.yaml")
+    held_out = [f"accuracy/out_of_domain/{domain}" for domain in experiment["data"]["held_out_domains"]]
+    reference = printed(f"fedag/table2_{data}")
+    assert list(reference) == [json.dumps(one) for one in space.arms()]
+    assert all(list(values) == held_out for values in reference.values())
+    best = {name: max(values[name] for values in reference.values()) for name in held_out}
+    assert reference[arm(arm="FedAG")] == best  # as the text has it
+
+
+def test_tables_of_fedag_agree_where_they_print_the_same_run():
+    inside, outside, components = (printed(f"fedag/table{number}_domainnet") for number in (1, 2, 3))
+    full = components[arm(without=[])]
+    assert full == inside[arm(arm="FedAG")] | outside[arm(arm="FedAG")]
+    assert all(values[name] < full[name] for values in components.values() if values != full for name in full)
+
+
+def test_the_experiments_of_fedag_differ_in_their_images_only():
+    for data in ("imageclef", "domainnet"):
+        names = {name.split(".")[0] for name in changed("fedag_office_home", f"fedag_{data}")}
+        assert names == {"data", "synthetic"}
+    small = {name.split(".")[0] for name in changed("fedag_digits", "fedag_pacs")}
+    assert small <= {"data", "backbone", "method"}
 
 
 def test_numbers_of_fedms_agree_where_it_prints_the_same_run():
@@ -204,8 +237,13 @@ def test_tables_of_fedra_agree_where_they_print_the_same_run():
 
 def test_the_guide_names_every_search_space_of_the_paper():
     text = (ROOT / "docs" / "guides" / "papers.md").read_text()
-    _, fedbrick, fedms, fedra = re.split(r"^## Fed(?:BRICK|MS|RA)$", text, flags=re.MULTILINE)
-    for paper, section, count in (("fedbrick", fedbrick, 22), ("fedms", fedms, 42), ("fedra", fedra, 49)):
+    _, fedag, fedbrick, fedms, fedra = re.split(r"^## Fed(?:AG|BRICK|MS|RA)$", text, flags=re.MULTILINE)
+    for paper, section, count in (
+        ("fedag", fedag, 14),
+        ("fedbrick", fedbrick, 22),
+        ("fedms", fedms, 42),
+        ("fedra", fedra, 49),
+    ):
         named = set(re.findall(r"`((?:table\d|fig\d+|supplement)(?:_\w+)?)`", section))
         assert named == {path.stem for path in (PAPERS / paper).glob("*.yaml")}
         assert len(named) == count

@@ -39,12 +39,14 @@ ENGINE_MODULES = (
     "malicious",
     "aggregation",
     "distillation",
+    "mutual_learning",
     "evaluation",
     "costs",
     "drift",
     "structural_bias",
     "federation",
     "experiment",
+    "play",
     "embedding/tsne",
 )
 
