@@ -47,11 +47,15 @@ class Captioned(nn.Module):
     def __init__(self, clip: Any, tokenizer: Any, names: Sequence[str]) -> None:
         super().__init__()
         self.clip, self.tokenizer, self.names = clip, tokenizer, names
+        self._tokens: dict[str, Any] = {}
 
     def forward(self, images: Tensor, template: str) -> Tensor:
         """Cosines, scaled, of the images with all names in this sentence."""
-        tokens = self.tokenizer([template.format(name) for name in self.names], padding=True, return_tensors="pt")
-        logits: Tensor = self.clip(pixel_values=(images - 0.5) / 0.5, **tokens).logits_per_image
+        if template not in self._tokens:
+            texts = [template.format(name) for name in self.names]
+            self._tokens[template] = self.tokenizer(texts, padding=True, return_tensors="pt")
+        pixels = (images - 0.5) / 0.5
+        logits: Tensor = self.clip(pixel_values=pixels, **self._tokens[template]).logits_per_image
         return logits
 
 
