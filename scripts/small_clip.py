@@ -51,12 +51,15 @@ class Captioned(nn.Module):
 
     def forward(self, images: Tensor, template: str) -> Tensor:
         """Cosines, scaled, of the images with all names in this sentence."""
+        logits: Tensor = self.output(images, template).logits_per_image
+        return logits
+
+    def output(self, images: Tensor, template: str) -> Any:
+        """All that transformers' CLIP says of the images and of all names in this sentence."""
         if template not in self._tokens:
             texts = [template.format(name) for name in self.names]
             self._tokens[template] = self.tokenizer(texts, padding=True, return_tensors="pt")
-        pixels = (images - 0.5) / 0.5
-        logits: Tensor = self.clip(pixel_values=pixels, **self._tokens[template]).logits_per_image
-        return logits
+        return self.clip(pixel_values=(images - 0.5) / 0.5, **self._tokens[template])
 
 
 def write_vocabulary(folder: Path, captions: Iterable[str], size: int) -> None:

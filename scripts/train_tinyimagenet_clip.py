@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import CLIPModel, CLIPTokenizer
 
 from fedsweep.data.prepared import PreparedData
@@ -150,6 +150,17 @@ AUGMENTATION = ImageAugmentation(crop_area=(0.5, 1.0))
 RECIPE = Recipe(epochs=10, batch=128, lr=1e-3, decay=0.05, smoothing=0.1, seed=0, augmentation=AUGMENTATION)
 
 
+class Taught(Captioned):
+    """A CLIP whose image encoder also feeds a classifier, which is not kept.
+
+    The texts alone teach slowly from scratch: they start out nearly equal, and images can only tell apart what they do.
+    """
+
+    def __init__(self, clip: Any, tokenizer: Any, names: Sequence[str], classes: int) -> None:
+        super().__init__(clip, tokenizer, names)
+        self.classifier = nn.Linear(VISION["hidden_size"], classes)
+
+
 def names_of(class_names: Sequence[str]) -> list[str]:
     """The classes' own names, written as a backbone writes them in its prompts, and the broader words behind them."""
     return [*map(readable, class_names), *BROADER]
@@ -220,14 +231,16 @@ def main() -> None:
     write_vocabulary(unfinished, captions(data.class_names), VOCABULARY)
     tokenizer = CLIPTokenizer.from_pretrained(unfinished)
     clip: Any = CLIPModel(clip_config(VISION, TEXT, SIZE, PATCH, PROJECTION, tokenizer))
-    network = Captioned(clip, tokenizer, names)
+    network = Taught(clip, tokenizer, names, len(data.class_names))
 
     def loss_of(pixels: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         template = TEMPLATES[int(torch.randint(len(TEMPLATES), (), generator=generator))]
+        said = network.output(drawn(pixels, generator), template)
         # Words of many classes have to win by more, or person would win everywhere: the logit adjustment of Menon et
         # al., arXiv:2007.07314.
-        logits = network(drawn(pixels, generator), template) + goes.sum(0).log()
-        return contrast(logits, goes[labels], recipe.smoothing)
+        captioned = contrast(said.logits_per_image + goes.sum(0).log(), goes[labels], recipe.smoothing)
+        logits = network.classifier(said.vision_model_output.pooler_output)
+        return captioned + F.cross_entropy(logits, labels, label_smoothing=recipe.smoothing)
 
     few = ImageSet(*domain.test.take(torch.arange(0, len(domain.test), 5)))
 
