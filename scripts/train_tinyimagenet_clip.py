@@ -23,8 +23,8 @@ from transformers import CLIPModel, CLIPTokenizer
 
 from fedsweep.data.prepared import PreparedData
 from fedsweep.errors import UserError
-from fedsweep.models.clip import readable
 from fedsweep.paths import data_folder
+from fedsweep.plain import readable
 from fedsweep.pretraining.augmentation import ImageAugmentation
 from fedsweep.pretraining.augmentation.images import GREY
 from fedsweep.types import ImageSet

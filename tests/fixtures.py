@@ -71,7 +71,7 @@ def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_clip(folder: Path, image_size: int, patch_size: int) -> None:
+def write_clip(folder: Path, image_size: int, patch_size: int, width: int = 16) -> None:
     """A CLIP for images of this size, with random weights, as a checkpoint in the folder."""
     tokens = clip_backbone.SHIPPED / "digits_clip"
     folder.mkdir(exist_ok=True)
@@ -79,12 +79,12 @@ def write_clip(folder: Path, image_size: int, patch_size: int) -> None:
         (folder / name).write_bytes((tokens / name).read_bytes())
     config = json.loads((tokens / "config.json").read_text())
     for encoder, blocks in (("vision_config", 12), ("text_config", 4)):
-        narrow = {"hidden_size": 16, "intermediate_size": 32, "projection_dim": 16}
+        narrow = {"hidden_size": width, "intermediate_size": 2 * width, "projection_dim": width}
         config[encoder] |= narrow | {"num_hidden_layers": blocks}
     config["vision_config"] |= {"image_size": image_size, "patch_size": patch_size}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        clip = CLIPModel(CLIPConfig(**config | {"projection_dim": 16}))
+        clip = CLIPModel(CLIPConfig(**config | {"projection_dim": width}))
     for parameter in clip.parameters():
         parameter.data.mul_(3)  # every block changes the logits visibly
     clip.save_pretrained(folder)
@@ -112,7 +112,7 @@ def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(untrained.backbone.state_dict(), weights)
     card = {"mean": [0.5] * 3, "std": [0.25] * 3, "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
     weights.with_suffix(".json").write_text(json.dumps(card))
-    write_clip(folder / "backbones" / "tinyimagenet_clip", image_size=64, patch_size=16)
+    write_clip(folder / "backbones" / "tinyimagenet_clip", image_size=64, patch_size=16, width=32)
     return folder
 
 

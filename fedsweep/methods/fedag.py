@@ -24,6 +24,7 @@ from fedsweep.models.domain_adapters import (
     DomainAdapters,
     build_domain_adapters,
     check_clip,
+    named_here,
 )
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
@@ -81,7 +82,8 @@ class FedAG(FederatedMethod):
 
     def fingerprint(self) -> str:
         """That of the server's CLIP."""
-        return self.clip.fingerprint()
+        with named_here():
+            return self.clip.fingerprint()
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
         """Those of the server's CLIP, which must take the backbone's images."""

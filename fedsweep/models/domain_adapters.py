@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import torch
@@ -113,16 +114,23 @@ def build_domain_adapters(
     return DomainAdapters(model, config, domains, seed, identity)
 
 
+@contextmanager
+def named_here() -> Iterator[None]:
+    """What is said of a CLIP that stands as `method.clip` names it so."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("`backbone.", "`method.clip.")) from None
+
+
 def check_clip(config: ClipConfig, image_size: int, class_names: tuple[str, ...]) -> None:
     """Load the CLIP as a run will, once per process for each content.
 
     Raises:
         UserError: it cannot be loaded, or takes other images than the clients' backbone.
     """
-    try:
+    with named_here():
         config.check_weights(len(class_names), class_names)
-    except UserError as error:
-        raise UserError(str(error).replace("`backbone.", "`method.clip.")) from None
     if config.image_size != image_size:
         raise UserError(
             f"`method.clip` takes images of {config.image_size} pixels, but those of `backbone` have {image_size}."

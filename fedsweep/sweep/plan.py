@@ -10,6 +10,7 @@ from typing import Any
 import fedsweep
 from fedsweep.arms import WITHOUT, Arm, Reference, arm_label, shown_setting
 from fedsweep.config import flat
+from fedsweep.data import load
 from fedsweep.errors import UserError, near
 from fedsweep.experiment import RunConfig
 from fedsweep.paths import find
@@ -178,6 +179,7 @@ class Plan:
         """
         seen: set[str] = set()
         for config in self._reachable():
+            load(config.data)  # what is missing is told in the order in which it is got
             asked = config.model_dump_json(
                 include={"data", "partition", "synthetic", "federation", "seed", "backbone", "evaluation"}
             )
