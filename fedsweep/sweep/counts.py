@@ -16,12 +16,13 @@ from fedsweep.types import Client
 
 ALL, BLOCK, LORA, HEAD, BRICK = (f"parameters/{part}" for part in ("all", "block", "lora_per_block", "head", "brick"))
 FROZEN, GATE, ADAPTER, MIXTURE = (f"parameters/{part}" for part in ("backbone", "gate", "gate_adapter", "mixture"))
+SERVER, TAUGHT = "parameters/server", "parameters/server_adapters"
 BANDWIDTHS = (0.1, 1.0, 10.0)
 """Megabytes per second (FedMS, Section 4.2.3)."""
 STAGES = ("", "/stage_2")
 TRAINED = [f"percent/trained{stage}" for stage in STAGES]
 SECONDS = [f"seconds/{bandwidth:g}MBps{stage}" for stage in STAGES for bandwidth in BANDWIDTHS]
-COUNTS = [ALL, BLOCK, LORA, HEAD, BRICK, FROZEN, GATE, ADAPTER, MIXTURE, *TRAINED, *SECONDS]
+COUNTS = [ALL, BLOCK, LORA, HEAD, BRICK, FROZEN, GATE, ADAPTER, MIXTURE, SERVER, TAUGHT, *TRAINED, *SECONDS]
 BF16, FP32 = 2, 4
 """Bytes of a value on the wire in bfloat16, as FedBRICK counts, and in single precision, as FedMS does."""
 
@@ -73,7 +74,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     lora = sum(size for name, size in sizes.items() if layer_of(name) == top and ".lora_" in name)
     backbone = sum(size for name, size in sizes.items() if name.startswith("backbone.") and ".lora_" not in name)
     parameters = {
-        ALL: held_parameters(sizes, range(model.num_layers), ("bricks.", "gate.")),
+        ALL: held_parameters(sizes, range(model.num_layers), ("bricks.", "gate.", "server.")),
         BLOCK: held_parameters(sizes, [top]) - held_parameters(sizes, []) - lora,
         LORA: lora,
         HEAD: sum(size for name, size in sizes.items() if name.startswith(model.head_prefix)),
@@ -82,6 +83,9 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     if gate := sum(size for name, size in sizes.items() if name.startswith("gate.")):
         adapter = sum(size for name, size in sizes.items() if name.startswith("gate.adapter."))
         parameters |= {GATE: gate, ADAPTER: adapter, MIXTURE: 2 * backbone + gate}
+    if server := sum(size for name, size in sizes.items() if name.startswith("server.")):
+        frozen = sum(size for name, size in sizes.items() if name.startswith("server.clip."))
+        parameters |= {SERVER: server, TAUGHT: server - frozen}
     if bricks:
         first = next(iter(bricks)).rpartition(".")[0]
         parameters[BRICK] = sum(size for name, size in bricks.items() if name.startswith(f"{first}."))

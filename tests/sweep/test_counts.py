@@ -162,3 +162,20 @@ def test_counts_are_of_a_grids_arms_and_a_paper_can_give_only_what_is_counted(tm
     path.write_text(json.dumps({name: given[name] for name in ("experiment", "measure", "scheduler")} | sampled))
     with pytest.raises(UserError, match="`measure` parameters counts the arms of a grid, and `search` random has none"):
         Plan.read("mine", {}, {})
+
+
+def test_fedag_s_server_is_counted_apart_from_its_clients(monkeypatch, tmp_path):
+    """CLIP B/32 has 151,277,313 parameters, an attention adapter of FedCLIP on it 2 d^2 + 2 d with d = 512."""
+    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "none"))
+    plan = Plan.read("papers/fedag/table1_domainnet", {}, {})
+    fedag, fedavg, fedclip = (
+        count_parameters(plan.resolve({"arm": name}, 0), 345) for name in ("FedAG", "FedAvg", "FedCLIP")
+    )
+    adapter, attention = 2 * 512 * 512 + 2 * 512, 345 * 64 + 64 + 64 + 1
+    assert fedag.parameters["parameters/server_adapters"] == 3 * adapter + attention
+    assert fedag.parameters["parameters/server"] == 151_277_313 + 3 * adapter + attention
+    assert fedag.parameters["parameters/all"] == fedavg.parameters["parameters/all"]
+    assert fedag.clients == fedavg.clients
+    assert "parameters/server" not in fedavg.parameters
+    assert fedclip.clients[0].trained == adapter
+    assert fedclip.parameters["parameters/backbone"] == 151_277_313
