@@ -46,8 +46,13 @@ def content_digests(config: RunConfig) -> dict[str, str]:
     """What pins the content of the files that a configuration only names: images with labels, and weights."""
     weights = [config.backbone.fingerprint(), config.method.fingerprint()]
     data = load(config.data)
-    images = [data.digest, config.synthetic.fingerprint(data) if config.trains_on_synthetic else ""]
+    images = [data.digest, _of_synthetic(config, data)]
     return {"data": " ".join(filter(None, images)), "weights": " ".join(one for one in weights if one)}
+
+
+def _of_synthetic(config: RunConfig, data: FederatedData) -> str:
+    """The digest of synthetic images that lie in files; empty for none."""
+    return config.synthetic.fingerprint(data) if config.trains_on_synthetic else ""
 
 
 def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
@@ -87,6 +92,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
     model = build_model(config.backbone, lora, len(data.class_names), config.seed, data.class_names, freeze_a)
     config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
     model.to(device)
+    kept = FrozenRows.of(sources(data, parts.synthetic, _of_synthetic(config, data)))
     return Federation(
         method=config.method,
         base=config.base_optimizer,
@@ -107,9 +113,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
             config.seed,
             rounds=config.federation.rounds,
             fewest=min(len(client.train) for client in clients),
-            reader=Reader(
-                model, _identity(config), FrozenRows.of(sources(data, parts.synthetic)), config.evaluation.batch_size
-            ),
+            reader=Reader(model, _identity(config), kept, config.evaluation.batch_size),
         ),
         config=config.federation,
         evaluation=config.evaluation,
@@ -125,8 +129,8 @@ def _identity(config: RunConfig) -> str:
     return f"{config.backbone.model_dump_json()} {content} {lora} {config.seed if drawn else ''}"
 
 
-def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None) -> dict[int, str]:
-    """The content of each tensor of images, by its address."""
+def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None, digest: str = "") -> dict[int, str]:
+    """The content of each tensor of images, by its address; `digest` is that of synthetic images that lie in files."""
     found = {}
     for one in (*data.domains, *data.held_out):
         for split, images in (("train", one.train), ("test", one.test)):
@@ -134,8 +138,10 @@ def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None
                 # A domain that is held out is tested on both its splits, one after the other.
                 name = ("train", "test")[place] if len(images.parts) > 1 else split
                 found[part.data_ptr()] = f"{data.digest}/{one.name}/{name}"
-    for part in (part for images in (synthetic or {}).values() for part in images.parts):
-        found.setdefault(part.data_ptr(), f"sha256:{hashlib.sha256(part.numpy().data).hexdigest()}")
+    for name, images in (synthetic or {}).items():
+        for place, part in enumerate(images.parts):
+            content = f"{digest}/{name}/{place}" if digest else hashlib.sha256(part.numpy().data).hexdigest()
+            found.setdefault(part.data_ptr(), f"synthetic {content}")
     return found
 
 

@@ -1,6 +1,7 @@
 """Images from the statistics of held-out ones, where no generator is at hand."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -30,36 +31,46 @@ class Surrogate(Proportioned):
             UserError: of some class the server has no image in any domain.
         """
         classes = len(data.class_names)
-        own = {name: _by_class(images, classes) for name, images in sorted(proxy.items())}
+        own = {name: ByClass(images) for name, images in sorted(proxy.items())}
         means = _means(own, data.class_names)
         made = {}
         for domain in data.domains:
             generator = torch.Generator().manual_seed(derived_seed(seed, "surrogate", domain.name))
             labels, around = self.labels(domain, classes), means[domain.name]
-            scatter = [part - part.mean(0) for part in own[domain.name] if len(part) > 1]
             images = torch.empty((len(labels), *around.shape[1:]), dtype=torch.uint8)
             for label in sorted(set(labels.tolist())):
-                part = own[domain.name][label]
-                around_it = [part - part.mean(0)] if len(part) > 1 else scatter
+                around_it = own[domain.name].deviations([label]) or own[domain.name].deviations(range(classes))
                 here = labels == label
                 images[here] = _drawn(around[label], around_it, int(here.sum()), generator)
             made[domain.name] = ImageSet(images, labels)
         return made
 
 
-def _by_class(images: ImageSet, classes: int) -> list[Tensor]:
-    """The images of each class, in single precision."""
-    return [images.take((images.labels == label).nonzero().flatten())[0].float() for label in range(classes)]
+@dataclass(frozen=True)
+class ByClass:
+    """A domain's images, a class at a time: all of them in single precision would not fit into memory."""
+
+    images: ImageSet
+
+    def of(self, label: int) -> Tensor:
+        """The images of a class, in single precision."""
+        return self.images.take((self.images.labels == label).nonzero().flatten())[0].float()
+
+    def deviations(self, labels: Iterable[int]) -> list[Tensor]:
+        """Of the images of these classes from their class's mean, where there are two or more."""
+        parts = map(self.of, labels)
+        return [part - part.mean(0) for part in parts if len(part) > 1]
 
 
-def _means(own: Mapping[str, Sequence[Tensor]], class_names: Sequence[str]) -> dict[str, Tensor]:
+def _means(own: Mapping[str, ByClass], class_names: Sequence[str]) -> dict[str, Tensor]:
     """The mean image of each class, by domain: (classes, 3, h, w).
 
     A class that a domain lacks is its mean style, moved as the class moves away from it in other domains.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, parts in own.items():
-        found[name] = {label: part.mean(0) for label, part in enumerate(parts) if len(part)}
+        present = sorted(set(parts.images.labels.tolist()))
+        found[name] = {label: parts.of(label).mean(0) for label in present}
         styles[name] = torch.stack([*found[name].values()]).mean(0)
         for label, mean in found[name].items():
             moves[label].append(mean - styles[name])
