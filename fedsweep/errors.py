@@ -27,3 +27,7 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f"; did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else ""
+
+
+class DivergenceError(RuntimeError):
+    """A loss stopped being a number, or a trained tensor left the range of numbers."""

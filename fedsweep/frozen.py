@@ -277,3 +277,8 @@ def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
         found.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         found.update(tensor.numpy().tobytes())
     return found.hexdigest()
+
+
+def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: AdapterState, device: torch.device) -> str:
+    """The key of what leaves these steps of a model's walk; of a `whole` walk, what follows it too."""
+    return digest_of(f"{identity}\0{steps}\0{whole}", state, device)

@@ -1,8 +1,8 @@
 """What FedAG's server does with synthetic images: domain adapters and copies of the clients' models learn together."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.config import Config
+from fedsweep.errors import DivergenceError
 from fedsweep.models.domain_adapters import DomainAdapters
 from fedsweep.models.layered import LayeredModel, copy_into
 from fedsweep.optimizers import Adam, AdamConfig
@@ -36,10 +37,11 @@ class ServerConfig(Config):
 class Lesson:
     """A domain's synthetic images with what is known of them: CLIP's features (n, width), quality scores (n,).
 
-    `place` is that of its adapter.
+    `place` is that of its adapter; the order of its batches is drawn from `rng`.
     """
 
     place: int
+    rng: np.random.Generator
     images: ImageSet
     features: Tensor
     quality: Tensor
@@ -78,16 +80,21 @@ class MutualLearning:
     strength: float
     delta: float
 
-    def warm_up(self, adapters: DomainAdapters, lessons: Sequence[Lesson], rng: np.random.Generator) -> None:
-        """Each adapter learns to classify its domain's images, in place."""
+    def warm_up(self, adapters: DomainAdapters, lessons: Sequence[Lesson]) -> None:
+        """Each adapter learns to classify its domain's images, in place.
+
+        Raises:
+            DivergenceError: one leaves the range of numbers.
+        """
         for lesson in lessons:
             parameters = list(adapters.adapters[lesson.place].parameters())
             adam = self.optimizer([one.data for one in parameters])
             labels = lesson.images.labels.to(adapters.text.device)
             for _ in range(self.config.warmup_epochs):
-                for rows in self._batches(lesson, rng):
+                for rows in torch.split(_shuffled(lesson), self.config.batch_size):
                     loss = F.cross_entropy(adapters.logits_of(lesson.place, lesson.features[rows]), labels[rows])
                     adam.step(torch.autograd.grad(loss, parameters))
+            _check_finite(parameters)
 
     def learn(
         self,
@@ -95,36 +102,49 @@ class MutualLearning:
         adapters: DomainAdapters,
         copies: Sequence[AdapterState],
         lessons: Sequence[Lesson],
-        rng: np.random.Generator,
     ) -> None:
         """Move the adapters and the `copies` of the clients' models, one for each lesson, in place.
 
         Within the losses the model stands for one copy after the other; afterwards it holds the values of some.
+
+        Raises:
+            DivergenceError: something leaves the range of numbers.
         """
-        session = _Session(self, model, adapters, copies, lessons)
+        session = Session(self, model, adapters, copies, lessons)
+        size = self.config.batch_size
+        steps = math.ceil(max(len(lesson.images) for lesson in lessons) / size)
         for _ in range(self.config.epochs):
-            order = [list(self._batches(lesson, rng)) for lesson in lessons]
+            order = [_shuffled(lesson) for lesson in lessons]
+            # As many parts of each domain as the largest has batches: no step is of some domains alone.
+            together = list(zip(*(torch.tensor_split(rows, steps) for rows in order), strict=True))
             if self.config.update == "joint":
-                for batches in zip_longest(*order):  # a domain with fewer images is through before others
+                for batches in together:
                     session.joint_step(batches)
                 continue
             for number, own in enumerate(order):
-                for rows in own:
+                for rows in torch.split(own, size):
                     session.in_domain_step(number, rows)
-            for batches in zip_longest(*order) if self.cross else ():
+            for batches in together if self.cross else ():
                 session.cross_domain_step(batches)
+        _check_finite([*session.shared, *(one for copy in copies for one in copy.values())])
 
     def optimizer(self, tensors: list[Tensor]) -> Adam:
         """Adam as FedAG has it (Section 4.3)."""
         lr = self.config.lr
         return Adam(AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None), tensors)
 
-    def _batches(self, lesson: Lesson, rng: np.random.Generator) -> Iterator[Tensor]:
-        order = torch.from_numpy(rng.permutation(len(lesson.images)))
-        yield from torch.split(order, self.config.batch_size)
+
+def _shuffled(lesson: Lesson) -> Tensor:
+    return torch.from_numpy(lesson.rng.permutation(len(lesson.images)))
 
 
-class _Session:
+def _check_finite(tensors: Sequence[Tensor]) -> None:
+    norms = torch.stack(torch._foreach_norm([one.detach() for one in tensors]))
+    if not norms.isfinite().all():
+        raise DivergenceError("the server's training left the range of numbers; try a smaller `method.server.lr`")
+
+
+class Session:
     """One round of mutual learning: what is trained, and an optimizer for each part."""
 
     def __init__(
@@ -151,17 +171,17 @@ class _Session:
         self.of_own[number].step(gradients[: len(own)])
         self.of_copies[number].step(gradients[len(own) :])
 
-    def cross_domain_step(self, batches: Sequence[Tensor | None]) -> None:
+    def cross_domain_step(self, batches: Sequence[Tensor]) -> None:
         """The cross-domain part: all adapters and their attention."""
-        present = [(number, rows) for number, rows in enumerate(batches) if rows is not None]
+        present = [(number, rows) for number, rows in enumerate(batches) if len(rows)]
         losses = torch.stack([self._cross_domain(number, rows) for number, rows in present])
         self.of_shared.step(torch.autograd.grad(losses.sum() / len(self.lessons), self.shared))
 
-    def joint_step(self, batches: Sequence[Tensor | None]) -> None:
-        """G of Eq. 10 on a batch of each domain: everything."""
+    def joint_step(self, batches: Sequence[Tensor]) -> None:
+        """G of Eq. 10 on a batch of each domain: everything. A batch may be empty."""
         total = [torch.zeros_like(one) for one in self.shared]
         for number, rows in enumerate(batches):
-            if rows is None:
+            if not len(rows):
                 continue
             loss = self._in_domain(number, rows)
             if self.learning.cross:

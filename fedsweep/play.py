@@ -126,7 +126,7 @@ def _identity(config: RunConfig) -> str:
     content = config.backbone.fingerprint()
     lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.uses_lora else ""
     drawn = content == "none" or (config.method.uses_lora and config.aggregation.lora == "freeze_a")
-    return f"{config.backbone.model_dump_json()} {content} {lora} {config.seed if drawn else ''}"
+    return f"{config.backbone.identity(content)} {lora} {config.seed if drawn else ''}".strip()
 
 
 def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None, digest: str = "") -> dict[int, str]:

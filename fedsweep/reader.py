@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedsweep.frozen import FrozenFunction, FrozenRows, digest_of
+from fedsweep.frozen import FrozenFunction, FrozenRows, walk_key
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.types import AdapterState, Batch, ImageSet
 
@@ -27,7 +27,7 @@ class Reader:
     def prefix(self, path: Path, steps: int, adapter: AdapterState) -> FrozenFunction:
         """What leaves the first steps of a walk; the model holds the adapter, and lets them be frozen."""
         model, ahead = self.model, self.model.ahead(adapter, path, steps)
-        key = digest_of(f"{self.identity}\0{path[:steps]}\0{steps == len(path)}", ahead, model.mean.device)
+        key = walk_key(self.identity, tuple(path[:steps]), steps == len(path), ahead, model.mean.device)
         if steps == len(path):
             return FrozenFunction(key, lambda images: model.passed(images, path))
         return FrozenFunction(key, lambda images: model.walk(images, path[:steps]))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.config import Config
+from fedsweep.errors import DivergenceError
 from fedsweep.models.layered import Images, LayeredModel, Path, copy_into
 from fedsweep.models.names import is_statistic, names_within
 from fedsweep.optimizers import OptimizerConfig
@@ -71,10 +72,6 @@ class LocalTask:
     def walk(self, over: float) -> Path:
         """The steps to walk when a share of the session is over."""
         return self.allocation.held if self.path is None else self.path(over)
-
-
-class DivergenceError(RuntimeError):
-    """A client's loss stopped being a number."""
 
 
 def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:

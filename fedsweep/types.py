@@ -175,7 +175,8 @@ class ClientUpdate:
     """What one client sends back: the tensors it trained, under their names in the full model.
 
     `kept` are those that it trained and does not send: its personal part, which no cost of the wire counts. `told` is
-    what else it sends, tensors that are no part of a model.
+    what else it sends, tensors that are no part of a model. `remembered`, where a method asks for it, is what it has
+    trained, whatever it sends.
     """
 
     client: ClientId
@@ -185,6 +186,7 @@ class ClientUpdate:
     metrics: Mapping[str, float]
     kept: AdapterState = field(default_factory=dict)
     told: AdapterState = field(default_factory=dict)
+    remembered: AdapterState = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def resolve(experiment: str, changes: dict) -> None:
 
 
 @pytest.fixture
-def working_directory(tmp_path, monkeypatch) -> Path:
+def working_directory(tmp_path, monkeypatch, pacs) -> Path:
     """A folder with the files that the pages tell a reader to write: YAML blocks that begin with their path."""
     for page in PAGES:
         for body in blocks(page.read_text(), "yaml"):

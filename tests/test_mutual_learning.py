@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsweep.errors import DivergenceError
 from fedsweep.models.clip_backbone import DigitsClip
 from fedsweep.models.domain_adapters import AdaptersConfig, DomainAdapters, build_domain_adapters
 from fedsweep.models.layered import copy_into
@@ -16,7 +17,7 @@ from fedsweep.mutual_learning import (
     Lesson,
     MutualLearning,
     ServerConfig,
-    _Session,
+    Session,
     margin,
     mutual_divergence,
     normalised,
@@ -122,7 +123,7 @@ class Server:
         self.learning = MutualLearning(server, **given)
         names = [name for name in self.model.movable() if not name.startswith("server.")]
         self.copies = [self._copy(names, seed) for seed in (0, 1)]
-        self.lessons = [self._lesson(0, 9), self._lesson(2, 7)]
+        self.lessons = [self._lesson(0, 23), self._lesson(2, 7)]
 
     def _copy(self, names: list[str], seed: int) -> AdapterState:
         movable = self.model.movable()
@@ -133,11 +134,11 @@ class Server:
         pixels = torch.randint(256, (count, 3, 16, 16), generator=generator, dtype=torch.uint8)
         images = ImageSet(pixels, torch.arange(count) % 10)
         alpha = torch.rand(count, generator=generator)
-        return Lesson(place, images, self.adapters.seen()(pixels), normalised(alpha))
+        return Lesson(place, np.random.default_rng(place), images, self.adapters.seen()(pixels), normalised(alpha))
 
     @property
-    def session(self) -> _Session:
-        return _Session(self.learning, self.model, self.adapters, self.copies, self.lessons)
+    def session(self) -> Session:
+        return Session(self.learning, self.model, self.adapters, self.copies, self.lessons)
 
     def values(self) -> dict[str, AdapterState]:
         adapters = {
@@ -156,6 +157,7 @@ class Server:
 
 
 ROWS = torch.arange(5)
+NONE = torch.arange(0)
 ALL = {*DOMAINS, "attention", "copy 0", "copy 1"}
 
 
@@ -169,13 +171,13 @@ def test_an_in_domain_step_moves_its_own_adapter_and_copy_and_nothing_else(cosin
 def test_a_cross_domain_step_moves_all_adapters_and_their_attention_and_no_copy(cosines):
     server = Server(cosines)
     assert server.moved_by(partial(server.session.cross_domain_step, [ROWS, ROWS])) == {*DOMAINS, "attention"}
-    assert server.moved_by(partial(server.session.cross_domain_step, [ROWS, None])) == {*DOMAINS, "attention"}
+    assert server.moved_by(partial(server.session.cross_domain_step, [ROWS, NONE])) == {*DOMAINS, "attention"}
 
 
 def test_a_joint_step_moves_everything_but_clip(cosines):
     server = Server(cosines)
     assert server.moved_by(partial(server.session.joint_step, [ROWS, ROWS])) == ALL
-    assert server.moved_by(partial(server.session.joint_step, [None, ROWS])) == ALL - {"copy 0"}
+    assert server.moved_by(partial(server.session.joint_step, [NONE, ROWS])) == ALL - {"copy 0"}
 
 
 def test_without_the_cross_domain_part_only_what_is_of_a_domain_moves(cosines):
@@ -188,9 +190,8 @@ def test_alternating_epochs_move_what_joint_ones_do(cosines, cross):
     moved = []
     for update in ("joint", "alternating"):
         server = Server(cosines, update=update, cross=cross)
-        rng = np.random.default_rng(0)
         moved.append(
-            server.moved_by(partial(server.learning.learn, server.model, cosines, server.copies, server.lessons, rng))
+            server.moved_by(partial(server.learning.learn, server.model, cosines, server.copies, server.lessons))
         )
     assert moved[0] == moved[1] == (ALL if cross else {"art", "sketch", "copy 0", "copy 1"})
 
@@ -205,8 +206,7 @@ def test_warming_up_moves_the_adapters_of_the_lessons_and_lowers_their_loss(cosi
         return torch.nn.functional.cross_entropy(found, lesson.images.labels).item()
 
     before = loss()
-    rng = np.random.default_rng(0)
-    assert server.moved_by(partial(learning.warm_up, cosines, server.lessons, rng)) == {"art", "sketch"}
+    assert server.moved_by(partial(learning.warm_up, cosines, server.lessons)) == {"art", "sketch"}
     assert loss() < before / 2
 
 
@@ -239,9 +239,38 @@ def test_a_joint_step_descends_the_mean_over_domains(cosines):
     total = torch.zeros(())
     for number in (0, 1):
         total = total + (session._in_domain(number, ROWS) + session._cross_domain(number, ROWS)) / 2
-    gradients = torch.autograd.grad(total, session.shared)
-    before = [one.detach().clone() for one in session.shared]
+    gradients = [*torch.autograd.grad(total, session.shared, retain_graph=True)]
+    trained = list(session.trained.values())
+    for number in (0, 1):
+        own = torch.autograd.grad(session._in_domain(number, ROWS), trained)
+        gradients += own
+    moving = [*session.shared, *(one for copy in server.copies for one in copy.values())]
+    before = [one.detach().clone() for one in moving]
     server.session.joint_step([ROWS, ROWS])
-    for old, new, gradient in zip(before, session.shared, gradients, strict=True):
+    for old, new, gradient in zip(before, moving, gradients, strict=True):
         large = gradient.abs() > 1e-5
         assert torch.equal((new - old).sign()[large], -gradient.sign()[large])
+
+
+@pytest.mark.parametrize("update", ["joint", "alternating"])
+def test_no_step_is_of_some_domains_alone_and_an_epoch_is_all_images_once(cosines, update, monkeypatch):
+    """One domain has three times the images of the other; together they take as many steps as the larger."""
+    server, seen = Server(cosines, update=update), []
+    step = "joint_step" if update == "joint" else "cross_domain_step"
+    done = getattr(Session, step)
+    monkeypatch.setattr(Session, step, lambda self, batches: (seen.append(batches), done(self, batches)))
+    server.learning.learn(server.model, cosines, server.copies, server.lessons)
+    assert len(seen) == 5
+    for number, lesson in enumerate(server.lessons):
+        rows = [batches[number] for batches in seen]
+        assert all(map(len, rows))
+        assert sorted(torch.cat(rows).tolist()) == list(range(len(lesson.images)))
+
+
+def test_a_server_that_leaves_the_range_of_numbers_says_which_rate_to_lower(cosines):
+    server = Server(cosines)
+    wild = replace(server.learning, config=ServerConfig(epochs=1, warmup_epochs=3, batch_size=5, lr=1e30))
+    with pytest.raises(DivergenceError, match=r"try a smaller `method\.server\.lr`"):
+        wild.learn(server.model, cosines, server.copies, server.lessons)
+    with pytest.raises(DivergenceError, match=r"try a smaller `method\.server\.lr`"):
+        wild.warm_up(cosines, server.lessons)

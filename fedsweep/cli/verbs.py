@@ -40,12 +40,12 @@ def run(
 
     import torch
 
+    from fedsweep.errors import DivergenceError
     from fedsweep.experiment import RunConfig
     from fedsweep.play import check_content
     from fedsweep.recorded_run import record_run
     from fedsweep.terminal import RoundTable, show_recorded
     from fedsweep.tracking import check_writable
-    from fedsweep.training import DivergenceError
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("`--device` is cuda, but torch sees no GPU.")

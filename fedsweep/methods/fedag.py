@@ -107,8 +107,8 @@ class FedAG(FederatedMethod):
             return state
         adapters = cast(DomainAdapters, trainer.model.server)
         trainer.model.load_adapter(state.adapter)
-        lessons = [self._lesson(name, server, trainer.reader, None) for name in adapters.domains]
-        self._learning().warm_up(adapters, lessons, stream(trainer.seed, "adapter warm-up"))
+        lessons = [self._lesson("adapter warm-up", name, server, trainer) for name in adapters.domains]
+        self._learning().warm_up(adapters, lessons)
         return replace(state, adapter=state.adapter | _server_tensors(trainer.model), warm=True)
 
     def allocate(
@@ -130,7 +130,7 @@ class FedAG(FederatedMethod):
         tasks = [
             LocalTask(one, start, allocations[one.id], objective) for one, start in zip(cohort, starts, strict=True)
         ]
-        updates = trainer.fit(tasks)
+        updates = [replace(update, remembered=update.adapter) for update in trainer.fit(tasks)]
         if not self.quality:
             return updates
         scored = []
@@ -153,7 +153,7 @@ class FedAG(FederatedMethod):
                 told = [replace(update, adapter=update.told) for update in here]
                 scores[domain] = layerwise_mean(here[0].told, told, server.aggregation)["quality"]
         for update in updates:
-            own[update.client] = {name: tensor.clone() for name, tensor in update.adapter.items()}
+            own[update.client] = {name: tensor.clone() for name, tensor in update.remembered.items()}
         adapter = {name: one.clone() for name, one in state.adapter.items()}
         return replace(state, adapter=adapter, copies=copies, own=own, quality=scores)
 
@@ -161,11 +161,11 @@ class FedAG(FederatedMethod):
         """Eq. 10, over the domains that have sent a model so far."""
         state, model = of(state), trainer.model
         present = sorted(state.copies)
-        lessons = [self._lesson(name, server, trainer.reader, state.quality.get(name)) for name in present]
+        purpose = "mutual learning"
+        lessons = [self._lesson(purpose, name, server, trainer, state.quality.get(name)) for name in present]
         copies = [{name: one.clone() for name, one in state.copies[name].items()} for name in present]
         model.load_adapter(state.adapter)
-        rng = stream(trainer.seed, "mutual learning", trainer.round)
-        self._learning().learn(model, cast(DomainAdapters, model.server), copies, lessons, rng)
+        self._learning().learn(model, cast(DomainAdapters, model.server), copies, lessons)
         learned = dict(zip(present, copies, strict=True))
         return replace(state, adapter=state.adapter | _server_tensors(model), copies=learned)
 
@@ -221,12 +221,15 @@ class FedAG(FederatedMethod):
     def _learning(self) -> MutualLearning:
         return MutualLearning(self.server, self.cross_domain, self.strength * self.regularizer, self.delta)
 
-    def _lesson(self, domain: str, server: Server, reader: Reader, scores: Tensor | None) -> Lesson:
+    def _lesson(
+        self, purpose: str, domain: str, server: Server, trainer: CohortTrainer, scores: Tensor | None = None
+    ) -> Lesson:
         """A domain's synthetic images; those of all domains for a client of a pool."""
         images = synthetic_of(domain, server.synthetic)
         weights = torch.ones(len(images)) if scores is None else normalised(scores)
-        adapters, features = cast(DomainAdapters, reader.model.server), self.known(reader, images)["clip"]
-        return Lesson(adapters.domains.index(domain), images, features, weights.to(adapters.text.device))
+        adapters, features = cast(DomainAdapters, trainer.model.server), self.known(trainer.reader, images)["clip"]
+        rng = stream(trainer.seed, purpose, trainer.round, domain)
+        return Lesson(adapters.domains.index(domain), rng, images, features, weights.to(adapters.text.device))
 
 
 def of(state: ServerState) -> FedAGState:
@@ -247,7 +250,7 @@ def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_siz
     seen, asked = (_features(model, images, batch_size) for images in (train, synthetic))
     labels, wanted = train.labels.to(seen.device), synthetic.labels.to(seen.device)
     classes = int(torch.cat([labels, wanted]).max()) + 1
-    sums = seen.new_zeros(classes, seen.shape[1]).index_add_(0, labels, seen)
+    sums = F.one_hot(labels, classes).T.to(seen.dtype) @ seen  # index_add_ has no fixed order on a GPU
     counts = labels.bincount(minlength=classes).clamp(min=1)
     prototypes = sums / counts.unsqueeze(1)
     return F.cosine_similarity(asked, prototypes[wanted], dim=1).clamp(min=0)

@@ -45,7 +45,7 @@ class FedOT(FederatedMethod):
         """The frozen blocks that clients have: spread evenly over the middle, its first and last among them.
 
         >>> FedOT(bottom=1, top=1, kept=0.5).emulator(range(12)), FedOT(bottom=1, top=1, kept=0.1).emulator(range(12))
-        ((1, 3, 6, 8, 10), (1,))
+        ((1, 3, 5, 8, 10), (1,))
         """
         middle = layers[self.bottom : len(layers) - self.top]
         count = max(1, round(self.kept * len(middle)))

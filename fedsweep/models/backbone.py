@@ -14,3 +14,7 @@ class Backbone(Config):
     """Whether there is a text encoder."""
     positions: ClassVar[tuple[str, ...]] = ("l0", "l1", "both")
     """Where adapters can sit."""
+
+    def identity(self, content: str) -> str:
+        """What decides what it makes of an image, with the fingerprint of its weights; no texts."""
+        return f"{self.model_dump_json(exclude={'prompt'})} {content}"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsweep.config import Config
 from fedsweep.errors import UserError
-from fedsweep.frozen import FrozenFunction, digest_of
+from fedsweep.frozen import FrozenFunction, walk_key
 from fedsweep.models.clip import LayeredClip
 from fedsweep.models.clip_backbone import ClipBackbone, DigitsClip
 from fedsweep.models.feature_adapter import FeatureAdapter, draw_linears
@@ -67,8 +67,9 @@ class DomainAdapters(nn.Module):
     def seen(self) -> FrozenFunction:
         """CLIP's image encoder: uint8 images (n, 3, h, w) to I (n, width) (Eq. 3)."""
         clip = self.clip
-        key = digest_of(f"clip's image encoder {self.identity}", {}, clip.mean.device)
-        return FrozenFunction(key, lambda images: clip.passed(images, range(clip.num_layers)))
+        path = tuple(range(clip.num_layers))
+        key = walk_key(self.identity, path, True, {}, clip.mean.device)  # the one that a run on this CLIP keeps it by
+        return FrozenFunction(key, lambda images: clip.passed(images, path))
 
     def logits_of(self, domain: int, features: Tensor) -> Tensor:
         """phi_n (n, classes) of the adapter in this place; as cosines times CLIP's scale, or as plain products."""
@@ -110,8 +111,7 @@ def build_domain_adapters(
         return DomainAdapters(clip.outlined(class_names), config, domains, seed, "outlined")
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
         model = clip.build(len(class_names), class_names=class_names).eval()
-    identity = f"{clip.model_dump_json(exclude={'prompt'})} {clip.fingerprint()}"
-    return DomainAdapters(model, config, domains, seed, identity)
+    return DomainAdapters(model, config, domains, seed, clip.identity(clip.fingerprint()))
 
 
 @contextmanager

@@ -95,17 +95,24 @@ class Plan:
 
     def check(self) -> None:
         """Resolve every arm (or every extreme of a sampled axis), and find the objective among the metrics."""
-        for name in self.space.names:
+        own = {name for changes in (self.space.named or {}).values() for name in changes}  # checked arm by arm
+        for name in (one for one in self.space.names if one not in own):
             if name not in (known := flat(self.base)) and not any(other.startswith(f"{name}.") for other in known):
                 raise UserError(
                     f"search space {self.name}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
                 )
         self._check_components()
+        varies_synthetic = any(name.split(".")[0] == "synthetic" for name in self.space.names)
         seen: dict[str, Arm] = {}
         metrics: list[tuple[Arm, list[str]]] = []
         for arm in self._arms():
             config = self.resolve(arm, self.space.seeds[0])
             metrics.append((arm, config.metrics()))
+            if varies_synthetic and not config.trains_on_synthetic:
+                raise UserError(
+                    f"search space {self.name}: `synthetic` varies, but in the arm {arm_label(arm)} nobody trains on "
+                    "synthetic images."
+                )
             resolved = json.dumps(config.model_dump(mode="json"), sort_keys=True)
             if self.sampled is None and resolved in seen:
                 twins = f"{arm_label(seen[resolved])} and {arm_label(arm)}"

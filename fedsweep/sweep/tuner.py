@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from joblib import cpu_count
 from rich.console import Console
 
-from fedsweep.errors import UserError
+from fedsweep.errors import DivergenceError, UserError
 from fedsweep.lock import held
 from fedsweep.paths import environment
 from fedsweep.store import Outcome, Store, SweepManifest, SweepStore, TrialRecord
@@ -23,7 +23,6 @@ from fedsweep.sweep.display import LiveTable
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import Resources
 from fedsweep.tracking import Recorder, check_writable
-from fedsweep.training import DivergenceError
 
 if TYPE_CHECKING:
     from fedsweep.sweep.recording import Recording

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedsweep import recorded_run
-from fedsweep.errors import UserError
+from fedsweep.errors import DivergenceError, UserError
 from fedsweep.store import Store
 from fedsweep.sweep import plan as plan_module
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.tuner import available_cpus, open_sweep
-from fedsweep.training import DivergenceError
 from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 
 SPACE = "ablations/lora_rank"

@@ -68,7 +68,7 @@ def test_a_resume_on_another_one_is_refused(own: Call, refused: Refused, tmp_pat
     [
         (
             "fedra_digit",
-            "there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedms_digits` or `fedbrick_digits`?",
+            "there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedag_digits` or `fedms_digits`?",
         ),
         ("zzz", "there is no experiment `zzz`; `fedsweep list` names those that are there."),
         ("", "there is no experiment ``; `fedsweep list` names those that are there."),

@@ -212,7 +212,8 @@ def test_a_layer_that_nobody_trained_does_not_move(first_round):
         )
         for update in updates
     ]
-    after = small.method.aggregate(start.state, few, small.server).adapter
+    aggregate, first = small.method.aggregate(start.state, few, small.server), small.clients[0].id
+    after = small.method.sent_to(aggregate, first)
     untrained = [name for name in start.state.adapter if (layer_of(name) or 0) >= 2]
     upper = {layer_of(name) for name in untrained}
     assert len(upper) >= 6 or small.method.name in FEW

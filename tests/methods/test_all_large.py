@@ -30,10 +30,11 @@ def test_everyone_runs_the_whole_model(federation):
     assert [row.trained for row in rows.values()] == [tuple(range(12))] * 3
 
 
-OWN_LOSS = {"depthfl", "fedbrick", "fedms", "ft", "lfft", "promptfl"}  # or own tensors; see their own tests
+OTHERS = ("depthfl", "fedag", "fedbrick", "fedclip", "fedms", "fedot", "ft", "lfft", "promptfl", "zero_shot")
+"""Methods with a loss or tensors of their own; see their own tests."""
 
 
-@pytest.mark.parametrize("method", sorted({method.model_fields["name"].default for method in ALL} - OWN_LOSS))
+@pytest.mark.parametrize("method", sorted({method.model_fields["name"].default for method in ALL} - set(OTHERS)))
 def test_one_client_in_one_round_is_plain_sgd(federation, tiny, method):
     alone = federation({"method": method, **ONE_CLIENT})
     start, end = federate(alone)

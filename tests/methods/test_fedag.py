@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import torch
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
+from fedsweep.malicious import attacked
+from fedsweep.methods import fedag
 from fedsweep.methods.base import predicted
 from fedsweep.methods.fedag import SERVER, FedAGState, quality
+from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer
-from fedsweep.types import ImageSet
 from tests.compare import identical, identical_rounds, moved, unkept
 from tests.conformance.rounds import one_round
 from tests.references import fedag as reference
@@ -99,10 +102,16 @@ def test_scores_are_cosines_with_the_classes_prototypes(make):
     assert [score == 0 for score in expected] == [label == 3 for label in wanted]
 
 
-def test_no_score_is_below_zero(make):
+def test_no_score_is_below_zero(make, monkeypatch):
     small = make()
-    opposite = ImageSet(255 - small.clients[0].train.take(torch.arange(30))[0], small.clients[0].train.labels[:30])
-    assert quality(small.model, small.clients[0].train, opposite, 16).min() >= 0
+    images = small.clients[0].train.select(torch.arange(6))
+    asked = -torch.eye(6)
+    asked[0] *= -1
+    found = iter([torch.eye(6), asked])
+    monkeypatch.setattr(fedag, "_features", lambda *_: next(found))
+    labels = torch.arange(6)
+    given = replace(images, labels=labels)
+    assert quality(small.model, given, given, 16).tolist() == [1, 0, 0, 0, 0, 0]
 
 
 def test_a_known_domain_is_answered_by_its_adapter_and_an_unknown_one_by_all(make):
@@ -203,16 +212,25 @@ def test_a_clients_own_model_is_tested_where_it_is_asked_for(make):
     assert last.metrics[f"accuracy/client/{client.id}"] == right
 
 
-def test_an_attack_reverses_what_a_client_did_to_the_model_that_it_was_sent(make):
-    small = make({"federation.malicious_share": 0.34})
+def test_an_attack_reverses_what_the_server_gets_of_a_client_which_goes_on_from_its_own(make):
+    """In the second round, in which it was sent a copy of its own and not what all begin with."""
+    small, honest = make({"federation.malicious_share": 0.34}), make()
     (attacker,) = small.malicious()
+    domain = small.method.init(small.model, small.clients, small.server).domains[attacker]
     _, first, second = federate(small)
-    honest = make()
-    honest_rounds = list(federate(honest))
-    mean = {name: 2 * first.state.adapter[name] - one for name, one in honest_rounds[1].state.own[attacker].items()}
-    for name, tensor in first.state.own[attacker].items():
-        torch.testing.assert_close(tensor, mean[name])
-    assert second.state.own[attacker].keys() == mean.keys()
+    rng = stream(0, "allocation", 2)
+    rows = small.method.allocate(first.state, small.clients, small.server, rng)
+    trained = honest.method.local_updates(first.state, honest.cohort(2), rows, honest.trainer.at(2))
+    (own,) = [update for update in trained if update.client == attacker]
+    sent = small.method.sent_to(first.state, attacker)
+    assert moved(first.state.copies[domain], {name: first.state.adapter[name] for name in own.adapter})
+    assert identical(second.state.own[attacker], own.adapter)
+    (got,) = attacked(partial(small.method.sent_to, first.state), [own], {attacker}, "reversed_update")
+    for name, tensor in got.adapter.items():
+        torch.testing.assert_close(tensor, 2 * sent[name] - own.adapter[name])
+    after = small.method.aggregate(first.state, [got], small.server)
+    assert identical(after.own[attacker], own.adapter)
+    assert set(moved(after.copies[domain], own.adapter)) == set(own.adapter)
 
 
 REFUSED = [

@@ -25,7 +25,7 @@ class Surrogate(Proportioned):
     name: Literal["surrogate"] = "surrogate"
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Draws by domain, from streams of seed and domain.
+        """Draws by domain and class, each from a stream of its own.
 
         Raises:
             UserError: of some class the server has no image in any domain.
@@ -35,13 +35,15 @@ class Surrogate(Proportioned):
         means = _means(own, data.class_names)
         made = {}
         for domain in data.domains:
-            generator = torch.Generator().manual_seed(derived_seed(seed, "surrogate", domain.name))
             labels, around = self.labels(domain, classes), means[domain.name]
             images = torch.empty((len(labels), *around.shape[1:]), dtype=torch.uint8)
             for label in sorted(set(labels.tolist())):
                 around_it = own[domain.name].deviations([label]) or own[domain.name].deviations(range(classes))
                 here = labels == label
-                images[here] = _drawn(around[label], around_it, int(here.sum()), generator)
+                seeds = [
+                    derived_seed(seed, "surrogate", domain.name, label, number) for number in range(int(here.sum()))
+                ]
+                images[here] = _drawn(around[label], around_it, seeds)
             made[domain.name] = ImageSet(images, labels)
         return made
 
@@ -87,12 +89,16 @@ def _means(own: Mapping[str, ByClass], class_names: Sequence[str]) -> dict[str, 
     }
 
 
-def _drawn(mean: Tensor, scatter: Sequence[Tensor], count: int, generator: torch.Generator) -> Tensor:
-    """uint8 images (count, 3, h, w) of this mean, with the pooled covariance of classes' deviations (n, 3, h, w)."""
-    drawn = mean.expand(count, *mean.shape)
+def _drawn(mean: Tensor, scatter: Sequence[Tensor], seeds: Sequence[int]) -> Tensor:
+    """uint8 images (k, 3, h, w) of this mean, with the pooled covariance of classes' deviations (n, 3, h, w).
+
+    Each from a seed of its own: where more are asked for, the first ones stay.
+    """
+    drawn = mean.expand(len(seeds), *mean.shape)
     if scatter:
         spread = torch.cat([*scatter])
         free = len(spread) - len(scatter)  # a mean of each class was estimated
-        weights = torch.randn(count, len(spread), generator=generator) / free**0.5
-        drawn = drawn + (weights @ spread.flatten(1)).view_as(drawn)
+        weights = [torch.randn(1, len(spread), generator=torch.Generator().manual_seed(one)) for one in seeds]
+        flat = spread.flatten(1) / free**0.5
+        drawn = drawn + torch.cat([one @ flat for one in weights]).view_as(drawn)
     return drawn.clamp(0, 255).round().to(torch.uint8)
