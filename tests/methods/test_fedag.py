@@ -173,6 +173,19 @@ def test_clip_encodes_each_image_once_for_all_rounds_and_runs(make, monkeypatch)
     assert count(unkept(make())) > 6
 
 
+def test_what_clip_makes_of_images_is_shared_with_methods_on_it(make, federation, random_clip, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path))
+    clip = {"name": "clip", "model": str(random_clip), "prompt": "{}"}
+    list(federate(federation({"method": "zero_shot", "backbone": clip, "lora.position": "mlp"})))
+    small, seen = make(), []
+    embed = small.model.server.clip.backbone.stem["norm"]
+    embed.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
+    list(federate(small))
+    synthetic = sum(map(len, small.server.synthetic.values()))
+    assert synthetic <= sum(seen) < synthetic + 16 * len(seen)
+    assert len(seen) == len(small.server.synthetic)
+
+
 def test_computed_anew_or_kept_the_features_give_the_same_run(make):
     assert identical_rounds(federate(make()), federate(unkept(make())))
 

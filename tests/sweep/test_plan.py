@@ -205,3 +205,15 @@ def test_the_definition_does_not_depend_on_the_order_of_overrides(read: Any) -> 
     changes = {"local.steps": 2, "optimizer.lr": 0.5}
     backwards = dict(reversed(changes.items()))
     assert read(changes=changes).digests() == read(changes=backwards).digests() != read().digests()
+
+
+def test_synthetic_images_that_nobody_trains_on_are_no_axis():
+    with pytest.raises(UserError) as refusal:
+        Plan.read("ablations/synthetic_share", {"method": "ft"}, {})
+    assert str(refusal.value) == (
+        "search space ablations/synthetic_share: `synthetic` varies, but in the arm synthetic.share=0.02 nobody trains "
+        "on synthetic images."
+    )
+    assert (
+        Plan.read("ablations/synthetic_share", {"method": {"name": "ft", "synthetic_epochs": 1}}, {}).num_trials == 12
+    )
