@@ -16,7 +16,8 @@ from fedsweep.errors import UserError
 from fedsweep.frozen import FrozenFunction, walk_key
 from fedsweep.models.clip import LayeredClip
 from fedsweep.models.clip_backbone import ClipBackbone, DigitsClip
-from fedsweep.models.feature_adapter import FeatureAdapter, draw_linears
+from fedsweep.models.feature_adapter import FeatureAdapter
+from fedsweep.models.layered import draw_linears
 
 ClipConfig = Annotated[DigitsClip | ClipBackbone, Field(discriminator="name")]
 

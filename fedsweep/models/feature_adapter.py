@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedsweep.models.layered import fresh_linear
+from fedsweep.models.layered import draw_linears
 
 
 class FeatureAdapter(nn.Sequential):
@@ -26,10 +26,3 @@ class FeatureAdapter(nn.Sequential):
         for layer in self:
             weights = layer(weights)
         return weights * features
-
-
-def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> None:
-    """Fresh values for the linear layers, from streams of the key and their places; none on the meta device."""
-    for place, layer in enumerate(layers):
-        if isinstance(layer, nn.Linear) and not layer.weight.is_meta:
-            fresh_linear(layer, seed, purpose, *key, place)

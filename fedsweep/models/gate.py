@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.errors import UserError, one_line
-from fedsweep.models.layered import LayeredModel, Path, fresh_linear, standardize_
+from fedsweep.models.layered import LayeredModel, Path, draw_linears, standardize_
 from fedsweep.models.trunk import TrunkConfig
 from fedsweep.types import Batch
 
@@ -88,9 +88,7 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
         gate = Gate(trunk, hidden, mean, std, whole)
     content = config.fingerprint()
     gate.identity = f"{config.model_dump_json()} {content} {seed if content.startswith('none:') else ''}"
-    for place, layer in enumerate(gate.adapter):
-        if isinstance(layer, nn.Linear):
-            fresh_linear(layer, seed, "gate", place)
+    draw_linears(gate.adapter, seed, "gate")
     return gate.eval()
 
 

@@ -263,11 +263,16 @@ def draw_head(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
 
 
 @torch.no_grad()
-def fresh_linear(layer: nn.Linear, seed: int, purpose: str, *key: int | str) -> None:
-    """torch's own range of weights, from a stream of this key, and zero biases."""
-    generator = torch.Generator().manual_seed(derived_seed(seed, purpose, *key))
-    nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
-    nn.init.zeros_(layer.bias)
+def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> None:
+    """torch's own range of weights, from streams of the key and the layers' places, and zero biases.
+
+    Nothing is drawn on the meta device.
+    """
+    for place, layer in enumerate(layers):
+        if isinstance(layer, nn.Linear) and not layer.weight.is_meta:
+            generator = torch.Generator().manual_seed(derived_seed(seed, purpose, *key, place))
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+            nn.init.zeros_(layer.bias)
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ class SearchSpace(Config):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         gridded = self.search.name == "grid"
-        self._check_ablation(gridded)
+        self._check_arms_in_words(gridded)
         for name, axis in self.space.items():
             if (axis.grid is not None) != gridded:
                 wanted = "`grid` values" if gridded else "a range or `choice`, not `grid`"
@@ -178,7 +178,7 @@ class SearchSpace(Config):
     def _axis_names(self) -> list[str]:
         return [name for key in self.space for name in names_of(key)]
 
-    def _check_ablation(self, gridded: bool) -> None:
+    def _check_arms_in_words(self, gridded: bool) -> None:
         if self.ablate is None and self.named is None and not self.space:
             raise ValueError("`space`, `named` or `ablate` must say what varies, but none does")
         if self.ablate is None and self.subsets != "one":

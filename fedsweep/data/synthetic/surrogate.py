@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -38,7 +39,7 @@ class Surrogate(Proportioned):
             labels, around = self.labels(domain, classes), means[domain.name]
             images = torch.empty((len(labels), *around.shape[1:]), dtype=torch.uint8)
             for label in sorted(set(labels.tolist())):
-                around_it = own[domain.name].deviations([label]) or own[domain.name].deviations(range(classes))
+                around_it = own[domain.name].deviations([label]) or own[domain.name].all_deviations
                 here = labels == label
                 seeds = [
                     derived_seed(seed, "surrogate", domain.name, label, number) for number in range(int(here.sum()))
@@ -62,6 +63,11 @@ class ByClass:
         """Of the images of these classes from their class's mean, where there are two or more."""
         parts = map(self.of, labels)
         return [part - part.mean(0) for part in parts if len(part) > 1]
+
+    @cached_property
+    def all_deviations(self) -> list[Tensor]:
+        """Of the images of all classes, for those that have one image or none."""
+        return self.deviations(sorted(set(self.images.labels.tolist())))
 
 
 def _means(own: Mapping[str, ByClass], class_names: Sequence[str]) -> dict[str, Tensor]:
