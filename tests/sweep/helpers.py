@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,31 @@ def fedsweep(
     done = subprocess.run(whole, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start the command line in a folder, in a process group of its own."""
+    return subprocess.Popen(
+        command(*words),
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Popen[str]) -> None:
+    """Until a trial has that many rounds on disk while the sweep is still going."""
+    deadline = time.monotonic() + 280
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        started = list((folder / "mlruns").rglob("sweep.json"))
+        if started and sum(max(trial.last_round, 0) for trial in newest(folder, name).trials()) >= rounds:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the sweep did not get going")
 
 
 def newest(folder: Path, name: str) -> SweepStore:

@@ -5,8 +5,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,16 +14,15 @@ from fedsweep.experiment import RunConfig
 from tests.sweep.helpers import (
     GRID,
     ROUNDS,
-    SAMPLED,
     SMALL,
     assert_mlflow_equals_store,
-    command,
-    environment,
     fedsweep,
     histories,
     newest,
     runs,
+    start,
     table,
+    wait_for_rounds,
     write_space,
 )
 
@@ -122,30 +119,6 @@ def test_a_run_equals_the_trial_with_the_same_configuration(undisturbed: Path) -
     assert lines == [{"round": record.round, **record.metrics} for record in trial.history]
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(*words),
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Popen[str]) -> None:
-    """Until a trial has that many rounds on disk while the sweep is still going."""
-    deadline = time.monotonic() + 280
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        started = list((folder / "mlruns").rglob("sweep.json"))
-        if started and sum(max(trial.last_round, 0) for trial in newest(folder, name).trials()) >= rounds:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the sweep did not get going")
-
-
 def test_killed_and_resumed_equals_undisturbed(undisturbed: Path, tmp_path: Path) -> None:
     write_space(tmp_path, "tiny", GRID)
     process = start(tmp_path, "tune", "tiny", *OVERRIDES)
@@ -176,62 +149,3 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(undisturbed: Path, tmp
     fedsweep(tmp_path, "tune", "tiny", "--resume")
     assert table(tmp_path, "tiny") == table(undisturbed, "tiny")
     assert_mlflow_equals_store(tmp_path, "tiny")
-
-
-def test_pruned_trials_say_so_everywhere(tmp_path: Path) -> None:
-    write_space(tmp_path, "search", SAMPLED)
-    done = fedsweep(tmp_path, "tune", "search")
-    trials = newest(tmp_path, "search").trials()
-    outcomes = [trial.outcome and trial.outcome.outcome for trial in trials]
-    assert len(outcomes) == 6
-    assert set(outcomes) == {"finished", "pruned"}
-    for trial in trials:
-        if trial.outcome and trial.outcome.outcome == "pruned":
-            assert trial.outcome.round in (1, 2)
-            assert trial.last_round == trial.outcome.round
-    assert_mlflow_equals_store(tmp_path, "search")
-    _, children, _ = runs(tmp_path, "search")
-    statuses = {run.data.tags["fedsweep.outcome"]: run.info.status for run in children}
-    assert statuses == {"finished": "FINISHED", "pruned": "KILLED"}
-    assert "pruned" in done.stdout
-    rows = list(csv.DictReader(io.StringIO(table(tmp_path, "search"))))
-    assert len(rows) == 6
-
-
-def test_a_pruned_search_killed_and_resumed_asks_the_same_questions(tmp_path: Path) -> None:
-    """One trial at a time, so that the order of arrival is the same: then even pruning is repeated exactly."""
-    alone = {**SAMPLED, "resources": {"cpus_per_trial": len(os.sched_getaffinity(0))}}
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    for folder in (whole, broken):
-        write_space(folder, "search", alone)
-    fedsweep(whole, "tune", "search")
-    process = start(broken, "tune", "search")
-    wait_for_rounds(broken, "search", 4, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    fedsweep(broken, "tune", "search", "--resume")
-    assert histories(newest(broken, "search")) == histories(newest(whole, "search"))
-    assert_mlflow_equals_store(broken, "search")
-
-
-def test_a_failing_trial_is_recorded_and_does_not_stop_the_others(tmp_path: Path) -> None:
-    diverging = {
-        **GRID,
-        "fixed": {**SMALL, "local.steps": 6, "optimizer.clip_norm": None},
-        "space": {"optimizer.lr": {"grid": [1e30, 0.01]}},
-        "seeds": [0],
-        "baseline": {"optimizer.lr": 0.01},
-    }
-    write_space(tmp_path, "diverging", diverging)
-    done = fedsweep(tmp_path, "tune", "diverging", code=1)
-    outcomes = {trial.plan.arm["optimizer.lr"]: trial.outcome for trial in newest(tmp_path, "diverging").trials()}
-    failed, finished = outcomes[1e30], outcomes[0.01]
-    assert failed is not None
-    assert finished is not None
-    assert (failed.outcome, finished.outcome) == ("failed", "finished")
-    assert failed.error is not None
-    assert "DivergenceError" in failed.error
-    _, children, client = runs(tmp_path, "diverging")
-    (run,) = [run for run in children if run.info.status == "FAILED"]
-    assert "error.txt" in [file.path for file in client.list_artifacts(run.info.run_id)]
-    assert "1 trials failed" in done.stdout or "1 trial failed" in done.stdout
