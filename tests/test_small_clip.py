@@ -12,6 +12,7 @@ from transformers import CLIPModel, CLIPTokenizer
 from fedsweep.errors import UserError
 from fedsweep.models import ClipBackbone
 from fedsweep.pretraining.augmentation import ImageAugmentation
+from tests.test_yaml_files import WIDTHS
 
 CLASSES = tuple(
     """goldfish, European fire salamander, bullfrog, tailed frog, American alligator, boa constrictor, trilobite,
@@ -84,6 +85,10 @@ def test_what_is_written_is_a_backbone(script, shared, tmp_path):
     assert (backbone.depth, backbone.width, backbone.image_size) == (1, 16, 32)
     model = backbone.build(2, class_names=("dog", "giraffe"))
     assert model(torch.rand(3, 3, 32, 32)).shape == (3, 2)
+
+
+def test_its_features_are_as_wide_as_fedag_s_tables_on_pacs_take_them_to_be(script):
+    assert WIDTHS["pacs"] == script.PROJECTION
 
 
 def test_the_contrast_of_pairs_is_clips(shared):

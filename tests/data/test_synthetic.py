@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedsweep.data.prepared import PreparedData
 from fedsweep.data.synthetic import Folder, NoSynthetic, Surrogate
 from fedsweep.errors import UserError
 from fedsweep.images.card import read_card, store_folder
@@ -135,6 +136,14 @@ def test_a_folder_that_lacks_something_is_refused(made, counts, sentence):
     with pytest.raises(UserError) as refusal:
         Folder(set="made").make(data(), {}, seed=0)
     assert str(refusal.value) == sentence
+
+
+def test_the_data_itself_is_no_folder_of_synthetic_images():
+    """Its test images would be trained on."""
+    clients = PreparedData(set="made", size=SIZE, domains=("photo", "sketch"))
+    Folder(set="other").check(clients)
+    with pytest.raises(ValueError, match=r"^`synthetic\.set` must be .* of a generator, but made is the `data\.set`"):
+        Folder(set="made").check(clients)
 
 
 def test_a_folder_that_is_not_prepared_at_the_size_is_refused(made):

@@ -217,6 +217,19 @@ def test_a_run_trains_on_the_images(model, home):
     assert all(np.isfinite(value) for value in results[-1].metrics.values())
 
 
+def test_a_domain_that_was_held_out_when_the_images_were_made_is_missing_by_name(model, home):
+    styles = {**STYLES, "noisy": "white noise"}
+    generate(planned(model, styles=styles))
+    prepare_generated(planned(model, styles=styles))
+    split(config(model, styles=styles))
+    with pytest.raises(UserError) as refused:
+        split(config(model, {"data.held_out_domains": ["plain"]}, styles=styles))
+    assert str(refused.value) == (
+        "`synthetic` diffusers: the images of noisy are not generated yet; `fedsweep data generate EXPERIMENT` makes "
+        "them."
+    )
+
+
 def refused(*arguments: Any, **synthetic: Any) -> str:
     with pytest.raises(UserError) as refusal:
         generate(planned(*arguments, **synthetic))

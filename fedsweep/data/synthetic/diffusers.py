@@ -13,7 +13,7 @@ from fedsweep.data.base import Data
 from fedsweep.data.synthetic.base import Proportioned
 from fedsweep.data.synthetic.folder import drawn_from, size_of
 from fedsweep.errors import UserError, near
-from fedsweep.images.card import is_store, read_card, store_folder
+from fedsweep.images.card import StoreCard, is_store, read_card, store_folder
 from fedsweep.plain import readable
 from fedsweep.seeding import derived_seed
 from fedsweep.types import Domain, FederatedData, ImageSet
@@ -122,18 +122,23 @@ class Diffusers(Proportioned):
         Raises:
             UserError: they are not generated, or too few.
         """
-        self._check_generated(data)
+        self._generated(data)
         called = f"`synthetic` {self.name}", "; `fedsweep data generate EXPERIMENT` makes the others"
         return drawn_from(self.set_name(data), size_of(data), self, data, seed, called)
 
     def fingerprint(self, data: FederatedData) -> str:
         """The digest of the generated set."""
-        self._check_generated(data)
-        return read_card(store_folder(self.set_name(data), size_of(data))).digest
+        return self._generated(data).digest
 
-    def _check_generated(self, data: FederatedData) -> None:
-        if not is_store(store_folder(self.set_name(data), size_of(data))):
+    def _generated(self, data: FederatedData) -> StoreCard:
+        """The card of the images, which has all domains of the clients."""
+        folder = store_folder(self.set_name(data), size_of(data))
+        card = read_card(folder) if is_store(folder) else None
+        missing = [domain.name for domain in data.domains if card is None or domain.name not in card.domains]
+        if card is None or missing:
+            lacks = "" if card is None else f" of {', '.join(missing)}"
             raise UserError(
-                "`synthetic` diffusers: the images are not generated yet; `fedsweep data generate EXPERIMENT` makes "
-                "them."
+                f"`synthetic` diffusers: the images{lacks} are not generated yet; `fedsweep data generate EXPERIMENT` "
+                "makes them."
             )
+        return card

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
+from fedsweep.data.base import Data
 from fedsweep.data.partition.base import pool
 from fedsweep.data.prepared import PreparedData
 from fedsweep.data.synthetic.base import Proportioned
@@ -19,6 +20,17 @@ class Folder(Proportioned):
 
     name: Literal["folder"] = "folder"
     set: str = Field(min_length=1, description="name that the images were prepared under, e.g. `office_home_synthetic`")
+
+    def check(self, data: Data) -> None:
+        """They are not the clients' own images, nor those that are tested on.
+
+        Raises:
+            ValueError: it is the data set itself.
+        """
+        if isinstance(data, PreparedData) and data.set == self.set:
+            raise ValueError(
+                f"`synthetic.set` must be images of a generator, but {self.set} is the `data.set`, with its test images"
+            )
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
         """As many of a domain as `share` says, drawn from all that there are, evenly over its classes.
