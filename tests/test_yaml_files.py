@@ -5,11 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedsweep.arms import counterpart
 from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
+from fedsweep.models.feature_adapter import FeatureAdapter
 from fedsweep.paths import available
 from fedsweep.plain import read_yaml
 from fedsweep.pretraining import PretrainConfig
@@ -215,9 +217,8 @@ def test_what_fedag_is_compared_with_has_its_parameters_its_prompt_and_its_steps
 
 
 def count_adapter(width: int, hidden: int | None) -> int:
-    """Parameters of two linear layers, one after the other, from the features to their weights."""
-    hidden = hidden or width
-    return (width + 1) * hidden + (hidden + 1) * width
+    """Parameters of an adapter, counted from shapes."""
+    return sum(one.numel() for one in FeatureAdapter(width, hidden, torch.device("meta"), 0, "counted").parameters())
 
 
 def test_tables_of_fedag_agree_where_they_print_the_same_run():
