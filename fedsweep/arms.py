@@ -1,7 +1,7 @@
 """Arms of a sweep: which one it is, how it is said, and what a paper printed for it. No torch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -81,13 +81,38 @@ def identity(values: Json | Mapping[str, Json]) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def counterpart(arm: Mapping[str, Json], baseline: Mapping[str, Json]) -> Arm:
-    """The arm that one is compared to: the baseline's values, and its own of what the baseline leaves open.
+def agrees(part: Mapping[str, Json], arm: Mapping[str, Json]) -> bool:
+    """Whether the arm has every value of the part."""
+    return all(name in arm and identity(arm[name]) == identity(value) for name, value in part.items())
 
-    >>> counterpart({"lora.rank": 4, "optimizer.lr": 0.1}, {"lora.rank": 8})
-    {'lora.rank': 8, 'optimizer.lr': 0.1}
+
+def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Json]) -> dict[str, Arm]:
+    """By the `identity` of an arm the one that it is compared to, which may be itself.
+
+    That has the baseline's values, and the arm's own of what the baseline leaves open. An arm that lacks one of those
+    has none.
+
+    >>> rank_8 = {"lora.rank": 8, "optimizer.lr": 0.1}
+    >>> counterparts([{"lora.rank": 4, "optimizer.lr": 0.1}, rank_8], {"lora.rank": 8}) == {
+    ...     '{"lora.rank": 4, "optimizer.lr": 0.1}': rank_8,
+    ...     '{"lora.rank": 8, "optimizer.lr": 0.1}': rank_8,
+    ... }
+    True
     """
-    return {**arm, **baseline}
+    others: dict[str, Arm] = {}
+    open_names: dict[tuple[str, ...], None] = {}
+    for one in arms:
+        if agrees(baseline, one):
+            rest = {name: value for name, value in one.items() if name not in baseline}
+            open_names[tuple(rest)] = None
+            others[identity(rest)] = dict(one)
+    found: dict[str, Arm] = {}
+    for arm in arms:
+        for names in open_names:  # which differ where axes have conditions
+            rest = {name: arm[name] for name in names if name in arm}
+            if identity(rest) in others:
+                found[identity(arm)] = others[identity(rest)]
+    return found
 
 
 def arm_label(arm: Mapping[str, Json]) -> str:

@@ -151,8 +151,12 @@ def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = N
     yield from federate(build(config, device), start)
 
 
-def run_durably(config: RunConfig, checkpoint: Path, device: Device = "cpu") -> Iterator[RoundRecord]:
+def run_durably(
+    config: RunConfig, checkpoint: Path, device: Device = "cpu", until: int | None = None
+) -> Iterator[RoundRecord]:
     """Play a run with every round on disk before it is yielded; rounds found there are yielded again first.
+
+    With `until` it ends after that round, and a later call goes on from there.
 
     A t-SNE stands beside the checkpoint before that of the last round does: a run that has all rounds has its picture.
     A run that was stopped at any moment goes on as if it had not been.
@@ -172,3 +176,5 @@ def run_durably(config: RunConfig, checkpoint: Path, device: Device = "cpu") -> 
                 write_atomically(checkpoint.with_name(name), content)
         save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
         yield history[-1]
+        if result.round == until:
+            return

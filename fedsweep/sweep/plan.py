@@ -3,53 +3,25 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import fedsweep
-from fedsweep.arms import WITHOUT, Arm, Reference, arm_label, shown_setting
+from fedsweep.arms import Arm, Reference, arm_label
 from fedsweep.config import flat
 from fedsweep.data import load
-from fedsweep.errors import UserError, near
+from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.paths import find
 from fedsweep.plain import Json, read_yaml
 from fedsweep.play import check_content, content_digests
 from fedsweep.seeding import stream
-from fedsweep.store import TrialPlan
+from fedsweep.store import Start, TrialPlan
 from fedsweep.sweep.ablation import changes, left_out_values
-from fedsweep.sweep.counts import COUNTS
+from fedsweep.sweep.checks import OF_DOMAINS, check, resolved
+from fedsweep.sweep.designs import Design
+from fedsweep.sweep.engine import ENGINE_PACKAGES, engine_digest
 from fedsweep.sweep.space import SearchSpace
-
-OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")
-"""How metrics begin that other data may lack."""
-# What decides a run's numbers; the rest of the package may change between the sessions of a sweep.
-ENGINE = ("images", "data", "models", "methods")
-ENGINE_PACKAGES = ("torch", "timm", "transformers", "peft", "numpy", "scikit-learn")
-ENGINE_MODULES = (
-    "types",
-    "config",
-    "plain",
-    "seeding",
-    "base_optimizer",
-    "training",
-    "optimizers",
-    "frozen",
-    "reader",
-    "malicious",
-    "aggregation",
-    "distillation",
-    "mutual_learning",
-    "evaluation",
-    "costs",
-    "drift",
-    "structural_bias",
-    "federation",
-    "experiment",
-    "play",
-    "embedding/tsne",
-)
 
 
 class Plan:
@@ -84,82 +56,18 @@ class Plan:
             raise UserError(f"the seeds of {where} are given by --seeds, not by `seed`.")
         if "search.samples" in space_changes and space.search.name == "grid":
             raise UserError(f"--samples is for a sampled search, but {where} runs every arm of its grid.")
+        if "search.warm_start" in space_changes and space.search.name != "tpe":
+            raise UserError(
+                f"--warm-start is for `search` tpe, which learns from results, but {where} has {space.search.name}."
+            )
         space = space.override({**space_changes, "fixed": {**space.fixed, **changes}}, where)
         experiment = find("experiments", space.experiment, "" if "experiment" in space_changes else where)
         base = RunConfig.of(read_yaml(experiment), f"experiment {space.experiment}")
         base = base.override(space.fixed, where)
         files = {"search_space.yaml": path.read_text(), "experiment.yaml": experiment.read_text()}
         plan = cls(name, space, base, files, {"overrides": dict(changes), "options": dict(space_changes)})
-        plan.check()
+        check(plan)
         return plan
-
-    def check(self) -> None:
-        """Resolve every arm (or every extreme of a sampled axis), and find the objective among the metrics."""
-        own = {name for changes in (self.space.named or {}).values() for name in changes}  # checked arm by arm
-        for name in (one for one in self.space.names if one not in own):
-            if name not in (known := flat(self.base)) and not any(other.startswith(f"{name}.") for other in known):
-                raise UserError(
-                    f"search space {self.name}: `{name}` is not a hyperparameter of this run{near(name, known) or '.'}"
-                )
-        self._check_components()
-        varies_synthetic = any(name.split(".")[0] == "synthetic" for name in self.space.names)
-        seen: dict[str, Arm] = {}
-        metrics: list[tuple[Arm, list[str]]] = []
-        for arm in self._arms():
-            config = self.resolve(arm, self.space.seeds[0])
-            metrics.append((arm, config.metrics()))
-            if varies_synthetic and not config.trains_on_synthetic:
-                raise UserError(
-                    f"search space {self.name}: `synthetic` varies, but in the arm {arm_label(arm)} nobody trains on "
-                    "synthetic images."
-                )
-            resolved = json.dumps(config.model_dump(mode="json"), sort_keys=True)
-            if self.sampled is None and resolved in seen:
-                twins = f"{arm_label(seen[resolved])} and {arm_label(arm)}"
-                raise UserError(f"search space {self.name}: the arms {twins} are the same run.")
-            seen[resolved] = arm
-        self._check_metrics(metrics)
-
-    def _check_components(self) -> None:
-        """A component that the full method lacks is none that could be left out."""
-        seed = self.space.seeds[0]
-        for full in [arm for arm in self.space.arms() if arm.get(WITHOUT) == []]:
-            whole = self.resolve(full, seed)
-            for name, value in self.left_out.items():
-                if self.resolve({**full, WITHOUT: [name]}, seed) == whole:
-                    raise UserError(
-                        f"search space {self.name}: `ablate` leaves `{name}` out by {shown_setting(value)}, "
-                        f"which it is already in the arm {arm_label(full)}."
-                    )
-
-    def _check_metrics(self, of_arms: list[tuple[Arm, list[str]]]) -> None:
-        """Find what is compared among the metrics; a paper's domains may be missing where the user took other data."""
-        counted, objective = self.counted, self.space.objective.metric
-        metrics = COUNTS if counted else list(dict.fromkeys(name for _, reported in of_arms for name in reported))
-        asked = [] if counted else [("objective.metric", objective)]
-        for metric in self.space.reference.metrics() if self.space.reference else ():
-            if not (self._other_data and metric.startswith(OF_DOMAINS)):
-                asked.append(("reference", metric))
-        for entry, metric in asked:
-            if metric not in metrics:
-                raise UserError(
-                    f"search space {self.name}: `{entry}` {metric} is not reported by this run"
-                    f"{near(metric, metrics) or '; it reports ' + ', '.join(metrics) + '.'}"
-                )
-        for entry, metric, arm in [] if counted else self._of_other_arms(of_arms):
-            raise UserError(
-                f"search space {self.name}: `{entry}` {metric} is not reported by the arm {arm_label(arm)}."
-            )
-
-    def _of_other_arms(self, of_arms: list[tuple[Arm, list[str]]]) -> Iterator[tuple[str, str, Arm]]:
-        """Metrics that some arm reports, but not the one of which they are asked."""
-        objective, paper = self.space.objective.metric, self.space.reference
-        for arm, reported in of_arms:
-            if objective not in reported:
-                yield "objective.metric", objective, arm
-            for metric in paper.of_arm(arm) if paper else ():
-                if metric not in reported and not (self._other_data and metric.startswith(OF_DOMAINS)):
-                    yield "reference", metric, arm
 
     @property
     def reference(self) -> Reference | None:
@@ -167,13 +75,12 @@ class Plan:
         if (paper := self.space.reference) is None:
             return None
         of_domains = {name for name in paper.metrics() if name.startswith(OF_DOMAINS)}  # of counts, none is
-        seed = self.space.seeds[0]
-        for arm in self._arms() if of_domains else []:
-            of_domains -= {*self.resolve(arm, seed).metrics()}
+        for _, config in self.configs if of_domains else []:
+            of_domains -= {*config.metrics()}
         return None if of_domains else paper
 
     @property
-    def _other_data(self) -> bool:
+    def other_data(self) -> bool:
         """Whether the user runs the space on an experiment, or on data, that its file does not name."""
         overrides = self.changes["overrides"]
         return "experiment" in self.changes["options"] or any(name.split(".")[0] == "data" for name in overrides)
@@ -185,7 +92,7 @@ class Plan:
             UserError: data or weights are not there, do not fit, or cannot be divided among the clients.
         """
         seen: set[str] = set()
-        for config in self._reachable():
+        for config in self.reachable():
             load(config.data)  # what is missing is told in the order in which it is got
             asked = config.model_dump_json(
                 include={"data", "partition", "synthetic", "federation", "seed", "backbone", "evaluation"}
@@ -195,14 +102,36 @@ class Plan:
                 seen.add(asked)
                 check_content(config)
 
-    def _arms(self) -> list[Arm]:
-        """Every arm of a grid; of a sampled search the ends of each range."""
-        if self.sampled is None:
-            return self.space.arms()
-        return [{name: value} for name, axis in self.space.space.items() for value in axis.extremes()]
+    @cached_property
+    def arms(self) -> list[Arm]:
+        """Every arm of a grid, or of another design around its baseline; none of a sampled search."""
+        return self._arms(self.space.design)
 
-    def _reachable(self) -> Iterator[RunConfig]:
-        return (self.resolve(arm, seed) for arm in self._arms() for seed in self.space.seeds)
+    @cached_property
+    def crossed(self) -> list[Arm]:
+        """Every arm of the grid, whatever the design takes of them."""
+        return self._arms("full")
+
+    def _arms(self, design: Design) -> list[Arm]:
+        try:
+            return [] if self.sampled is not None else self.space.arms(self.tentative, design)
+        except ValueError as error:
+            raise UserError(f"search space {self.name}: {error}.") from None
+
+    @cached_property
+    def probes(self) -> list[Arm]:
+        """What speaks for all that may run: the arms of a grid, or combinations of a sampled search's values."""
+        return self.arms if self.sampled is None else self.space.probes(self.tentative)
+
+    @cached_property
+    def configs(self) -> list[tuple[Arm, RunConfig]]:
+        """The probes with their whole configurations, under the first seed."""
+        return resolved(self, self.probes, self.space.seeds[0])
+
+    def reachable(self) -> Iterator[RunConfig]:
+        """The run of every arm and seed; of a sampled search those that speak for all that may run."""
+        yield from (config for _, config in self.configs)
+        yield from (self.resolve(arm, seed) for arm in self.probes for seed in self.space.seeds[1:])
 
     @property
     def counted(self) -> bool:
@@ -217,22 +146,37 @@ class Plan:
     @property
     def num_trials(self) -> int:
         """Trials of the whole sweep."""
-        return self.sampled if self.sampled is not None else len(self.space.arms()) * len(self.space.seeds)
+        return self.sampled if self.sampled is not None else len(self.arms) * len(self.space.seeds)
 
     def resolve(self, arm: Arm, seed: int) -> RunConfig:
         """The whole configuration of one trial."""
-        where = f"search space {self.name}, arm {arm_label(arm)}"
-        return self.base.override({**changes(arm, self.left_out, self.space.named), "seed": seed}, where)
+        return self.base.override({**changes(arm, self.left_out, self.space.named), "seed": seed}, self.where(arm))
 
-    def trial(self, number: int, arm: Arm, seed: int) -> TrialPlan:
-        """A trial under a key of its content; samples may repeat, so their number is part of it."""
+    def where(self, arm: Arm) -> str:
+        """What a sentence about an arm begins with."""
+        return f"search space {self.name}, arm {arm_label(arm)}"
+
+    def tentative(self, part: Arm) -> dict[str, Json]:
+        """All values by dotted name of an arm, or of a part of one, before it is known whether they fit together."""
+        return self.base.tentative(changes(part, self.left_out, self.space.named))
+
+    def trial(self, number: int, arm: Arm, seed: int, start: Start | None = None) -> TrialPlan:
+        """A trial under a key of its content, its start included; samples may repeat: their number is part of it."""
         resolved = self.resolve(arm, seed)
         config: dict[str, Any] = resolved.model_dump(mode="json")
         digests = content_digests(resolved)
         content = [config, self.engine_digest, digests, number if self.sampled is not None else None]
+        content += [start.model_dump()] if start is not None else []
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
         return TrialPlan(
-            key=key, number=number, arm=arm, seed=seed, config=config, digests=digests, marks=resolved.marks()
+            key=key,
+            number=number,
+            arm=arm,
+            seed=seed,
+            config=config,
+            digests=digests,
+            marks=resolved.marks(),
+            start=start,
         )
 
     def grid(self) -> list[TrialPlan]:
@@ -242,8 +186,8 @@ class Plan:
         """
         trials: list[TrialPlan] = []
         for seed in self.space.seeds:
-            arms = self.space.arms()
-            if self.space.scheduler.name != "none":
+            arms = self.arms
+            if self.space.scheduler.name in ("asha", "median"):
                 arms = [arms[i] for i in stream(seed, "arm order").permutation(len(arms))]
             for arm in arms:
                 trials.append(self.trial(len(trials), arm, seed))
@@ -255,23 +199,10 @@ class Plan:
             [self.space.model_dump(mode="json", exclude={"resources", "reference"}), self.base.model_dump(mode="json")],
             sort_keys=True,
         )
-        content = sorted({json.dumps(content_digests(config), sort_keys=True) for config in self._reachable()})
+        content = sorted({json.dumps(content_digests(config), sort_keys=True) for config in self.reachable()})
         return {
             "definition": hashlib.sha256(definition.encode()).hexdigest(),
             "engine": self.engine_digest,
             "data": hashlib.sha256(json.dumps(content).encode()).hexdigest(),
             "packages": ", ".join(f"{name} {metadata.version(name)}" for name in ENGINE_PACKAGES),
         }
-
-
-def engine_digest() -> str:
-    """A digest of the source and weights that decide a run's numbers."""
-    root = Path(fedsweep.__file__).parent
-    files = [root / f"{module}.py" for module in ENGINE_MODULES]
-    kinds = {".py", ".json", ".safetensors"}
-    files += [path for room in ENGINE for path in (root / room).rglob("*") if path.suffix in kinds]
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

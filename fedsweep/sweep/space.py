@@ -1,95 +1,51 @@
 """A search space file: what varies around an experiment. No ray, no torch."""
 
-import itertools
+from itertools import islice
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.arms import NAMED, Arm, Reference, identity
+from fedsweep.arms import NAMED, WITHOUT, Arm, Reference
 from fedsweep.config import Config
+from fedsweep.errors import near
 from fedsweep.plain import Json
 from fedsweep.sweep.ablation import Subsets, ablation_arms, compared_to
+from fedsweep.sweep.axis import Axis, names_of
+from fedsweep.sweep.conditions import Conditions, Resolve, asking_order, concerns
+from fedsweep.sweep.designs import Design, Factors, arm_of, every, full_factorial, one_factor, pairs
+from fedsweep.sweep.gpus import logical_gpus
+from fedsweep.sweep.objective import Objective
+from fedsweep.sweep.points import check_points
+from fedsweep.sweep.population import check_population
+from fedsweep.sweep.schedulers import Scheduler
+from fedsweep.sweep.searches import Search
 
-
-class Axis(Config):
-    """The values of one hyperparameter: exactly one of these."""
-
-    grid: tuple[Json, ...] | None = Field(None, min_length=1, description="every value, crossed with other grids")
-    choice: tuple[Json, ...] | None = Field(None, min_length=1, description="one of these, sampled")
-    uniform: tuple[float, float] | None = Field(None, description="a number between these, sampled")
-    loguniform: tuple[float, float] | None = Field(None, description="the same, uniform in its logarithm")
-    integer: tuple[int, int] | None = Field(None, description="a whole number from the first to the second, sampled")
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) != 1:
-            kinds = ", ".join(type(self).model_fields)
-            raise ValueError(f"each entry of `space` must have exactly one of {kinds}, but one has {given or 'none'}")
-        bounds = self.uniform or self.loguniform or self.integer
-        if bounds and not bounds[0] < bounds[1]:
-            raise ValueError(f"the bounds of `{given[0]}` must ascend, but they are {list(bounds)}")
-        if self.loguniform and self.loguniform[0] <= 0:
-            raise ValueError(f"the bounds of `loguniform` must be positive, but they are {list(self.loguniform)}")
-        values = self.grid or self.choice
-        if values and len({repr(value) for value in values}) < len(values):
-            raise ValueError(f"the values of `{given[0]}` must differ, but they are {list(values)}")
-        return self
-
-    def extremes(self) -> tuple[Json, ...]:
-        """Values whose validity speaks for the whole axis."""
-        return self.grid or self.choice or self.uniform or self.loguniform or self.integer or ()
-
-
-class GridSearch(Config):
-    """Every arm of the grid with every seed."""
-
-    name: Literal["grid"] = "grid"
-
-
-class TPESearch(Config):
-    """Optuna's tree-structured Parzen estimator."""
-
-    name: Literal["tpe"] = "tpe"
-    samples: int = Field(24, gt=0, description="configurations to try")
-    startup: int = Field(8, ge=0, description="random configurations before the estimator is consulted")
-    seed: int = Field(0, ge=0, description="root of the search's own randomness")
-
-
-class RandomSearch(Config):
-    """Independent samples."""
-
-    name: Literal["random"] = "random"
-    samples: int = Field(24, gt=0, description="configurations to try")
-    seed: int = Field(0, ge=0, description="root of the search's own randomness")
-
-
-class NoScheduler(Config):
-    """Every trial runs to its last round."""
-
-    name: Literal["none"] = "none"
-
-
-class ASHAScheduler(Config):
-    """Asynchronous successive halving over communication rounds, in the stopping variant that Ray has too."""
-
-    name: Literal["asha"] = "asha"
-    grace_rounds: int = Field(3, gt=0, description="the first rung; no trial is stopped before it")
-    reduction_factor: float = Field(3, gt=1, description="eta: about 1 in eta trials survives a rung")
-
-
-class Objective(Config):
-    """What is compared and tuned."""
-
-    metric: str = Field("accuracy/mean", description="a metric of each round")
-    mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
+PROBED = 4096
+"""Combinations of a sampled search's values that are all checked; of more, those in which all pairs of values are."""
 
 
 class Resources(Config):
     """What one trial is given."""
 
     cpus_per_trial: float = Field(1, ge=0.1, description="cores, and torch threads, of a trial")
-    gpus_per_trial: float = Field(0, ge=0, description="GPUs of a trial; a fraction shares one")
+    gpus_per_trial: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        0.0, description="GPUs of a trial; a fraction shares one, and `auto` measures how many trials can"
+    )
+
+    @property
+    def threads(self) -> int:
+        """Torch threads of a trial."""
+        return max(int(self.cpus_per_trial), 1)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Where a trial computes."""
+        return "cuda" if self.on_gpu and logical_gpus() is None else "cpu"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a trial is given any of a GPU."""
+        return self.gpus_per_trial == "auto" or self.gpus_per_trial > 0
 
 
 class Rounds(Config):
@@ -127,6 +83,10 @@ class SearchSpace(Config):
         default_factory=dict,
         description="what varies: an axis under each dotted name, or a `grid` of lists under several names with commas",
     )
+    design: Design = Field(
+        "full",
+        description="arms of a grid: `full`, all of them, or `one_factor`, the baseline and each other value alone",
+    )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(
         default_factory=compared_to,
@@ -138,8 +98,8 @@ class SearchSpace(Config):
         Rounds(), description="what is measured of each arm: rounds that are played, or parameters that are counted"
     )
     objective: Objective = Field(default_factory=Objective)
-    search: Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="name")]
-    scheduler: Annotated[NoScheduler | ASHAScheduler, Field(discriminator="name")]
+    search: Search
+    scheduler: Scheduler
     resources: Resources = Field(default_factory=Resources)
 
     @model_validator(mode="after")
@@ -165,7 +125,19 @@ class SearchSpace(Config):
             raise ValueError(
                 f"`search` {self.search.name} runs each sample once: give one seed, not {list(self.seeds)}"
             )
-        self._check_arms(gridded)
+        self._check_scheduler(gridded)
+        for entry, given in (("baseline", self.baseline), ("reference", self.reference)):
+            if given is not None and not gridded:
+                place = "baseline" if entry == "baseline" else "reference.arms.0.arm"
+                raise ValueError(f"`{place}` names an arm of a grid, and `search` {self.search.name} has none")
+        if self.design == "one_factor" and not gridded:
+            raise ValueError(f"`design` one_factor is of a grid, and `search` {self.search.name} has none")
+        if self.design == "one_factor" and self.baseline is None:
+            raise ValueError("`design` one_factor needs a `baseline` around which one value at a time is changed")
+        if self.search.name != "grid":
+            check_points(self.search.first, self.space, self.search.samples)
+        self._check_two_objectives()
+        asking_order(self.space)
         return self
 
     @property
@@ -208,41 +180,89 @@ class SearchSpace(Config):
                         f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
                     )
 
-    def _check_arms(self, gridded: bool) -> None:
-        named = {"baseline": self.baseline} if self.baseline is not None else {}
-        for place, one in enumerate(self.reference.arms if self.reference else ()):
-            named[f"reference.arms.{place}.arm"] = one.arm
-        arms = self.arms() if gridded else []
-        known = {identity(arm) for arm in arms}
-        for entry, arm in named.items():
-            if not gridded:
-                raise ValueError(f"`{entry}` names an arm of a grid, and `search` {self.search.name} has none")
-            open_to_several = entry == "baseline" and arm and any(_agree(arm, one) for one in arms)
-            if identity(arm) not in known and not open_to_several:
-                raise ValueError(f"`{entry}` must be one of the arms, but {arm} is not")
+    def _check_scheduler(self, gridded: bool) -> None:
+        scheduler = self.scheduler
+        if scheduler.name == "arms" and not gridded:
+            raise ValueError(f"`scheduler` arms prunes arms of a grid, and `search` {self.search.name} has none")
+        if scheduler.name == "pbt":
+            check_population(self.search, self.space, scheduler)
+        for name in getattr(scheduler, "per", ()):
+            if name not in self._axis_names:
+                raise ValueError(
+                    f"`scheduler.per` must name hyperparameters that `space` varies, but {name} is none"
+                    f"{near(name, self._axis_names).rstrip('?')}"
+                )
 
-    def arms(self) -> list[Arm]:
-        """All arms of a grid, in the order of the file; those of an ablation together, the full method first."""
-        axes = [[_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()]
+    def _check_two_objectives(self) -> None:
+        if self.objective.against is None:
+            return
+        if self.scheduler.name != "none":
+            raise ValueError(
+                f"`scheduler` {self.scheduler.name} prunes by one objective, and `objective.against` "
+                f"{self.objective.against.metric} is a second one: it needs `scheduler` none"
+            )
+        if self.measure.name == "parameters":
+            raise ValueError("`objective.against` is of trials that are played, and `measure` parameters plays none")
+
+    def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
+        """All arms of a grid, in the order of the file; those of an ablation together, the full method first.
+
+        An arm has the values of those axes only that are there in it. Another `design` may be asked for than the
+        space's own.
+
+        Raises:
+            ValueError: `design` one_factor goes from a baseline that is none of the arms.
+        """
+        factors, conditions = self._factors(), Conditions(self.space, resolve)
+        if (design or self.design) == "one_factor":
+            return one_factor(factors, self._order(factors), conditions.active, self.baseline or {})
+        return full_factorial(factors, self._order(factors), conditions.active)
+
+    def next_name(self, drawn: Arm, resolve: Resolve) -> str | None:
+        """The axis of a sampled search to draw from next, given what is drawn; None where the arm is whole.
+
+        To be asked again after each draw: whether an axis is there may depend on it. An axis that is not there is never
+        named. Without conditions the axes come in the order of the file.
+        """
+        conditions = Conditions(self.space, resolve)
+        missing = (key for key in asking_order(self.space) if key not in drawn)
+        return next((key for key in missing if conditions.active(key, drawn)), None)
+
+    def exact(self, drawn: Arm) -> Arm:
+        """What is meant by values that a sampler has drawn: `0.15` by `0.15000000000000002` where 0.05 is the step."""
+        return {name: self.space[name].exact(value) if name in self.space else value for name, value in drawn.items()}
+
+    def probes(self, resolve: Resolve) -> list[Arm]:
+        """Arms whose validity speaks for all of a sampled search: of a range its ends, and what conditions ask of it.
+
+        They are all combinations, or, of more than `PROBED`, some in which every reachable pair of values is.
+        """
+        asked = [one for axis in self.space.values() for one in axis.conditions.items()]
+        factors = {
+            key: [
+                {key: value} for value in axis.probes(tuple(v for name, values in asked if name == key for v in values))
+            ]
+            for key, axis in self.space.items()
+        }
+        order, conditions = self._order(factors), Conditions(self.space, resolve)
+        picked = list(islice(every(factors, order, conditions.active), PROBED + 1))
+        if len(picked) > PROBED:
+            deciding = {key for key in self.space if any(concerns(axis, key) for axis in self.space.values())}
+            picked = pairs(factors, order, conditions.active, deciding, PROBED)
+        return [arm_of(factors, one) for one in picked]
+
+    def _factors(self) -> Factors:
+        """What is crossed in a grid, by what it is called: the levels, each a part of an arm."""
+        factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
         if self.named is not None:
-            axes.append([{NAMED: name} for name in self.named])
+            factors[NAMED] = [{NAMED: name} for name in self.named]
         if self.ablate is not None:
-            axes.append(ablation_arms(list(self.ablate), self.subsets))
-        return [{name: value for one in arm for name, value in one.items()} for arm in itertools.product(*axes)]
+            factors[WITHOUT] = ablation_arms(list(self.ablate), self.subsets)
+        return factors
 
-
-def names_of(key: str) -> list[str]:
-    """The names that vary together on one axis.
-
-    >>> names_of("lora.rank"), names_of("method, optimizer")
-    (['lora.rank'], ['method', 'optimizer'])
-    """
-    return [name.strip() for name in key.split(",")]
-
-
-def _agree(part: Arm, arm: Arm) -> bool:
-    """Whether the arm has every value of the part."""
-    return all(name in arm and identity(arm[name]) == identity(value) for name, value in part.items())
+    def _order(self, factors: Factors) -> list[str]:
+        """Arms in words first, because conditions may depend on what they change."""
+        return [*(key for key in factors if key not in self.space), *asking_order(self.space)]
 
 
 def _valued(key: str, value: Json) -> Arm:
