@@ -6,18 +6,29 @@ from itertools import islice
 
 import torch
 
-from fedsweep.play import Device, run
+from fedsweep.play import run
+from fedsweep.sweep.cluster import HERE, Cluster, gpus_of, most_on_a_gpu
+from fedsweep.sweep.gpus import NoMeter, meter
+from fedsweep.sweep.packing import BESIDE, PEAK, TOTAL, side_by_side
 from fedsweep.sweep.plan import Plan
 
 WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured on two cores
 
 
-def estimate_seconds(plan: Plan, side_by_side: int) -> float:
-    """Seconds for all trials, every one to its last round: the untuned evaluation and one real round are played."""
-    torch.set_num_threads(max(int(plan.space.resources.cpus_per_trial), 1))
+def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:
+    """Seconds for all trials, every one to its last round, and how many are played side by side, `side` at most.
+
+    The untuned evaluation and one real round are played; where `gpus_per_trial` is auto, their memory is measured.
+    """
+    resources = plan.space.resources
+    measure = meter(resources.device, 1.0) if resources.gpus_per_trial == "auto" else NoMeter()
+    torch.set_num_threads(plan.space.resources.threads)
+    measure.start()
     begun = time.monotonic()
-    device: Device = "cuda" if plan.space.resources.gpus_per_trial > 0 else "cpu"
-    untuned, first = islice(run(plan.resolve({}, plan.space.seeds[0]), device), 2)
+    untuned, first = islice(run(plan.resolve({}, plan.space.seeds[0]), resources.device), 2)
     build = time.monotonic() - begun - untuned.seconds - first.seconds
     trial = build + untuned.seconds + plan.base.federation.rounds * first.seconds
-    return WORKER_START + math.ceil(plan.num_trials / side_by_side) * trial
+    if taken := measure.read():
+        fit = side_by_side(taken[PEAK] + taken[BESIDE], taken[TOTAL], most_on_a_gpu(resources, cluster))
+        side = min(side, fit * max(gpus_of(resources, cluster), 1))
+    return WORKER_START + math.ceil(plan.num_trials / side) * trial, side

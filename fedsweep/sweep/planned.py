@@ -1,0 +1,66 @@
+"""A planned list of trials as a Ray searcher."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ray.tune.search import Searcher
+
+from fedsweep.plain import Json
+from fedsweep.store import SweepStore, TrialPlan
+from fedsweep.sweep.packing import Offer, Packing
+
+Announce = Callable[[TrialPlan], None]
+
+
+def suggestion(offer: Offer) -> dict[str, Json]:
+    """A trial's Ray configuration: flat dotted hyperparameters, the key under which the whole plan is on disk.
+
+    Also the round that it climbs to, and its part of a GPU; it may be handed out again to climb further, or with more.
+    """
+    plan = offer.plan
+    return {"trial": plan.key, **plan.arm, "seed": plan.seed, "until": offer.until, "gpus": offer.gpus}
+
+
+class PlannedSearch(Searcher):
+    """Replays a list of trials. One that comes back without an outcome on disk is handed out again.
+
+    It was measured and goes on, it ran out of a GPU's memory, or its worker was lost.
+    """
+
+    def __init__(
+        self, sweep: SweepStore, plans: Sequence[TrialPlan], rounds: int, announce: Announce, packing: Packing
+    ) -> None:
+        super().__init__()
+        self._sweep, self._left, self._rounds = sweep, list(plans), rounds
+        self._announce, self._packing = announce, packing
+        self._out: dict[str, TrialPlan] = {}
+        self._back: list[TrialPlan] = []
+
+    def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
+        """The next trial of the plan, or nothing for now."""
+        for plan in self._back:
+            if self._sweep.trial(plan.key).outcome() is None:
+                bisect.insort(self._left, plan, key=lambda one: one.number)
+        self._back.clear()
+        offer = self._packing.choose([(plan, self._rounds) for plan in self._left])
+        if offer is None:
+            return None if self._out else Searcher.FINISHED
+        self._left.remove(offer.plan)
+        self._out[trial_id] = offer.plan
+        self._announce(offer.plan)
+        return suggestion(offer)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """How it ended is read from disk, where it is written before Ray asks again."""
+        plan = self._out.pop(trial_id)
+        self._packing.ended(plan, None if error else result)
+        self._back.append(plan)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the sweep's own folder is what a resume reads."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, see `save`."""
