@@ -9,10 +9,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fedsweep.history import History, RoundRecord, from_json, to_json
 from fedsweep.types import ServerState
+
+FIRST_BYTES = 256 * 1024
+"""Read at first of a checkpoint elsewhere: the rounds of most, so that the tensors can stay there."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,28 @@ def load_history(path: Path) -> History:
 
     with safe_open(path, framework="numpy") as file:
         return from_json(file.metadata()["history"])
+
+
+def without_tensors(file: BinaryIO) -> bytes:
+    """Of a checkpoint that is open for reading, one with the same rounds and no tensors: the least that tells them.
+
+    A file that is replaced while it is read is seen as it was before, or as it is after.
+
+    Raises:
+        OSError: what is read is no checkpoint.
+    """
+    from safetensors.numpy import save as to_bytes
+
+    size = FIRST_BYTES
+    for _ in range(2):  # in one piece, because the next one may be of another checkpoint
+        file.seek(0)
+        start = file.read(size)
+        header = int.from_bytes(start[:8], "little")
+        if 8 + header <= len(start):
+            metadata = json.loads(start[8 : 8 + header])["__metadata__"]
+            return to_bytes({}, metadata)
+        size = 8 + header + FIRST_BYTES  # it may grow
+    raise OSError("a checkpoint changes faster than it can be read")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -1,6 +1,7 @@
 """The one exception that a user's mistake raises. The command line prints its sentence and exits with code 2."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -15,6 +16,15 @@ def one_line(error: Exception) -> str:
     'no such page. Giving up'
     """
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether the system says that no more can be written: no space is left, or none of a user's share.
+
+    >>> disk_is_full(OSError(errno.ENOSPC, "No space left on device")), disk_is_full(OSError(errno.EACCES, "Denied"))
+    (True, False)
+    """
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

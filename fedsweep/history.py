@@ -36,3 +36,23 @@ def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
     """Mean of a metric over the last rounds (FedRA's code reports four), the untuned model left out."""
     values = [record.metrics[metric] for record in history if record.round > 0][-rounds:]
     return sum(values) / len(values)
+
+
+def last(history: History, metric: str) -> float | None:
+    """A metric at the last round recorded, or None where it is absent."""
+    return history[-1].metrics.get(metric) if history else None
+
+
+ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
+"""What a run costs, so that a run's value is the sum over its rounds."""
+
+
+def over_the_run(history: History, metric: str) -> float | None:
+    """What a whole run has of a metric: the sum over rounds of what accumulates, of any other its last value."""
+    if not history or metric not in ACCUMULATED:
+        return last(history, metric)
+    if metric == "megabytes/sent":
+        return total_megabytes(history)
+    if metric == "seconds/round":
+        return sum(record.seconds for record in history)
+    return sum(record.metrics.get(metric, 0) for record in history)

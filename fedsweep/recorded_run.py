@@ -1,5 +1,6 @@
 """One run outside a sweep, kept in the store and in MLflow like a trial."""
 
+import contextlib
 import datetime
 import secrets
 import traceback
@@ -7,34 +8,43 @@ from collections.abc import Callable
 
 from fedsweep.experiment import RunConfig
 from fedsweep.history import RoundRecord
+from fedsweep.object_store import UnreachableError
 from fedsweep.play import Device, content_digests, run_durably
 from fedsweep.store import Outcome, Store, TrialPlan, TrialStore
-from fedsweep.tracking import Recorder
+from fedsweep.tracking import Destination, Recorder
 
 
 def record_run(
-    name: str, config: RunConfig, store: Store, device: Device, show: Callable[[RoundRecord], None]
-) -> TrialStore:
+    name: str,
+    config: RunConfig,
+    store: Store,
+    device: Device,
+    show: Callable[[RoundRecord], None],
+    destination: Destination | None = None,
+) -> tuple[TrialStore, Recorder]:
     """Play a run, hand every round to `show`, and keep everything, an error's traceback included."""
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    trial = TrialStore(store.root / "runs" / name / stamp)
+    trial = store.run(name, stamp)
     resolved, digests = config.model_dump(mode="json"), content_digests(config)
     marks = config.marks()
     trial.plan(TrialPlan(key=stamp, number=0, arm={}, seed=config.seed, config=resolved, digests=digests, marks=marks))
-    recorder = Recorder(store, name)
-    recorder.sync(trial.read())
-    try:
-        for record in run_durably(config, trial.checkpoint, device):
-            show(record)
-            recorder.sync(trial.read())
-    except (KeyboardInterrupt, BrokenPipeError):
-        recorder.interrupt(trial.read())
-        raise
-    except Exception:
-        history = trial.history()
-        trial.end(Outcome(outcome="failed", round=history[-1].round if history else 0, error=traceback.format_exc()))
+    with Recorder(store, name, destination) as recorder:  # which waits for MLflow at the end
         recorder.sync(trial.read())
-        raise
-    trial.end(Outcome(outcome="finished", round=config.federation.rounds))
-    recorder.sync(trial.read())
-    return trial
+        try:
+            for record in run_durably(config, trial.checkpoint, device):
+                trial.remote.push()
+                show(record)
+                recorder.sync(trial.read())
+        except (KeyboardInterrupt, BrokenPipeError):
+            recorder.interrupt(trial.read())
+            raise
+        except Exception:
+            last = max((record.round for record in trial.history()), default=0)
+            trial.end(Outcome(outcome="failed", round=last, error=traceback.format_exc()))
+            recorder.sync(trial.read())
+            raise
+        trial.end(Outcome(outcome="finished", round=config.federation.rounds))
+        recorder.sync(trial.read())
+        with contextlib.suppress(UnreachableError):  # what is not sent is told
+            trial.remote.push(needed=True)
+    return trial, recorder

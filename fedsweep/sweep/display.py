@@ -61,8 +61,12 @@ class LiveTable:
         news = trial.outcome is not None and (before is None or before.outcome is None)
         if news and not self.console.is_terminal:
             self.console.print(self._line(trial))
+        # A population has new trials on the way; what one of them goes on from was played by another that ended there.
+        self.total = max(self.total, len(self.trials))
         completed = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
-        self.progress.update(self.task, completed=completed, description=self._counted())
+        self.progress.update(
+            self.task, total=self.total * self.rounds, completed=completed, description=self._counted()
+        )
 
     def render(self) -> Group:
         """The picture of this moment."""
@@ -97,7 +101,8 @@ class LiveTable:
         elapsed = time.monotonic() - self.begun
         shown = f"{label} · seed {seed}: {state} at round {rounds}, {self.metric} {value}"
         ended = sum(count_outcomes(self.trials.values()).values())
-        return f"{ended} of {self.total} after {elapsed:.0f} s: {shown}"
+        reason = f"; {trial.outcome.reason}" if trial.outcome and trial.outcome.reason else ""
+        return f"{ended} of {self.total} after {elapsed:.0f} s: {shown}{reason}"
 
     def _counted(self) -> str:
         counts = count_outcomes(self.trials.values())

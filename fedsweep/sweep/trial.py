@@ -1,33 +1,128 @@
 """The trainable: one communication round is one reported step."""
 
+from __future__ import annotations
+
+import contextlib
 import os
+import tempfile
+import traceback
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
-from fedsweep.store import SweepStore
+from fedsweep.errors import DivergenceError, disk_is_full
+from fedsweep.mirror import Mirror
+from fedsweep.object_store import UnreachableError, persistently
+from fedsweep.remote import Place
+from fedsweep.store import SweepStore, TrialStore
+from fedsweep.sweep.gpus import Meter, NoMeter, meter, ran_out
+from fedsweep.sweep.needs import Arrival
+
+if TYPE_CHECKING:
+    from fedsweep.history import RoundRecord
+    from fedsweep.play import Device
 
 
-def train(config: dict[str, Any], *, sweep: str, threads: int, device: str, environment: dict[str, str]) -> None:
-    """Run the trial whose plan lies under `config["trial"]`, reporting each round once it is on disk.
+def train(
+    config: dict[str, Any],
+    *,
+    sweep: str,
+    threads: int,
+    device: Device,
+    environment: dict[str, str],
+    arrival: Arrival | None = None,
+    elsewhere: Place | None = None,
+) -> None:
+    """Climb to round `until` of the trial whose plan lies under the key `trial`; a round is on disk before it is told.
 
+    It is held to the fraction `gpus` of a GPU, and tells what it takes of it, once it has played a round.
+    Rounds that are there already are told again, so that whoever judges them sees each one. An error is the last thing
+    told, under `error`, and not raised: what Ray sees as an error is then a lost worker, and it hands the trial out
+    again. A store that is `elsewhere` and does not answer is that too.
     Heavy imports happen once per worker; Ray reuses workers between trials.
     """
-    os.environ.update(environment)  # a worker has another working directory
+    if arrival is None:
+        os.environ.update(environment)  # a worker has another working directory
+    with _at(elsewhere, config["trial"], SweepStore(Path(sweep)).trial(config["trial"])) as (store, send):
+        _play(config, store, send, threads, device, arrival)
+
+
+def _play(
+    config: dict[str, Any],
+    store: TrialStore,
+    send: Callable[[], None],
+    threads: int,
+    device: Device,
+    arrival: Arrival | None,
+) -> None:
+    """Tell the rounds of a trial in that folder, each after it was sent."""
+    measure: Meter = NoMeter()
+    taken: dict[str, int] = {}
+    there = len(store.history())
+    try:
+        if arrival is not None:
+            arrival.enter()
+        measure = meter(device, config["gpus"])
+        with contextlib.closing(_rounds(store, config["until"], threads, device, measure)) as rounds:
+            for number, record in enumerate(rounds):
+                if number >= there:
+                    taken = measure.read()
+                    send()
+                tune.report({**record.metrics, "round": record.round, "seconds": record.seconds, **taken})
+    except UnreachableError:
+        raise
+    except Exception as error:
+        last = store.history()[-1:]
+        told = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
+        tune.report({**(last[0].metrics if last else {}), **taken, **told})
+    finally:  # not before: the error's traceback, now gone, held tensors
+        measure.release()
+
+
+@contextlib.contextmanager
+def _at(elsewhere: Place | None, key: str, here: TrialStore) -> Iterator[tuple[TrialStore, Callable[[], None]]]:
+    """The trial's folder, and what sends what is new in it: where the store is elsewhere, a copy of this worker's own.
+
+    Raises:
+        UnreachableError: the store does not answer.
+    """
+    if elsewhere is None:
+        yield here, lambda: None
+        return
+    place = elsewhere.below("trials", key)
+    with tempfile.TemporaryDirectory(prefix="fedsweep-") as folder:
+        mirror = Mirror(place.filesystem, place.base, Path(folder))
+        persistently(mirror.pull)
+        yield TrialStore(Path(folder)), lambda: persistently(mirror.push)
+
+
+def _rounds(
+    store: TrialStore, until: int, threads: int, device: Device, measure: Meter
+) -> Generator[RoundRecord, None, None]:
+    """The trial's rounds up to `until`; nothing is built for those that are on disk."""
+    history = store.history()
+    if history and history[-1].round >= until:
+        yield from (record for record in history if record.round <= until)
+        return
     import torch
 
     from fedsweep.experiment import RunConfig
     from fedsweep.play import check_digests, run_durably
 
     torch.set_num_threads(threads)
-    store = SweepStore(Path(sweep)).trial(config["trial"])
     plan = store.read().plan
     run = RunConfig.of(plan.config, f"trial {plan.key}")
     check_digests(run, plan.digests)
-    try:
-        for record in run_durably(run, store.checkpoint, device):  # type: ignore[arg-type]
-            tune.report({**record.metrics, "round": record.round, "seconds": record.seconds})
-    finally:
-        if device == "cuda":
-            torch.cuda.empty_cache()
+    measure.start()
+    yield from run_durably(run, store.checkpoint, device, until)
+
+
+def kind_of(error: Exception) -> str:
+    """What kind of end it is: `diverged`, `full` (no space left), `memory` (too little of a GPU), or `failed`."""
+    if isinstance(error, DivergenceError):
+        return "diverged"
+    if disk_is_full(error):
+        return "full"
+    return "memory" if ran_out(error) else "failed"
