@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+TAKEN_FROM = "taken_from"
+"""The sweep that ran a trial of this one before."""
+
 SYNTHETIC = "synthetic"
 """The source of the synthetic images that a run trains on."""
 

@@ -1,5 +1,6 @@
 """Where experiments and search spaces are found: the working directory first, then those that ship with fedsweep."""
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterable
@@ -26,12 +27,22 @@ def data_folder() -> Path:
 
 def activation_folder() -> Path:
     """Where activations of frozen blocks are kept on this machine: what FEDSWEEP_CACHE names, or the user's cache."""
-    given = Path(os.environ.get("FEDSWEEP_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    folder = given if os.environ.get("FEDSWEEP_CACHE") else given / "fedsweep" / "activations"
+    return _cache("activations", "")
+
+
+def mirror_folder(uri: str) -> Path:
+    """Where this machine keeps what it needs of a store elsewhere: below FEDSWEEP_CACHE, or in the user's cache."""
+    return _cache("stores", "stores") / hashlib.sha256(uri.encode()).hexdigest()[:16]
+
+
+def _cache(usual: str, named: str) -> Path:
+    """A folder by its usual name in the user's cache, or by another one in what FEDSWEEP_CACHE names."""
+    given = os.environ.get("FEDSWEEP_CACHE")
+    folder = Path(given, named) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedsweep", usual)
     try:
         return home() / folder.expanduser()
     except RuntimeError:  # a user without a home
-        return Path(tempfile.gettempdir()) / "fedsweep" / "activations"
+        return Path(tempfile.gettempdir()) / "fedsweep" / usual
 
 
 def activation_bytes() -> int:
@@ -53,10 +64,24 @@ def activation_bytes() -> int:
 
 
 def environment() -> dict[str, str]:
-    """The variables that make another process find the same files."""
+    """The variables that make another process find the same files, and the same GPUs."""
     folders = {"FEDSWEEP_HOME": home(), "FEDSWEEP_DATA": data_folder(), "FEDSWEEP_CACHE": activation_folder()}
-    size = os.environ.get("FEDSWEEP_CACHE_GB")
-    return {name: str(path) for name, path in folders.items()} | ({"FEDSWEEP_CACHE_GB": size} if size else {})
+    others = ("FEDSWEEP_CACHE_GB", "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB")
+    given = {name: value for name in others if (value := os.environ.get(name))}
+    return {name: str(path) for name, path in folders.items()} | given
+
+
+def inside(folder: Path, *names: str) -> Path:
+    """A path below a folder, of names that came from a user or a file.
+
+    Raises:
+        UserError: it lies elsewhere, be it by `..`, as an absolute path or over a link.
+    """
+    path, named = folder.joinpath(*names), "/".join(names)
+    within = "\0" not in named and path != folder and path.resolve().is_relative_to(folder.resolve())
+    if not within or not all(Path(name).parts for name in names) or ".." in path.relative_to(folder).parts:
+        raise UserError(f"a name must stay within {folder}, but `{named!a}` does not.")
+    return path
 
 
 def resolve(name: str) -> Path:

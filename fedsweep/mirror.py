@@ -1,0 +1,203 @@
+"""A folder here and objects elsewhere, each brought up to the other: whole files, none of them torn.
+
+The objects are the truth. Contents are not compared: a file is as it was when its size and time are, and so is an
+object. A store may tell times in whole seconds, but what is rewritten there within one, a checkpoint, grows each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedsweep.checkpoint import write_atomically
+from fedsweep.object_store import put, remove
+from fedsweep.paths import inside
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+STATE = ".mirror.json"
+SCRATCH = "ray"
+"""A folder that is nobody else's business."""
+LAST = ("checkpoint.safetensors", "gpus.json", "trial.json", "sweep.json", "outcome.json")
+"""Files that vouch for what was written before them, in this order; times do not tell, where a clock ticks slowly."""
+AT_ONCE = 16
+"""Objects that are fetched side by side."""
+READS = 5
+"""How often an object is read that changes meanwhile."""
+
+
+class Mark(NamedTuple):
+    """What tells that a file or an object is as it was."""
+
+    size: int
+    time: int
+    inode: int = 0
+
+
+class Known(NamedTuple):
+    """A file when it was last as its object; `remote` is None where it was sent from here and not seen since."""
+
+    local: Mark
+    remote: Mark | None
+    whole: bool
+
+
+class Mirror:
+    """A folder, and the objects below a path of a pyarrow file system. Names that begin with a dot are in neither."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        base: str,
+        folder: Path,
+        shorten: Mapping[str, Callable[[Any], bytes]] | None = None,
+    ) -> None:
+        """`shorten` has, by name, how to read of large files only what is looked at here; they are never sent back."""
+        self.filesystem, self.base, self.folder = filesystem, base.rstrip("/"), folder
+        self._shorten = shorten or {}
+        self._known = _load(folder / STATE)
+
+    def pull(self, prefix: str = "", whole: bool = False, discard: bool = False) -> None:
+        """Fetch what is new or has changed, and remove what is gone; what was changed here and not sent stays.
+
+        With `whole`, large files are fetched as a whole too; with `discard`, nothing that was changed here stays.
+
+        Raises:
+            OSError: the store, or this machine's disk, did not allow it.
+        """
+        found, there = self._objects(prefix), self._files(prefix)
+        wanted = [name for name, mark in found.items() if self._lacks(name, mark, there.get(name), whole, discard)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            fetched = pool.map(lambda one: self._fetch(one, found[one], whole), wanted)
+            self._known |= {name: known for name, known in zip(wanted, fetched, strict=True) if known is not None}
+        for name in self._below(prefix, {**there, **self._known}):
+            if name in found:
+                continue
+            known = self._known.get(name)
+            if discard or (known and known.local == there.get(name)):
+                (self.folder / name).unlink(missing_ok=True)
+            if discard or (known and there.get(name) in (known.local, None)):
+                self._known.pop(name, None)
+
+    def push(self, prefix: str = "") -> None:
+        """Remove what was removed here, then send what is new or has changed: what vouches for others after these.
+
+        Raises:
+            OSError: the store did not take it; what was sent by then is all that comes before in this order.
+        """
+        there = self._files(prefix)
+        gone = [name for name in self._below(prefix, self._known) if name not in there]
+        for name in sorted(gone, key=lambda one: _turn(one, self._known[one].local), reverse=True):
+            remove(self.filesystem, f"{self.base}/{name}")
+            del self._known[name]
+        changed = [name for name, mark in there.items() if self._changed(name, mark)]
+        for name in sorted(changed, key=lambda one: _turn(one, there[one])):
+            put(self.filesystem, f"{self.base}/{name}", (self.folder / name).read_bytes())
+            self._known[name] = Known(there[name], None, True)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """What objects there are, by their names below the base.
+
+        Raises:
+            OSError: the store does not tell.
+        """
+        return sorted(self._objects(prefix))
+
+    def save(self) -> None:
+        """Remember for later processes what is alike, so that they need not fetch it again."""
+        write_atomically(self.folder / STATE, json.dumps(self._known).encode())
+
+    def _objects(self, prefix: str) -> dict[str, Mark]:
+        from pyarrow.fs import FileSelector
+
+        where = f"{self.base}/{prefix}".rstrip("/")
+        found = {}
+        for info in self.filesystem.get_file_info(FileSelector(where, recursive=True, allow_not_found=True)):
+            name = info.path.removeprefix(f"{self.base}/")
+            if info.is_file and _ours(name):
+                found[name] = Mark(info.size, info.mtime_ns)
+        return found
+
+    def _files(self, prefix: str) -> dict[str, Mark]:
+        start, found = self.folder / prefix, {}
+        for path in [start] if start.is_file() else _files_in(start):
+            if _ours(name := path.relative_to(self.folder).as_posix()):
+                with contextlib.suppress(FileNotFoundError):  # it has just gone
+                    found[name] = _mark(path)
+        return found
+
+    @staticmethod
+    def _below(prefix: str, names: Iterable[str]) -> list[str]:
+        return [name for name in names if not prefix or name == prefix or name.startswith(f"{prefix}/")]
+
+    def _lacks(self, name: str, remote: Mark, local: Mark | None, whole: bool, discard: bool) -> bool:
+        """Whether an object is to be fetched."""
+        known = self._known.get(name)
+        if known is None or self._changed(name, local):
+            return discard or (known is None and local is None)
+        if known.remote is None and known.local.size == remote.size:  # sent from here
+            known = self._known[name] = known._replace(remote=remote)
+        return known.remote != remote or (whole and not known.whole)
+
+    def _changed(self, name: str, local: Mark | None) -> bool:
+        """Whether a file was changed here since it was as its object. What is read short is only ever made here."""
+        known = self._known.get(name)
+        return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
+
+    def _fetch(self, name: str, mark: Mark, whole: bool) -> Known | None:
+        """Put an object into its place here; None where there is none any more."""
+        short = None if whole else self._shorten.get(Path(name).name)
+        place, path = inside(self.folder, name), f"{self.base}/{name}"
+        for _ in range(READS):
+            try:
+                with self.filesystem.open_input_file(path) as file:
+                    content = short(file) if short else file.readall()
+            except FileNotFoundError:
+                return None
+            info = self.filesystem.get_file_info(path) if short is None else None
+            if info is None or Mark(info.size, info.mtime_ns) == mark:  # else it may be a part of each
+                write_atomically(place, content)
+                return Known(_mark(place), mark, short is None)
+            mark = Mark(info.size, info.mtime_ns)
+        raise OSError(f"{path} changes faster than it can be read")
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for path, folders, files in os.walk(folder):
+        folders[:] = [one for one in folders if not one.startswith(".")]
+        yield from (Path(path, file) for file in files)
+
+
+def _ours(name: str) -> bool:
+    """Whether a file is kept alike. What is hidden is torn or a lock, and `..` leads elsewhere."""
+    parts = name.split("/")
+    return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)
+
+
+def _turn(name: str, mark: Mark) -> tuple[int, int, str]:
+    """When a file is sent among others."""
+    last = Path(name).name
+    return (LAST.index(last) if last in LAST else -1, mark.time, name)
+
+
+def _mark(path: Path) -> Mark:
+    status = path.stat()
+    return Mark(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _load(path: Path) -> dict[str, Known]:
+    """What an earlier process knew. Where that is torn or of another make, all is fetched anew."""
+    try:
+        found = json.loads(path.read_text())
+        return {
+            str(name): Known(Mark(*local), Mark(*remote) if remote else None, whole)
+            for name, (local, remote, whole) in found.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

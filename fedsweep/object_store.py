@@ -1,0 +1,182 @@
+"""Stores that are no folder: what pyarrow reaches by a URI, such as s3://BUCKET/RUNS. Credentials stay out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+from fedsweep.errors import UserError, disk_is_full, one_line
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+SECRETS = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
+FLAT = ("s3", "gcs", "abfs")
+"""Kinds of pyarrow without folders of their own, where an object appears as a whole when its writing ends."""
+PAUSES = (1.0, 4.0, 10.0)
+"""Seconds between attempts."""
+Answer = TypeVar("Answer")
+
+
+class UnreachableError(OSError):
+    """An object store did not do what it was asked for, however often."""
+
+
+def is_uri(address: str | Path) -> bool:
+    """Whether that is a URI and no folder.
+
+    >>> is_uri("s3://bucket/runs"), is_uri("mlruns"), is_uri(Path("mlruns"))
+    (True, False, False)
+    """
+    return bool(URI.match(str(address)))
+
+
+@cache
+def filesystem(uri: str) -> tuple[FileSystem, str]:
+    """What a URI names: a file system of pyarrow, and a path there.
+
+    Raises:
+        UserError: no such kind, nothing that answers, or a secret within the address.
+    """
+    _check_secrets(uri)
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem
+
+    # A file that is small goes in one request, not in three.
+    quick = f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true" if uri.startswith("s3://") else uri
+    try:
+        try:
+            found, base = FileSystem.from_uri(quick)
+        except ValueError:  # a pyarrow that does not know this word, among others
+            found, base = FileSystem.from_uri(uri)
+    except (OSError, ValueError, ArrowException) as error:
+        raise UserError(
+            f"`--store` must be a folder or a URI that pyarrow can open, such as s3://BUCKET/RUNS, but `{uri}` is not: "
+            f"{one_line(error)}."
+        ) from None
+    if found.type_name == "mock" or not base:
+        raise UserError(f"`--store` must name a bucket, such as s3://BUCKET/RUNS, but it is `{uri}`.")
+    return found, base
+
+
+def _check_secrets(uri: str) -> None:
+    """What is typed may be seen by others: in the history of a shell, in logs, in the list of processes."""
+    try:
+        parts = urlsplit(uri)
+        named = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if SECRETS.search(name)]
+        secret = parts.password is not None or (parts.scheme == "s3" and parts.username is not None)
+    except ValueError as error:
+        raise UserError(f"`--store` is a URI that cannot be read: {one_line(error)}.") from None
+    if secret or named:
+        shown = re.sub("//.*@", "//***@", uri.partition("?")[0])
+        raise UserError(
+            f"`--store` must hold no credentials, but `{shown}` does; they are taken from the environment or from the "
+            "usual files, such as ~/.aws/credentials."
+        )
+
+
+def check_there(uri: str) -> None:
+    """Find out whether a store's bucket is there and lets us in.
+
+    Raises:
+        UserError: it is not, or does not.
+    """
+    found, base = filesystem(uri)
+    if found.type_name not in FLAT:
+        return
+    bucket = base.split("/")[0]
+    from pyarrow.fs import FileType
+
+    try:
+        info = found.get_file_info(bucket)
+    except OSError as error:
+        raise UserError(f"the store {uri} cannot be reached: {one_line(error)}.") from None
+    if info.type == FileType.NotFound:
+        raise UserError(f"the store {uri} cannot be used: there is no bucket `{bucket}`.")
+
+
+def check_writable(uri: str) -> None:
+    """Find out whether objects can be written, read and removed below a URI.
+
+    Raises:
+        UserError: they cannot.
+    """
+    check_there(uri)
+    found, base = filesystem(uri)
+    name, content = f"{base}/.write-{secrets.token_hex(4)}", secrets.token_bytes(8)
+    try:
+        put(found, name, content)
+        same = read(found, name) == content
+        found.delete_file(name)
+    except OSError as error:
+        raise UserError(f"the store {uri} cannot be written: {one_line(error)}.") from None
+    if not same:
+        raise UserError(f"the store {uri} cannot be used: what was written there is not what is read.")
+
+
+def put(filesystem: FileSystem, path: str, content: bytes) -> None:
+    """Write an object as a whole or not at all.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    flat = filesystem.type_name in FLAT
+    folder, _, name = path.rpartition("/")
+    target = path if flat else f"{folder}/.{name}.{secrets.token_hex(4)}"
+    if not flat:
+        filesystem.create_dir(folder, recursive=True)
+    stream = filesystem.open_output_stream(target)
+    stream.write(content)
+    stream.close()  # not where writing failed: closing is what makes an object
+    if not flat:
+        filesystem.move(target, path)
+
+
+def read(filesystem: FileSystem, path: str) -> bytes:
+    """The content of an object.
+
+    Raises:
+        OSError: there is none, or it could not be read.
+    """
+    with filesystem.open_input_file(path) as file:
+        content: bytes = file.readall()
+    return content
+
+
+def remove(filesystem: FileSystem, path: str) -> None:
+    """Delete an object, if it is there.
+
+    Raises:
+        OSError: it could not be deleted.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        filesystem.delete_file(path)
+
+
+def persistently(do: Callable[[], Answer], pauses: Sequence[float] | None = None) -> Answer:
+    """Do something that an object store takes part in, once more after each of the pauses if need be.
+
+    Raises:
+        UnreachableError: it failed each time.
+        OSError: what is on this machine is in the way: no space is left, or a file is missing.
+    """
+    for pause in (*(PAUSES if pauses is None else pauses), None):
+        try:
+            return do()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if disk_is_full(error):
+                raise
+            if pause is None:
+                raise UnreachableError(one_line(error)) from error
+            time.sleep(pause)
+    raise AssertionError

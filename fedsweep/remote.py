@@ -1,0 +1,164 @@
+"""What lies behind a folder of a store: objects elsewhere, or nothing where the folder itself is the store."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsweep.checkpoint import without_tensors
+from fedsweep.lease import Lease
+from fedsweep.mirror import Mirror
+from fedsweep.object_store import UnreachableError, filesystem, persistently
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+SHORTEN = {"checkpoint.safetensors": without_tensors}
+"""What a driver needs of large files: the rounds, and no tensors."""
+LOST = "another process has taken the sweep over"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder of a store elsewhere: all that a worker needs to find it, without a secret."""
+
+    uri: str
+    path: str
+
+    @property
+    def filesystem(self) -> FileSystem:
+        """Where it is; opened once in each process."""
+        return filesystem(self.uri)[0]
+
+    @property
+    def base(self) -> str:
+        """Its path there."""
+        return f"{filesystem(self.uri)[1].rstrip('/')}/{self.path}"
+
+    def below(self, *names: str) -> Place:
+        """A folder within it."""
+        return Place(self.uri, "/".join((self.path, *names)))
+
+    def folders(self, marker: str, known: Callable[[str], bool]) -> Iterator[str]:
+        """Names of folders below that hold this file; those that are `known` to are not asked.
+
+        Raises:
+            OSError: the store does not tell.
+        """
+        from pyarrow.fs import FileSelector
+
+        found = self.filesystem.get_file_info(FileSelector(self.base, allow_not_found=True))
+        if any(one.is_file and one.base_name == marker for one in found):
+            yield ""
+            return
+        for name in sorted(one.base_name for one in found if not one.is_file and not one.base_name.startswith(".")):
+            if known(name):
+                yield name
+                continue
+            deeper = self.below(name).folders(marker, lambda one, above=name: known(f"{above}/{one}"))  # type: ignore[misc]
+            yield from (f"{name}/{one}" if one else name for one in deeper)
+
+
+class Remote:
+    """The part of a mirror that is below a prefix, or nothing."""
+
+    def __init__(self, mirror: Mirror | None = None, place: Place | None = None) -> None:
+        self.mirror, self.place = mirror, place
+        self.prefix = ""
+        self.unsent: dict[str, str] = {}
+        """Prefixes below which a push has failed, with the reason; all parts of a mirror share it."""
+        self.is_lost: Callable[[], bool] = lambda: False
+        """Whether another process writes there by now."""
+
+    @classmethod
+    def of(cls, place: Place, folder: Path, plays: bool = False) -> Remote:
+        """What lies behind a folder of a driver, whose checkpoints hold rounds alone until they are wanted whole.
+
+        Of one that `plays` itself, they are its own and always whole.
+        """
+        return cls(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
+
+    def below(self, *names: str) -> Remote:
+        """What lies behind a folder, or a file, within this one."""
+        part = Remote(self.mirror, self.place)
+        part.prefix = "/".join((*([self.prefix] if self.prefix else ()), *names))
+        part.unsent, part.is_lost = self.unsent, self.is_lost
+        return part
+
+    def pull(self, whole: bool = False, discard: bool = False) -> None:
+        """Bring the folder up to the objects, as `Mirror.pull` does.
+
+        Raises:
+            UnreachableError: the store does not answer.
+        """
+        if self.mirror is not None:
+            persistently(partial(self.mirror.pull, self.prefix, whole, discard))
+
+    def push(self, needed: bool = False) -> None:
+        """Send what is new in the folder, and what could not be sent before.
+
+        What is not `needed` at once is tried once, and again at the next push.
+
+        Raises:
+            UnreachableError: the store does not take what is needed.
+        """
+        if self.mirror is None:
+            return
+        for prefix in dict.fromkeys((*self.unsent, self.prefix)):
+            try:
+                if self.is_lost():
+                    raise UnreachableError(LOST)
+                persistently(partial(self.mirror.push, prefix), None if needed else ())
+                self.unsent.pop(prefix, None)
+            except UnreachableError as error:
+                self.unsent[prefix] = self.unsent[self.prefix] = str(error)
+                if needed:
+                    raise
+                return
+
+    def clear(self, name: str) -> None:
+        """Remove a folder there that no file of this one is in, as far as the store lets us at this moment."""
+        if self.place is not None:
+            with contextlib.suppress(OSError):
+                self.place.filesystem.delete_dir(f"{self.place.base}/{name}")
+
+    def save(self) -> None:
+        """Let later processes know what need not be fetched again."""
+        if self.mirror is not None:
+            self.mirror.save()
+
+    def is_taken(self) -> bool:
+        """Whether another process, here or on another machine, writes there at this moment.
+
+        Raises:
+            UnreachableError: the store does not answer.
+        """
+        if self.place is None:
+            return False
+        return persistently(Lease(self.place.filesystem, self.place.base).holder) is not None
+
+    @contextlib.contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Be the only process that writes there; `is_lost` says whether another one has taken over all the same.
+
+        Raises:
+            UserError: another process, here or on another machine, is.
+            UnreachableError: the store does not answer.
+        """
+        if self.place is None:
+            yield
+            return
+        with Lease(self.place.filesystem, self.place.base).held(what) as lease:
+            self.is_lost = lambda: lease.lost
+            yield
+
+    def __reduce__(self) -> tuple[type[Remote], tuple[()]]:
+        """Ray pickles what hands out trials, and restores nothing of it."""
+        return Remote, ()
+
+
+NOTHING = Remote()
