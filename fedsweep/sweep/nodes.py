@@ -1,0 +1,138 @@
+"""Whether every node of a cluster is ready for the trials of a sweep, told at once before the first one starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedsweep.errors import UserError
+from fedsweep.paths import environment
+from fedsweep.store import Store
+from fedsweep.sweep.cluster import Cluster, Node
+from fedsweep.sweep.delivery import Item, Library, fetch
+from fedsweep.sweep.needs import RULE, Arrival, Findings, Needs, look
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.sharing import enter, last_line, probed
+
+
+def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival | None:
+    """Look at every node on which a trial fits, and put data there that it lacks; None for this machine alone.
+
+    With `deliver` false, nothing is written on any node.
+
+    Raises:
+        UserError: nodes differ from this machine; all of them, and all that is wrong, in one sentence.
+    """
+    if cluster.is_local:
+        return None
+    import ray
+
+    nodes = [node for node in cluster.nodes if node.slots(plan.space.resources)]
+    needs = Needs.of(plan)
+    here = ray.get_runtime_context().get_node_id()
+    librarian: Any = ray.remote(num_cpus=0, max_concurrency=8)(Library)  # type: ignore[call-overload]
+    library = librarian.options(scheduling_strategy=_on(here)).remote(needs.items)
+    with probed(store) as probe:
+        findings = _everywhere(nodes, look, replace(needs, probe=probe))
+        _refuse(findings)
+        lacking = {node: found.lacking for node, found in findings.items() if found.lacking}
+        if lacking and deliver:
+            _deliver(lacking, library, console)
+            _refuse(_everywhere(list(lacking), look, replace(needs, probe=probe)))
+    _tell(cluster, findings, console)
+    return Arrival(needs, library)
+
+
+def _on(node_id: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+def _everywhere(nodes: Sequence[Node], ask: Callable[[Needs], Findings], needs: Needs) -> dict[Node, Findings]:
+    """The answer of each node; one that cannot even import fedsweep has that as its problem.
+
+    Raises:
+        UserError: all of them went meanwhile.
+    """
+    import ray
+    from ray.exceptions import NodeDiedError, TaskUnschedulableError
+
+    asking: Any = ray.remote(num_cpus=0, max_retries=0)(ask)
+    answers = {node: asking.options(scheduling_strategy=_on(node.id)).remote(needs) for node in nodes}
+    found = {}
+    for node, answer in answers.items():
+        try:
+            found[node] = ray.get(answer)
+        except (NodeDiedError, TaskUnschedulableError):  # it went, which shows only after some missed heartbeats
+            continue
+        except Exception as error:  # whatever an installation may raise while it is imported
+            found[node] = Findings([f"cannot run fedsweep ({last_line(error)})"])
+    if nodes and not found:
+        raise UserError(f"{counted(len(nodes))} of the cluster went away while asked what they have; none is left.")
+    return found
+
+
+def _refuse(findings: Mapping[Node, Findings]) -> None:
+    wrong = [f"{node.name} {' and '.join(found.problems)}" for node, found in findings.items() if found.problems]
+    if wrong:
+        raise UserError(f"{len(wrong)} of {counted(len(findings))} cannot run trials: {'; '.join(wrong)}; {RULE}.")
+
+
+def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Console) -> None:
+    """Fetch on all nodes at once, with a bar over the bytes.
+
+    Raises:
+        UserError: a node could not take them.
+    """
+    import ray
+
+    total = sum(item.bytes for items in lacking.values() for item in items)
+    what = f"data to {counted(len(lacking))}"
+    fetching: Any = ray.remote(num_cpus=0, max_retries=0)(_fetch)
+    tasks = {
+        fetching.options(scheduling_strategy=_on(node.id)).remote(environment(), items, library): node
+        for node, items in lacking.items()
+    }
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    wrong, waiting = [], list(tasks)
+    if not console.is_terminal:
+        console.print(f"{total / 1e6:.1f} MB of {what}")
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(what, total=total)
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=0.5)
+            progress.update(bar, completed=ray.get(library.sent.remote()))
+            for task in done:
+                try:
+                    ray.get(task)
+                except Exception as error:  # a full disk, a node that went
+                    wrong.append(f"{tasks[task].name} could not take its data ({last_line(error)})")
+    if wrong:
+        raise UserError(f"{len(wrong)} of {counted(len(tasks))} cannot run trials: {'; '.join(wrong)}.")
+
+
+def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
+    """On the node, in the process that has looked at it before or another one."""
+    enter(environment)
+    fetch(items, library)
+
+
+def counted(nodes: int) -> str:
+    """`1 node`, `3 nodes`."""
+    return f"{nodes} node{'s' if nodes != 1 else ''}"
+
+
+def _tell(cluster: Cluster, findings: Mapping[Node, Findings], console: Console) -> None:
+    """Where the trials run, and whether others could send work there."""
+    where = f"{counted(len(findings))} of the Ray cluster {cluster.address}"
+    console.print(f"The sweep runs on {where}{', and on those that it adds' if cluster.at_once else ''}.")
+    if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):
+        console.print(
+            f"Warning: whoever reaches {cluster.address} can run code there, because the cluster was started without "
+            "RAY_AUTH_MODE=token (docs/cluster.md, Security)."
+        )
