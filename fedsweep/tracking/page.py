@@ -1,37 +1,107 @@
-"""MLflow's page over a store: the server's command and addresses worth opening."""
+"""MLflow's page over a store, or on a server: the command that starts it, and addresses worth opening."""
 
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
 import sys
 import urllib.parse
 from pathlib import Path
 
+from fedsweep.errors import UserError
 from fedsweep.store import Store
 from fedsweep.tracking.database import tracking_uri
+from fedsweep.tracking.destination import Destination
+
+LOOPBACK = "127.0.0.1"
+ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (compared with what the user asks for)
+SIDE_BY_SIDE = 100
+"""Runs in one address: more would neither fit into it nor be told apart."""
 
 
-def server_command(root: Path, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command of MLflow's server over a store, bound to loopback, and the environment that keeps it small."""
+def check_free(host: str, port: int) -> bool:
+    """Whether only this machine can open a page on that host and port.
+
+    Raises:
+        UserError: the port is taken or not allowed, or the host is none of this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or "nowhere.invalid", port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except (OSError, UnicodeError) as error:
+        number = getattr(error, "errno", None)
+        if number == errno.EADDRINUSE:
+            raise UserError(
+                f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another."
+            ) from None
+        if number == errno.EACCES:
+            raise UserError(f"port {port} is not open to this user; `--port 5000` is.") from None
+        raise UserError(
+            f"`--host` must be an address or a name of this machine, such as 127.0.0.1 or 0.0.0.0, but it is `{host}`."
+        ) from None
+    return ipaddress.ip_address(address[0]).is_loopback
+
+
+def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[str], dict[str, str]]:
+    """The command of MLflow's server over a store, and the environment that keeps it small.
+
+    MLflow refuses requests for a name that it does not know, and those that come from another site's page. On loopback
+    it knows its names; for other hosts they are given.
+    """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking_uri(root)]
-    command += ["--default-artifact-root", (root / "artifacts").as_uri(), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--default-artifact-root", (root / "artifacts").as_uri(), "--host", host, "--port", str(port)]
     command += ["--workers", "1"]
+    if host not in (LOOPBACK, "localhost", "::1"):
+        names = _names(host)
+        command += ["--allowed-hosts", ",".join(one for name in names for one in (f"{name}:{port}", name))]
+        command += ["--cors-allowed-origins", ",".join(f"http://{name}:{port}" for name in names)]
     return command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
-def page_links(store: Store, url: str) -> dict[str, str]:
-    """Addresses within MLflow's page: the runs of the newest sweep, their curves, its trials side by side."""
-    from mlflow import MlflowClient
+def page_url(host: str, port: int) -> str:
+    """The page's address; that of all interfaces is shown by the machine's name."""
+    return f"http://{_bracketed(socket.gethostname() if host in ANYWHERE else host)}:{port}"
 
+
+def _names(host: str) -> list[str]:
+    """Names and addresses under which this machine is asked for its page."""
+    own = socket.gethostname()
+    names = ["localhost", LOOPBACK, "::1", own, socket.getfqdn(), *([] if host in ANYWHERE else [host])]
+    with contextlib.suppress(OSError):  # a name that resolves nowhere
+        names += [str(address[4][0]) for address in socket.getaddrinfo(own, None)]
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # for documentation
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
+            route.connect((elsewhere, 9))  # sends nothing; picks the interface that faces the network
+            names.append(str(route.getsockname()[0]))
+    return list(dict.fromkeys(_bracketed(name) for name in names))
+
+
+def _bracketed(name: str) -> str:
+    return f"[{name}]" if ":" in name else name
+
+
+def page_links(store: Store, url: str, destination: Destination | None = None) -> dict[str, str]:
+    """Addresses within MLflow's page: the runs of the newest sweep, their curves, its trials side by side."""
     sweeps = store.sweeps()
     if not sweeps:
         return {}
     manifest = sweeps[-1].manifest()
-    client = MlflowClient(tracking_uri=tracking_uri(store.root))
+    client = (destination or Destination.of(store.root)).client()
     experiment = client.get_experiment_by_name(manifest.name)
     if experiment is None:
         return {}
     number = experiment.experiment_id
     parents = client.search_runs([number], f"tags.`fedsweep.sweep` = '{manifest.id}'", max_results=1)
     below = f"tags.`mlflow.parentRunId` = '{parents[0].info.run_id}'" if parents else "tags.`fedsweep.kind` = 'trial'"
-    ids = ",".join(f'"{run.info.run_id}"' for run in client.search_runs([number], below))
+    found = client.search_runs([number], below, max_results=SIDE_BY_SIDE)
+    ids = ",".join(f'"{run.info.run_id}"' for run in found)
     runs = f"{url}/#/experiments/{number}/runs?workflowType=machine_learning"
     # Ordered by a metric, MLflow shows children beside their parent; otherwise it folds them below it.
     metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")
