@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.errors import UserError
-from fedsweep.report import activation, embeddings, figures
+from fedsweep.report import activation, embeddings, figures, front, population
 from fedsweep.report.statistics import ArmStatistics, Comparison, summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
@@ -27,18 +27,24 @@ class Report:
     """None where no finished trial left a t-SNE."""
     activation: Path | None
     """None where no finished trial recorded active blocks."""
+    front: Path | None
+    """None where there is one objective, or no finished trial."""
+    population: tuple[Path, ...] = ()
+    """The hyperparameters of a population by round, as a table and a figure; none where there is no population."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """All files written."""
         always = self.csv, self.markdown, self.curves, self.domains
-        return *always, *(path for path in (self.tsne, self.activation) if path is not None)
+        pictures = (path for path in (self.tsne, self.activation, self.front) if path is not None)
+        return *always, *pictures, *self.population
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
     """Write table.csv, table.md, curves.png and domains.png into the folder, which is made where it is missing.
 
-    tsne.png comes with them where trials left a t-SNE, activation.png where they recorded active blocks.
+    tsne.png comes with them where trials left a t-SNE, activation.png where they recorded active blocks, front.png
+    where there are two objectives, population.csv and population.png where trials go on from one another.
 
     Raises:
         UserError: no trial has recorded a round.
@@ -49,7 +55,8 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         )
     table = AblationTable(manifest, summarise(manifest, trials))
     folder.mkdir(parents=True, exist_ok=True)
-    tsne, active = folder / "tsne.png", folder / "activation.png"
+    tsne, active, both = folder / "tsne.png", folder / "activation.png", folder / "front.png"
+    schedules = folder / "population.csv", folder / "population.png"
     report = Report(
         arms=table.arms,
         renderable=TerminalTable(table),
@@ -59,6 +66,8 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         domains=folder / "domains.png",
         tsne=tsne if embeddings.panels(manifest, table.arms, tsne) else None,
         activation=active if activation.panels(manifest, table.arms, active) else None,
+        front=both if front.draw(manifest, table.arms, both) else None,
+        population=schedules if population.write_population(manifest, trials, *schedules) else (),
     )
     report.csv.write_text(table.csv(), encoding="utf-8")
     report.markdown.write_text(table.markdown(), encoding="utf-8")

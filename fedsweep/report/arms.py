@@ -51,7 +51,7 @@ def _places(name: str, arms: Sequence[Arm]) -> dict[str, int]:
 
 
 def ended(trial: TrialRecord) -> str:
-    """`finished`, `pruned`, `failed` or `unfinished`."""
+    """`finished`, `pruned`, `diverged`, `failed` or `unfinished`."""
     return trial.outcome.outcome if trial.outcome else "unfinished"
 
 
@@ -98,6 +98,6 @@ def _fate(trial: TrialRecord, metric: str) -> str:
         return f"unfinished at round {trial.last_round}" if trial.history else "not started"
     if trial.outcome.outcome == "pruned":
         return f"pruned at round {trial.outcome.round}"
-    if trial.outcome.outcome == "failed":
-        return f"failed after round {trial.outcome.round}" if trial.outcome.round > 0 else "failed"
+    if (how := trial.outcome.outcome) != "finished":
+        return f"{how} after round {trial.outcome.round}" if trial.outcome.round > 0 else how
     return f"finished without a finite {metric}"

@@ -24,6 +24,7 @@ HIGHLIGHTED = 5
 BAND = 0.16
 LOOKS: dict[str, dict[str, Any]] = {
     "pruned": {"linestyle": "--", "linewidth": 0.9, "marker": "x", "markersize": 5, "markeredgewidth": 1.3},
+    "diverged": {"linestyle": ":", "linewidth": 1.1, "marker": "d", "markersize": 4},
     "failed": {"linestyle": ":", "linewidth": 1.1, "marker": "s", "markersize": 3.5},
     "unfinished": {"linestyle": ":", "linewidth": 1.1},
 }
@@ -44,7 +45,7 @@ def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
 
 def curves(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> None:
     """Write the objective against rounds: mean and range of finished seeds per arm, every other trial on its own."""
-    figure, axes = _figure(6.4, 4.0)
+    figure, axes = empty_figure(6.4, 4.0)
     dotted = names(manifest, arms)
     kinds: set[str] = set()
     ends: list[tuple[float, float, str, str]] = []
@@ -67,7 +68,7 @@ def curves(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -
     axes.locator_params(axis="x", integer=True)
     _label_ends(axes, ends)
     _legend(axes, kinds)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_arm(axes: "Axes", arm: Arm, metric: str, colour: str, kinds: set[str]) -> tuple[float, float] | None:
@@ -126,7 +127,7 @@ def _points(arm: Arm, metric: str) -> dict[int, tuple[float, float, float]]:
 
 def domains(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> None:
     """Write the accuracy on each domain at the last round: a dot per arm for the mean, a bar for the range of seeds."""
-    figure, axes = _figure(max(4.5, 1.6 + 1.05 * len(manifest.domains)), 3.6)
+    figure, axes = empty_figure(max(4.5, 1.6 + 1.05 * len(manifest.domains)), 3.6)
     dotted = names(manifest, arms)
     finished = [pair for pair in zip(arms, colours(arms, manifest.mode), strict=True) if pair[0].n]
     coloured = [colour for _, colour in finished if colour != GREY]
@@ -154,7 +155,7 @@ def domains(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) 
     else:
         axes.set_ylim(0, 100)
         axes.text(0.5, 0.5, "no trial has finished", transform=axes.transAxes, ha="center", color=INK)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_domains(axes: "Axes", one: ArmStatistics, manifest: SweepManifest, colour: str, offset: float) -> None:
@@ -211,7 +212,7 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
     return [start + index * gap for index, start in enumerate(level)]
 
 
-def _figure(width: float, height: float) -> tuple["Figure", "Axes"]:
+def empty_figure(width: float, height: float) -> tuple["Figure", "Axes"]:
     """A figure of this size in inches with plain axes. No pyplot: it would keep the figure and choose a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -225,6 +226,7 @@ def _figure(width: float, height: float) -> tuple["Figure", "Axes"]:
     return figure, axes
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG."""
     # Without the version of matplotlib, the same numbers give the same bytes.
     figure.savefig(path, format="png", dpi=200, bbox_inches="tight", metadata={"Software": None})

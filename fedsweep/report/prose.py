@@ -3,10 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from fedsweep.arms import IN_WORDS, Arm, Reference, counterpart, identity, setting, shown_setting
+from fedsweep.arms import IN_WORDS, Arm, Reference, counterparts, identity, setting, shown_setting
+from fedsweep.history import ACCUMULATED
 from fedsweep.marks import stand_in, warning
 from fedsweep.plain import Json
+from fedsweep.report import front
 from fedsweep.report.arms import ended
+from fedsweep.report.population import sentences
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, Comparison
 from fedsweep.report.wording import Units, arm_words, names, of_clients, shown_p
 from fedsweep.store import SweepManifest
@@ -18,13 +21,14 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     if manifest.baseline is None or not any(one.is_baseline for one in arms):
         return _about_best(manifest, arms, dotted, units)
     by_arm, found = {identity(one.arm.values): one for one in arms}, []
+    others = counterparts([one.arm.values for one in arms], manifest.baseline)
     for one in arms:
         if one.comparison is not None:
-            baseline = by_arm[identity(counterpart(one.arm.values, manifest.baseline))]
-            apart = one.comparison.seeds and not _same_images(manifest.metric, [one, baseline])
-            pair = _against(one.arm.values, manifest.baseline, dotted) + ", over different images" * bool(apart)
+            other = others[identity(one.arm.values)]
+            apart = one.comparison.seeds and not _same_images(manifest.metric, [one, by_arm[identity(other)]])
+            pair = _against(one.arm.values, other, manifest.baseline, dotted) + ", over different images" * bool(apart)
             found.append(f"{pair}: {_finding(manifest, one.comparison, units)}.")
-    return found
+    return [*found, *front.finding(manifest, arms)]
 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
@@ -36,6 +40,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]
         f"Objective: {manifest.metric} at the last round{', in percent' if units.percent else ''}, "
         f"{'higher' if manifest.mode == 'max' else 'lower'} is better; {manifest.rounds} rounds; "
         f"seed{'s' * (len(manifest.seeds) > 1)} {seeds}; mean and sd (n-1) over finished trials.",
+        *_about_second(manifest),
         *(
             [_about_tests(manifest.baseline, names(manifest, arms), arms, units)]
             if manifest.baseline is not None and any(one.is_baseline for one in arms)
@@ -50,13 +55,26 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]
         + "MB sent: 10^6 bytes, both directions, whole run.",
         *_about_held_out(manifest.metric, arms),
         *([_about_paper(manifest.reference)] if manifest.reference else []),
+        *sentences(manifest, [trial for one in arms for trial in one.arm.trials]),
         _about_lost(arms),
+    ]
+
+
+def _about_second(manifest: SweepManifest) -> list[str]:
+    if manifest.against is None:
+        return []
+    metric, mode = manifest.against.metric, manifest.against.mode
+    when = "summed over all rounds" if metric in ACCUMULATED else "at the last round"
+    return [
+        f"Second objective: {metric}, {when}, {'higher' if mode == 'max' else 'lower'} is better. "
+        "Efficient: no other arm is as good in both means and better in one."
     ]
 
 
 def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatistics], units: Units) -> str:
     shown = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
-    if shared := ", ".join(name for name in dotted if name not in baseline):
+    there = {name for one in arms if one.is_baseline for name in one.arm.values}
+    if shared := ", ".join(name for name in dotted if name in there and name not in baseline):
         shown += f" at the same {shared}"
     tested = sum(one.comparison is not None and one.comparison.p is not None for one in arms)
     points = " in percentage points" if units.percent else ""
@@ -110,7 +128,7 @@ def _about_paper(reference: Reference) -> str:
 
 def _about_lost(arms: Sequence[ArmStatistics]) -> str:
     counts = Counter(ended(trial) for one in arms for trial in one.arm.trials)
-    lost = ", ".join(f"{counts[how]} {how}" for how in ("pruned", "failed", "unfinished"))
+    lost = ", ".join(f"{counts[how]} {how}" for how in ("pruned", "diverged", "failed", "unfinished"))
     survivors = any(one.n and any(ended(trial) == "pruned" for trial in one.arm.trials) for one in arms)
     warning = " Where seeds were pruned, the mean is that of the survivors." if survivors else ""
     return f"Trials: {counts['finished']} finished, {lost}; only finished ones enter the numbers.{warning}"
@@ -123,23 +141,29 @@ def _about_best(
         return []
     if not _same_images(manifest.metric, finished):
         return [f"No arm is the best: they hold out different domains, and {manifest.metric} is over different images."]
+    if manifest.against is not None:
+        chosen = [_about_choice(len(arms), "They were", "them")] if len(arms) > 1 else []
+        return [*front.finding(manifest, arms), *chosen]
     best = finished[0]
     value = units.value(best.mean) + ("%" if units.percent else "")
     found = f"Best: {arm_words(best.arm.values, dotted)} with {manifest.metric} {value} (n = {best.n})."
     if len(arms) == 1:
         return [found]
-    chosen = f"It was chosen from {len(arms)} arms by these very numbers, which are therefore optimistic for it"
-    return [found, f"{chosen}: confirm it on fresh seeds."]
+    return [found, _about_choice(len(arms), "It was", "it")]
 
 
-def _against(arm: Mapping[str, Json], baseline: Mapping[str, Json], dotted: Sequence[str]) -> str:
+def _about_choice(count: int, they_were: str, them: str) -> str:
+    chosen = f"{they_were} chosen from {count} arms by these very numbers, which are therefore optimistic for {them}"
+    return f"{chosen}: confirm {them} on fresh seeds."
+
+
+def _against(arm: Mapping[str, Json], other: Arm, baseline: Arm, dotted: Sequence[str]) -> str:
     """`rank 4 against 8` where one name differs, otherwise every name that differs on both sides.
 
-    What the baseline leaves open stands before: `lr 0.1, rank 4 against 8`.
+    What the baseline leaves open, and the other arm has too, stands before: `lr 0.1, rank 4 against 8`.
     """
-    other = counterpart(arm, baseline)
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
-    shared = [name for name in dotted if name in arm and name not in baseline]
+    shared = [name for name in dotted if name in arm and name in other and name not in baseline]
     here = f"{arm_words(arm, shared)}, " if shared else ""
     if len(differing) == 1 and differing[0] not in IN_WORDS and differing[0] in arm and differing[0] in other:
         return f"{here}{arm_words(arm, differing)} against {shown_setting(other[differing[0]])}"

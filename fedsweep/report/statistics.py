@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from fedsweep.arms import counterpart, identity
+from fedsweep.arms import counterparts, identity
 from fedsweep.history import mean_of_last, total_megabytes
 from fedsweep.plain import Json
 from fedsweep.report.arms import Arm, final, group, mean
@@ -115,8 +115,8 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
 
 def _baselines(arms: Mapping[str, Arm], baseline: Mapping[str, Json]) -> dict[str, str]:
     """By the key of an arm that of the one it is compared to, which may be itself; without those that have none."""
-    found = {key: identity(counterpart(arm.values, baseline)) for key, arm in arms.items()}
-    return {key: other for key, other in found.items() if other in arms}
+    found = counterparts([arm.values for arm in arms.values()], baseline)
+    return {key: identity(found[key]) for key in arms if key in found}
 
 
 def compare(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:

@@ -4,11 +4,13 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
-from fedsweep.arms import IN_WORDS
+from fedsweep.arms import IN_WORDS, identity
 from fedsweep.marks import SYNTHETIC
+from fedsweep.report import front
 from fedsweep.report.arms import ended, notes
 from fedsweep.report.by_domain import by_domain
 from fedsweep.report.prose import caption, findings
@@ -28,8 +30,11 @@ from fedsweep.report.wording import (
 )
 from fedsweep.store import SweepManifest
 
-PROSE = {"arm", "worst domain", "note"}
+PROSE = {"arm", "worst domain", "efficient", "note"}
 """Columns that are words: left-aligned, as are the hyperparameters."""
+
+MEGABYTES = "megabytes/sent"
+"""A second objective that has a column in any case."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,31 @@ class AblationTable:
                 else {"worst domain": f"{worst} {one.worst_domain_name}" if one.worst_domain_name else worst}
             ),
             "MB sent": NOTHING if one.megabytes is None else f"{one.megabytes:.{digits}f}",
+            **self._second(one),
             "note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING,
         }
+
+    @cached_property
+    def weighed(self) -> dict[str, float]:
+        """The second objective of each arm that has one, by its `identity`."""
+        return front.weighed(self.manifest, self.arms)
+
+    @cached_property
+    def efficient(self) -> set[str]:
+        """The arms that no other beats in two objectives, by their `identity`."""
+        return {identity(one.arm.values) for one in front.on_front(self.manifest, self.arms)}
+
+    def _second(self, one: ArmStatistics) -> dict[str, str]:
+        """The second objective, unless it has a column already, and whether the arm is efficient."""
+        against, key = self.manifest.against, identity(one.arm.values)
+        if against is None:
+            return {}
+        own = (
+            {}
+            if against.metric == MEGABYTES
+            else {against.metric: front.shown(against, self.weighed.get(key), self.weighed)}
+        )
+        return own | {"efficient": "yes" if key in self.efficient else NOTHING}
 
     def _paper(self, one: ArmStatistics) -> float | None:
         """What a paper printed for the objective of this arm."""
@@ -134,11 +162,19 @@ class AblationTable:
             **{metric: one.accuracies.get(metric) for metric in self._accuracies()},
             **({SYNTHETIC: one.marks.get(SYNTHETIC)} if self._synthetic else {}),
             "megabytes_sent": one.megabytes,
-            **{how: counts[how] for how in ("finished", "pruned", "failed", "unfinished")},
+            **self._second_in_full(one),
+            **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
             "last_round": furthest if furthest >= 0 else None,
             "value_at_last_round": reached,
             "note": "; ".join(notes(one.arm, self.manifest.metric)),
         }
+
+    def _second_in_full(self, one: ArmStatistics) -> dict[str, object]:
+        against, key = self.manifest.against, identity(one.arm.values)
+        if against is None:
+            return {}
+        own: dict[str, object] = {} if against.metric == MEGABYTES else {against.metric: self.weighed.get(key)}
+        return own | {"efficient": key in self.efficient}
 
     def _accuracies(self) -> list[str]:
         """The metrics of single domains, in and out of domain where they are so in some arm, and of their means."""

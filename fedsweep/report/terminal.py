@@ -31,7 +31,9 @@ class TerminalTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows, short = self.table.cells(), short_names(self.table.names)
-        order = HELD_OUT_DROPPED_FIRST if self.table.means else DROPPED_FIRST
+        order: tuple[str, ...] = HELD_OUT_DROPPED_FIRST if self.table.means else DROPPED_FIRST
+        if self.table.manifest.against is not None:
+            order = tuple(name for name in order if name != "MB sent")
         ways = [order[:many] for many in range(len(order) + 1)]
         fitting = (dropped for dropped in ways if _width(_without(rows, dropped), short) <= options.max_width)
         dropped = next(fitting, order)

@@ -1,0 +1,40 @@
+"""Two objectives of one sweep: the second one's record, and the arms that no other beats. No torch."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from fedsweep.config import Config
+
+Mode = Literal["max", "min"]
+
+
+class Against(Config):
+    """A second objective, which the first one is weighed against."""
+
+    metric: str = Field(
+        description="a metric of each round, taken at the last one, or one that accumulates, summed over all rounds: "
+        "`megabytes/sent`, `bytes/up`, `bytes/down`, `seconds/round`"
+    )
+    mode: Mode = Field("min", description="whether more or less of it is better")
+
+
+def efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:
+    """Of each point whether no other dominates it, that is, is as good in both values and better in one.
+
+    Equal points do not dominate each other. Takes n log n steps: of the points in the order of the first value, best
+    first, one is efficient whose second value is the best so far.
+
+    >>> efficient([(0.9, 5.0), (0.8, 3.0), (0.7, 4.0), (0.9, 5.0)], ("max", "min"))
+    [True, True, False, True]
+    """
+    signs = [1 if mode == "min" else -1 for mode in modes]
+    costs = [(signs[0] * first, signs[1] * second) for first, second in points]
+    front: set[tuple[float, float]] = set()
+    best = float("inf")
+    for first, second in sorted(set(costs)):
+        if second < best:
+            front.add((first, second))
+            best = second
+    return [cost in front for cost in costs]
