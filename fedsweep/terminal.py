@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from fedsweep.arms import arm_label
+from fedsweep.arms import agrees, arm_label
+from fedsweep.errors import disk_is_full
 from fedsweep.history import RoundRecord
 from fedsweep.marks import stand_in, warning
+from fedsweep.plain import Json
 from fedsweep.store import count_outcomes
 
 if TYPE_CHECKING:
     from fedsweep.experiment import RunConfig
+    from fedsweep.remote import Remote
+    from fedsweep.store import Store
+    from fedsweep.sweep.axis import Axis
+    from fedsweep.sweep.cluster import Cluster
     from fedsweep.sweep.plan import Plan
     from fedsweep.sweep.tuner import SweepResult
+    from fedsweep.tracking import Destination, Recorder
 
 PIPED_WIDTH = 120
 """Columns where there is no terminal whose width could be asked: enough for every column of the table."""
@@ -54,17 +64,25 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def plan_table(name: str, axes: Mapping[str, Any], arms: Sequence[Mapping[str, Any]] | None) -> Table:
-    """The arms of a grid, or the ranges of a sampled search."""
-    if arms is not None:
-        table = Table("#", "arm", title=name, title_justify="left")
-        for number, arm in enumerate(arms, 1):
-            table.add_row(str(number), arm_label(arm))
-        return table
-    table = Table("hyperparameter", "sampled from", title=name, title_justify="left")
-    for dotted, axis in axes.items():
-        kind, values = next((kind, values) for kind, values in axis.model_dump().items() if values is not None)
-        table.add_row(dotted, f"{kind} {list(values)}")
+def plan_table(
+    name: str,
+    axes: Mapping[str, Axis],
+    arms: Sequence[Mapping[str, Json]] | None,
+    around: Mapping[str, Json] | None = None,
+) -> Table:
+    """The arms of a grid, or the ranges of a sampled search; below them, which axes are there in some arms only.
+
+    Of arms `around` another one, only what differs from it is shown.
+    """
+    said = [f"{key} only where {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
+    caption = Text("\n".join(said), style="none") if said else None
+    columns = ("#", "arm") if arms is not None else ("hyperparameter", "sampled from")
+    table = Table(*columns, title=name, title_justify="left", caption=caption, caption_justify="left")
+    for number, arm in enumerate(arms or (), 1):
+        shown = arm if around is None else {one: arm[one] for one in arm if not agrees({one: arm[one]}, around)}
+        table.add_row(str(number), arm_label(shown or arm))
+    for dotted, axis in axes.items() if arms is None else ():
+        table.add_row(dotted, axis.shown())
     return table
 
 
@@ -140,57 +158,123 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
         console.print(warning(made), style="yellow")
 
 
-def show_plan(plan: Plan, estimate: bool = True) -> None:
+def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
     """Arms, trials, rounds, and how long one measured round says that they will take."""
-    from fedsweep.sweep.estimate import estimate_seconds
-    from fedsweep.sweep.tuner import concurrency
+    from fedsweep.sweep.cluster import HERE
+    from fedsweep.sweep.estimate import estimate as measured
+    from fedsweep.sweep.tuner import side_by_side
 
     console = result_console()
-    console.print(plan_table(plan.name, plan.space.space, plan.space.arms() if plan.sampled is None else None))
-    rounds, side = plan.base.federation.rounds, concurrency(plan.space.resources)
+    around = plan.space.baseline if plan.space.design == "one_factor" else None
+    console.print(plan_table(plan.name, plan.space.space, plan.arms if plan.sampled is None else None, around))
+    rounds, most = plan.base.federation.rounds, side_by_side(plan, cluster or HERE)
+    packed = plan.space.resources.gpus_per_trial == "auto"
+    side = f"as many at a time as fit, up to {most}" if packed else f"{most} at a time"
     console.print(
         f"{plan.num_trials} trials around {plan.space.experiment}, of {rounds} rounds "
         f"({plan.num_trials * rounds} in all), seeds "
         f"{', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
-        f"{plan.space.scheduler.name}, {side} at a time."
+        f"{plan.space.scheduler.name}, {side}."
     )
     if estimate:
         with console.status("measuring one round"):
-            seconds = estimate_seconds(plan, side)
-        console.print(f"About {duration(seconds)}, from one round of the experiment measured now.")
+            seconds, fit = measured(plan, most, cluster or HERE)
+        together = f" with {fit} at a time" if packed else ""
+        console.print(f"About {duration(seconds)}{together}, from one round of the experiment measured now.")
 
 
 def show_sweep(result: SweepResult, plan: Plan, page_command: str) -> None:
     """Report, close the parent run, and say where things are and which command opens MLflow's page."""
-    from fedsweep.report import write_report
-
     console = result_console()
     folder = result.sweep.folder / "report"
-    if any(trial.history for trial in result.trials):
-        made = write_report(result.sweep.manifest(), result.trials, folder)
-        console.print(made.renderable)
+    full = not _report(result, folder, console) or result.full
     tally = count_outcomes(result.trials)
-    result.recorder.close_sweep(
-        "KILLED" if result.interrupted else "FINISHED",
-        {f"trials/{name}": float(number) for name, number in tally.items()},
-        folder if folder.exists() else None,
-    )
-    console.print(f"Report: {relative(folder)}   MLflow: {page_command}   Sweep: {result.sweep.folder.name}")
-    if refused := result.recorder.unsynced:
-        console.print(
-            f"MLflow refused {len(refused)} writes; the same command with --resume repeats them.", style="yellow"
+    with delivering(progress_console()) as tell:
+        result.recorder.close_sweep(
+            "KILLED" if result.interrupted else "FINISHED",
+            {f"trials/{name}": float(number) for name, number in tally.items()},
+            folder if folder.exists() else None,
+            tell,
         )
+    result.sweep.remote.push()
+    report = relative(folder) if folder.exists() else "none yet"
+    console.print(f"Report: {report}   MLflow: {page_command}   Sweep: {result.sweep.folder.name}")
+    show_undelivered(console, result.recorder, page_command)
+    if full:
+        console.print(f"No more can be written in {relative(result.sweep.folder)}: the disk is full.", style="yellow")
+    away = result.away or show_unsent(console, result.sweep.remote, result.sweep.folder)
+    if result.away:
+        console.print(f"The sweep ended early, or is not whole in its store: {result.away}.", style="yellow")
     if result.interrupted:
         console.print(
             f"Stopped with {tally['finished']} of {plan.num_trials} trials finished; "
             "the same command with --resume goes on."
         )
-        raise SystemExit(130)
+        raise SystemExit(1 if full or away else 130)
     if tally["failed"]:
         console.print(
             f"{tally['failed']} trials failed; their tracebacks are in MLflow and in {relative(result.sweep.folder)}."
         )
         raise SystemExit(1)
+    if full:
+        console.print(f"All trials have ended; `fedsweep report {plan.name}` makes the report once there is room.")
+        raise SystemExit(1)
+    if away:
+        raise SystemExit(1)
+
+
+def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
+    """What a store elsewhere did not take, and where that is; whether there is anything."""
+    if not remote.unsent:
+        return False
+    reason = next(iter(remote.unsent.values()))
+    console.print(f"The store did not take all of {relative(folder)}: {reason}.", style="yellow")
+    return True
+
+
+def _report(result: SweepResult, folder: Path, console: Console) -> bool:
+    """Make and print it where there is anything to report; False if the disk has no room for it."""
+    from fedsweep.report import write_report
+
+    try:
+        if any(trial.history for trial in result.trials):
+            console.print(write_report(result.sweep.manifest(), result.trials, folder).renderable)
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        shutil.rmtree(folder, ignore_errors=True)  # a part of it would look like the whole
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def delivering(console: Console) -> Iterator[Callable[[int], None]]:
+    """A line that says how many runs MLflow still lacks, while it is waited for."""
+    with console.status("") as status:
+        yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")
+
+
+def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
+    """What MLflow does not have, why, and the command that brings it there."""
+    if missing := recorder.unsynced:
+        why = recorder.outage or "MLflow refused them."
+        runs = "run is" if len(missing) == 1 else "runs are"
+        console.print(
+            f"{len(missing)} {runs} not whole in MLflow: {why} All is in the store; `{page_command} --deliver` brings "
+            "it there.",
+            style="yellow",
+        )
+
+
+def show_delivery(console: Console, store: Store, destination: Destination) -> None:
+    """Bring MLflow up to what the store holds, sweep by sweep."""
+    from fedsweep.tracking import deliver_all
+
+    with delivering(console) as tell:
+        for what, missing in deliver_all(store, destination, tell):
+            reason = "".join(next(iter(missing.values()), "").strip().splitlines()[-1:])
+            left_out = f"{len(missing)} runs are not whole in MLflow: {reason}"
+            console.print(f"{what}: {left_out if missing else 'whole in MLflow'}")
 
 
 def relative(path: Path) -> str:

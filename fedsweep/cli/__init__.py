@@ -41,7 +41,7 @@ def _command() -> Callable[..., Any]:
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2."""
-    from fedsweep.errors import UserError
+    from fedsweep.errors import UserError, disk_is_full, one_line
 
     try:
         code = _command()(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
@@ -58,6 +58,16 @@ def main() -> None:
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of a pipe has gone, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except OSError as error:
+        from fedsweep.object_store import UnreachableError
+
+        if isinstance(error, UnreachableError):
+            print(f"fedsweep: the store does not answer: {error}.", file=sys.stderr)
+            raise SystemExit(1) from None
+        if not disk_is_full(error):
+            raise
+        print(f"fedsweep: the disk is full: {one_line(error)}.", file=sys.stderr)
         raise SystemExit(1) from None
     if code:
         raise SystemExit(code)

@@ -23,7 +23,7 @@ def show_counts(plan: Plan) -> None:
     """Parameters of every arm's model beside a paper's, and of a client of each depth and stage."""
     measure, console = plan.space.measure, result_console()
     classes = measure.classes if isinstance(measure, Parameters) else 0
-    arms = plan.space.arms()
+    arms = plan.arms
     counted = [count_parameters(plan.resolve(arm, plan.space.seeds[0]), classes) for arm in arms]
     console.print(plan.name, style="bold")
     console.width = max(console.width, NARROWEST)

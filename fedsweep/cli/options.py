@@ -11,12 +11,40 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")
 ]
 StoreOption = Annotated[
-    Path, typer.Option("--store", envvar="FEDSWEEP_STORE", help="folder for results and MLflow's database")
+    str,
+    typer.Option(
+        "--store",
+        envvar="FEDSWEEP_STORE",
+        metavar="FOLDER|URI",
+        help="folder for results and MLflow's database, or a URI such as `s3://BUCKET/RUNS` for results",
+    ),
 ]
-DEFAULT_STORE = Path("mlruns")
+AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        envvar="FEDSWEEP_ADDRESS",
+        help="where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, HOST:PORT, or "
+        "ray://HOST:PORT to run on its head and be shown here",
+    ),
+]
+DEFAULT_STORE = "mlruns"
+MlflowOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mlflow",
+        envvar="FEDSWEEP_MLFLOW",
+        metavar="ADDRESS",
+        help="http(s) address of an MLflow server to record on, or `store`: the store's own database",
+    ),
+]
 
 
-def page_command(store: Path) -> str:
-    """The command that opens MLflow's page over a store, as it must be typed at this prompt."""
-    usual = Path(os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE))
-    return "fedsweep ui" if store == usual else f"fedsweep ui --store {shlex.quote(str(store))}"
+def page_command(store: str, server: str | None = None) -> str:
+    """The command that opens MLflow's page over a store or on a server, as it must be typed at this prompt."""
+    usual = os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)
+    command = "fedsweep ui" if Path(store) == Path(usual) else f"fedsweep ui --store {shlex.quote(store)}"
+    named = os.environ.get("FEDSWEEP_MLFLOW")
+    if server and not named:
+        return f"{command} --mlflow {shlex.quote(server)}"
+    return f"{command} --mlflow store" if named and not server else command

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -48,13 +47,7 @@ def _configs(name: str, changes: Mapping[str, Json]) -> list[RunConfig]:
     if kind == "experiments":
         where = f"experiment {name}"
         return [RunConfig.of(read_yaml(path), where).override(changes, where)]
-    plan = Plan.read(name, changes, {})
-    arms: list[dict[str, Any]]
-    if plan.sampled is None:
-        arms = plan.space.arms()
-    else:  # the ends of each range
-        arms = [{dotted: value} for dotted, axis in plan.space.space.items() for value in axis.extremes()]
-    return [plan.resolve(arm, plan.space.seeds[0]) for arm in arms]
+    return [config for _, config in Plan.read(name, changes, {}).configs]
 
 
 def _deciding(config: RunConfig) -> dict[str, Json]:
