@@ -6,6 +6,7 @@ Every hyperparameter has one dotted name (`lora.rank`) from the YAML file to the
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -65,6 +66,22 @@ class Config(BaseModel):
             data = _spelt_out(type(self), data)
         return type(self).of(data, where)
 
+    def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
+        """Values by dotted name with dotted names changed, before it is known whether they fit together.
+
+        Defaults of objects that a change chooses are among them. A change that has no place is left out.
+        """
+        data: dict[str, Any] = self.model_dump(mode="json")
+        for name in sorted(changes, key=lambda dotted: dotted.count(".")):
+            *parents, leaf = name.split(".")
+            node: Any = data
+            for parent in parents:
+                node = node.get(parent) if isinstance(node, dict) else None
+            if isinstance(node, dict):
+                node[leaf] = deepcopy(changes[name])
+                data = _spelt_out(type(self), data)
+        return flat(_with_defaults(type(self), data))
+
 
 def flat(config: "Config | Mapping[str, Json]") -> dict[str, Json]:
     """All resolved values, defaults included, by dotted name. Lists stay lists."""
@@ -84,15 +101,47 @@ def _spelt_out(record: type[Config], data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     spelt = dict(data)
-    for field, info in record.model_fields.items():
-        records = _records(info)
-        if field not in data and isinstance(info.default, Config):
-            spelt[field] = info.default.model_dump(mode="json")
+    for field, (default, records) in _objects(record).items():
+        if field not in data and default is not None:
+            spelt[field] = default.model_dump(mode="json")
         elif isinstance(data.get(field), str) and any("name" in one.model_fields for one in records):
             spelt[field] = {"name": data[field]}
         if field in spelt and (chosen := _chosen(records, spelt[field])):
             spelt[field] = _spelt_out(chosen, spelt[field])
     return spelt
+
+
+def _with_defaults(record: type[Config], data: Any) -> Any:
+    """Data that is spelt out, with the defaults of the fields that it leaves out."""
+    if not isinstance(data, dict):
+        return data
+    whole = {**_defaults(record), **data}
+    for field, (_, records) in _objects(record).items():
+        if chosen := _chosen(records, whole.get(field)):
+            whole[field] = _with_defaults(chosen, whole[field])
+    return whole
+
+
+@cache
+def _objects(record: type[Config]) -> dict[str, tuple["Config | None", list[type["Config"]]]]:
+    """The fields of a record that hold records: their default, and the kinds that they may hold."""
+    found = {field: (info.default, _records(info)) for field, info in record.model_fields.items()}
+    return {
+        field: (default if isinstance(default, Config) else None, records)
+        for field, (default, records) in found.items()
+        if records
+    }
+
+
+@cache
+def _defaults(record: type[Config]) -> dict[str, Json]:
+    """The defaults of a record's other fields, as plain values."""
+    given = {
+        field: info.default
+        for field, info in record.model_fields.items()
+        if not (info.is_required() or info.default_factory or isinstance(info.default, Config))
+    }
+    return dict(json.loads(json.dumps(given)))
 
 
 def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) -> str:
@@ -196,6 +245,10 @@ def _chosen(records: list[type[Config]], data: Any) -> type[Config] | None:
     if len(records) == 1:
         return records[0]
     name = data.get("name") if isinstance(data, dict) else None
-    return next(
-        (one for one in records if "name" in one.model_fields and one.model_fields["name"].default == name), None
-    )
+    return next((one for one in records if "name" in one.model_fields and _name_of(one) == name), None)
+
+
+@cache
+def _name_of(record: type[Config]) -> Json:
+    name: Json = record.model_fields["name"].default
+    return name

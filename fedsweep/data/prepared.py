@@ -11,7 +11,7 @@ from fedsweep.data.base import Data
 from fedsweep.data.imagestore import read_domain
 from fedsweep.data.partition.base import pool
 from fedsweep.errors import UserError, near
-from fedsweep.images.card import StoreCard, is_store, prepared_sizes, read_card, store_folder, why_missing
+from fedsweep.images.card import StoreCard, prepared_sizes, read_card, store_folder, why_missing
 from fedsweep.images.files import check_labels
 from fedsweep.types import Domain, FederatedData
 
@@ -33,7 +33,7 @@ class PreparedData(Data):
             UserError: the set is not prepared at this size, is damaged, has other content, or lacks a domain.
         """
         folder = store_folder(self.set, self.size)
-        if not is_store(folder):
+        if self.size not in prepared_sizes(self.set):  # a name of the list, never a path
             wrong = "`data.size`" if prepared_sizes(self.set) else "`data.set`"
             raise UserError(f"{wrong}: {why_missing(self.set, self.size)}")
         card = read_card(folder)

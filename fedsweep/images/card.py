@@ -7,7 +7,7 @@ from pydantic import Field
 
 from fedsweep.config import Config
 from fedsweep.errors import UserError, near
-from fedsweep.paths import data_folder
+from fedsweep.paths import data_folder, inside
 from fedsweep.plain import read_json
 
 CARD = "card.json"
@@ -90,7 +90,7 @@ def read_card(folder: Path) -> StoreCard:
             f"`{card.name}-{card.size}` is the name that it was prepared under."
         )
     for name, domain in card.domains.items():
-        path = folder / f"{name}.arrow"
+        path = inside(folder, f"{name}.arrow")
         found = path.stat().st_size if path.exists() else 0
         if found != domain.bytes:
             raise UserError(f"{path} must have {domain.bytes} bytes, but it has {found}; {again}")

@@ -36,7 +36,11 @@ from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, 
 SERVER = "server."
 """Prefix of the tensors that no client has."""
 QUALITY, SPREAD = "synthetic/quality", "synthetic/quality_spread"
-DEFAULT_CLIP = ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}")
+
+
+def default_clip() -> ClipBackbone:
+    """CLIP ViT-B/32. Its name is checked by transformers, which only those who run FedAG should have to load."""
+    return ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class FedAG(FederatedMethod):
     shares_model: ClassVar = False
 
     name: Literal["fedag"] = "fedag"
-    clip: ClipConfig = Field(DEFAULT_CLIP, description="the server's CLIP: digits_clip or clip")
+    clip: ClipConfig = Field(default_factory=default_clip, description="the server's CLIP: digits_clip or clip")
     adapters: AdaptersConfig = Field(AdaptersConfig(), description="the server's adapters and their attention")
     server: ServerConfig = Field(ServerConfig(), description="how the server trains")
     momentum: bool = Field(True, description="Eq. 1; false: a client goes on from the server's copy alone")

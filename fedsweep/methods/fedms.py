@@ -52,7 +52,9 @@ class SALConfig(Config):
 class GateConfig(Config):
     """The gate of the mixture (Section 3.3)."""
 
-    trunk: TrunkConfig = Field(TimmTrunk(), description="the network below the gate's adapter: timm or digits_resnet")
+    trunk: TrunkConfig = Field(
+        default_factory=TimmTrunk, description="the network below the gate's adapter: timm or digits_resnet"
+    )
     hidden: int | None = Field(None, gt=0, description="width of the adapter; null for that of the trunk's features")
     trained: Literal["adapter", "all"] = Field("adapter", description="the gate's adapter alone, or its trunk too")
     weights: Literal["loss", "aggregation"] = Field(
@@ -82,7 +84,7 @@ class FedMS(FederatedMethod):
     name: Literal["fedms"] = "fedms"
     global_rounds: int = Field(25, ge=0, description="rounds of stage one; those after them, if any, are stage two")
     sal: SALConfig = Field(SALConfig(), description="when local experts' adapters become active")
-    gate: GateConfig = Field(GateConfig(), description="what mixes the experts")
+    gate: GateConfig = Field(default_factory=GateConfig, description="what mixes the experts")
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """There must be as many blocks."""
