@@ -1,0 +1,192 @@
+"""Pruning on recorded curves: how often the truly best arm survives for what share of the rounds.
+
+    uv run python benchmarks/pruning.py
+    uv run python benchmarks/pruning.py --record mlruns/sweeps/curves/* mlruns/sweeps/strata/*
+
+The first replays `results/pruning_curves.csv` and writes `results/pruning.md`, `pruning.png` and `pruning_scores.csv`;
+the second writes the curves of finished sweeps of `results/pruning_curves.yaml` and `pruning_strata.yaml` (put them
+among your search spaces as `curves` and `strata`) into the first file.
+
+A problem is a random choice of arms and seeds in a random order; the truth is the mean at the last round over all
+recorded seeds. Per-trial ASHA is `fedsweep.sweep.rungs.Rungs` itself, fed round by round by simulated workers; arms
+are `fedsweep.sweep.judge.climb`; synchronous halving per trial is `climb` with every trial an arm of one seed.
+"""
+
+import argparse
+import csv
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pruning_page
+from pruning_plays import Play, by_asha, by_medians, by_t_test, climbed, nobody, ruled, some_arms, some_trials
+from pruning_problems import RESULTS, Array, Problem, Score, Trial, problems, read, record
+from pruning_workers import Arms, asha, work
+from rich.console import Console
+from rich.progress import track
+
+BUDGETS = (0.25, 0.3, 0.4, 0.5, 0.6)
+"""Shares of the rounds of all trials."""
+SETTINGS = [(grace, eta) for grace in (1, 2, 3) for eta in (2, 3, 4)]
+ARMS = 16
+"""Of a problem."""
+DEFAULTS = (3, 3)
+"""Grace and eta of a search space that gives none."""
+OURS = "arms (ours)"
+console = Console(stderr=True, highlight=False)
+
+
+def families() -> dict[str, dict[str, Play]]:
+    """What is compared, each at several settings."""
+
+    def settings(play: Any, **more: Any) -> dict[str, Play]:
+        return {f"grace {grace}, eta {eta}": partial(play, grace=grace, eta=eta, **more) for grace, eta in SETTINGS}
+
+    return {
+        OURS: settings(climbed),
+        "arms, nobody spared": settings(ruled, spares=nobody),
+        "arms, spared by a t test": settings(ruled, spares=by_t_test),
+        "per-trial ASHA": settings(by_asha),
+        "per-trial median stopping": {f"grace {one}": partial(by_medians, grace=one) for one in (1, 2, 3, 4, 6)},
+        "synchronous halving of trials": settings(climbed, together=False),
+        "random search, whole arms": {f"{one:.0%}": partial(some_arms, budget=one) for one in BUDGETS},
+        "random search, whole trials": {f"{one:.0%}": partial(some_trials, budget=one) for one in BUDGETS},
+        "nothing stopped": {"all rounds": partial(some_arms, budget=1.0)},
+    }
+
+
+def study(of_seeds: dict[int, list[Problem]]) -> list[dict[str, Any]]:
+    """Scores of every family at every setting, averaged over problems; by seeds."""
+    rows = []
+    jobs = [(seeds, family, *one) for seeds in of_seeds for family, all in families().items() for one in all.items()]
+    for seeds, family, setting, play in track(jobs, description="problems", console=console):
+        scores = [Score.of(problem, play(problem)) for problem in of_seeds[seeds]]
+        mean = {name: float(np.mean([getattr(one, name) for one in scores])) for name in Score.__annotations__}
+        rows.append({"seeds": seeds, "family": family, "setting": setting, **mean})
+    return rows
+
+
+def shuffles(curves: Array, grace: int, eta: float, count: int) -> list[dict[str, Any]]:
+    """The same trials over and over, in other orders, on 1 to 16 workers, rounds of unequal length: what is stopped."""
+    arms, seeds, _ = curves.shape
+    trials = [(arm, seed) for arm in range(arms) for seed in range(seeds)]
+    problem = Problem(curves, curves[:, :, -1].mean(axis=1), trials, range(arms))
+    rows = []
+    for name in (OURS, "per-trial ASHA"):
+        rng = np.random.default_rng(0)
+        outcomes: list[frozenset[Trial]] = []
+        survived = []
+        for _ in range(count):
+            order = [problem.order[place] for place in rng.permutation(len(problem.order))]
+            seconds = {trial: float(rng.lognormal(0, 0.3)) for trial in problem.order}
+            strategy = Arms(curves, order, grace, eta) if name == OURS else asha(curves, order, grace, eta)
+            done = work(strategy, (arms, seeds), int(rng.choice([1, 2, 4, 8, 16])), seconds)
+            ended = done.rounds
+            if isinstance(strategy, Arms):  # rounds played ahead of a decision are no decision
+                ended = np.array([[strategy.stopped_at(arm)] * seeds for arm in range(arms)])
+            outcomes.append(frozenset((*trial, int(ended[trial])) for trial in problem.order))  # type: ignore[misc]
+            survived.append(Score.of(problem, ended).survived)
+        upwards = sorted(problem.order, key=lambda trial: problem.truth[trial[0]])
+        rows.append(
+            {
+                "strategy": name,
+                "trials": len(upwards),
+                "worst first": stopped_of(name, problem, upwards, grace, eta),
+                "best first": stopped_of(name, problem, upwards[::-1], grace, eta),
+                "different": len(set(outcomes)),
+                "count": count,
+                "unlike": sum(one != outcomes[0] for one in outcomes),
+                "survived": float(np.mean(survived)),
+            }
+        )
+    return rows
+
+
+def stopped_of(name: str, problem: Problem, order: Sequence[Trial], grace: int, eta: float) -> int:
+    """How many trials one worker stops that takes them in this order."""
+    strategy = (Arms if name == OURS else asha)(problem.curves, order, grace, eta)
+    rounds = work(strategy, problem.curves.shape[:2], 1, dict.fromkeys(order, 1.0)).rounds
+    return int((rounds < problem.curves.shape[2]).sum())
+
+
+def waiting(of_problems: Sequence[Problem], grace: int, eta: float) -> list[dict[str, Any]]:
+    """How long workers take, and what playing ahead costs: times in average rounds, rounds as shares of all."""
+    rows = []
+    for workers in (2, 4, 8, 16):
+        for name in ("arms, waiting at rungs", "arms, playing ahead (ours)", "per-trial ASHA"):
+            times, budgets, busy = [], [], []
+            for number, problem in enumerate(of_problems):
+                drawn = np.random.default_rng(number).lognormal(0, 0.3, len(problem.order))
+                seconds = dict(zip(problem.order, (drawn / drawn.mean()).tolist(), strict=True))
+                strategy = (
+                    asha(problem.curves, problem.order, grace, eta)
+                    if name == "per-trial ASHA"
+                    else Arms(problem.curves, problem.order, grace, eta, ahead="ahead" in name)
+                )
+                done = work(strategy, problem.curves.shape[:2], workers, seconds)
+                times.append(done.time)
+                budgets.append(done.rounds.sum() / problem.curves.size)
+                busy.append(sum(done.rounds[trial] * seconds[trial] for trial in problem.order) / done.time / workers)
+            means = {"time": np.mean(times), "budget": np.mean(budgets), "busy": np.mean(busy)}
+            rows.append({"workers": workers, "strategy": name} | {key: float(value) for key, value in means.items()})
+    return rows
+
+
+def stratified(labels: Sequence[str], curves: Array, seeds: int, grace: int, eta: float) -> list[dict[str, Any]]:
+    """Tasks of unequal difficulty in one sweep, judged together and per task.
+
+    Of each task which share of its trials passes the first rung, and how often its best arm survives.
+    """
+    tasks = list(dict.fromkeys(label.split(", ")[0] for label in labels))
+    of_arm = [tasks.index(label.split(", ")[0]) for label in labels]
+    rows = []
+    for name in ("per-trial ASHA", "per-trial ASHA, per task", "arms", "arms, per task (ours)"):
+        passed, survived = np.zeros(len(tasks)), np.zeros(len(tasks))
+        posed = problems(curves, len(curves), seeds, 300)
+        for problem in posed:
+            strata = [of_arm[arm] for arm in problem.arms]
+            play = by_asha if "ASHA" in name else climbed
+            rounds = play(problem, grace, eta, strata=strata if "per task" in name else None)
+            for task in range(len(tasks)):
+                mine = [arm for arm in range(len(labels)) if strata[arm] == task]
+                passed[task] += (rounds[mine] > grace).mean() / len(posed)
+                best = max(mine, key=problem.truth.item)
+                survived[task] += (rounds[best] == curves.shape[2]).any() / len(posed)
+        rows.append({"strategy": name} | {task: (passed[n], survived[n]) for n, task in enumerate(tasks)})
+    return rows
+
+
+def main() -> None:
+    """Record, or replay and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", nargs="+", type=Path, metavar="SWEEP", help="folders of finished sweeps to read")
+    parser.add_argument("--problems", type=int, default=200, help="resampled problems for each number of seeds")
+    given = parser.parse_args()
+    if given.record:
+        record(given.record)
+        return
+    labels, curves = read("curves")
+    counts = [seeds for seeds in (1, 2, 3) if seeds <= curves.shape[1]]
+    scores = study({seeds: problems(curves, ARMS, seeds, given.problems) for seeds in counts})
+    _, of_tasks = tasks = read("strata")
+    with (RESULTS / "pruning_scores.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(scores[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in scores)
+    pruning_page.write(
+        curves=(labels, curves),
+        tasks=tasks,
+        problems=given.problems,
+        arms=ARMS,
+        budgets=BUDGETS,
+        scores=scores,
+        shuffles=shuffles(curves, *DEFAULTS, 100),
+        waiting=waiting(problems(curves, ARMS, counts[-1], 30), *DEFAULTS),
+        strata=stratified(*tasks, of_tasks.shape[1], *DEFAULTS),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""The page and the figure of `pruning.py`."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from pruning_problems import RESULTS, Array  # beside this file
+
+Row = dict[str, Any]
+COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00", "#cc79a7", "#999999", "#000000")
+
+
+def best_within(rows: Sequence[Row], budget: float, score: str) -> Row | None:
+    """Of a family's settings that spend at most so much on average, the one with the best score."""
+    sign = 1 if score == "regret" else -1
+    return min((row for row in rows if row["budget"] <= budget + 1e-9), key=lambda row: sign * row[score], default=None)
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Markdown; the first column to the left, the others to the right."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines])
+
+
+def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
+    """Those that have these values."""
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def budget_table(rows: Sequence[Row], budgets: Sequence[float]) -> str:
+    """How often the truly best arm survives, and the regret, by family and budget."""
+    lines = []
+    for family in dict.fromkeys(row["family"] for row in rows):
+        mine = of(rows, family=family)
+        cells = []
+        for budget in budgets:
+            found = {score: best_within(mine, budget, score) for score in ("survived", "whole", "regret")}
+            shown = [f"{100 * row[score]:.0f}" for score, row in found.items() if row and score != "regret"]
+            cells.append(f"{' / '.join(shown)} · {found['regret']['regret']:.2f}" if found["regret"] else "")
+        if any(cells):
+            lines.append([family, *cells])
+    return table(["", *(f"{budget:.0%} of the rounds" for budget in budgets)], lines)
+
+
+def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
+    """Everything about the families at given settings."""
+    lines = [
+        [
+            f"{row['family']}, {row['setting']}",
+            *(f"{row[name]:.0%}" for name in ("budget", "whole", "survived", "right", "top3")),
+            f"{row['regret']:.2f}",
+        ]
+        for setting in settings
+        for row in of(rows, setting=setting)
+    ]
+    head = ["", "rounds", "survives with all seeds", "with any", "is answered", "answer in top 3", "regret, points"]
+    return table(head, lines)
+
+
+def mean_table(rows: Sequence[Row]) -> str:
+    """The families with a grace and an eta, averaged over all these settings: nothing is picked."""
+    lines = []
+    for family in dict.fromkeys(row["family"] for row in rows if "eta" in row["setting"]):
+        mine = of(rows, family=family)
+        mean = {
+            name: np.mean([row[name] for row in mine]) for name in ("budget", "whole", "survived", "right", "regret")
+        }
+        shares = [f"{mean[name]:.0%}" for name in ("budget", "whole", "survived", "right")]
+        lines.append([family, *shares, f"{mean['regret']:.2f}"])
+    return table(["", "rounds", "survives with all seeds", "with any", "is answered", "regret, points"], lines)
+
+
+def figure(rows: Sequence[Row]) -> None:
+    """Survival and regret against the share of the rounds, for each number of seeds."""
+    counts = sorted({row["seeds"] for row in rows})
+    drawn = Figure(figsize=(4.2 * len(counts), 7), layout="constrained")
+    FigureCanvasAgg(drawn)
+    panels = drawn.subplots(2, len(counts), squeeze=False, sharex=True, sharey="row")
+    families = [name for name in dict.fromkeys(row["family"] for row in rows) if name != "nothing stopped"]
+    for column, seeds in enumerate(counts):
+        mine = of(rows, seeds=seeds)
+        whole = of(mine, family="nothing stopped")[0]
+        for panel, name, label in zip(
+            panels[:, column], ("whole", "regret"), ("best arm survives with all seeds", "regret, points"), strict=True
+        ):
+            for colour, family in zip(COLOURS, families, strict=True):
+                line = sorted(of(mine, family=family), key=lambda row: row["budget"])
+                kept = [row for row in line if best_within(line, row["budget"], name) is row]
+                x, y = np.array([[row["budget"], row[name]] for row in line]).T
+                panel.plot(100 * x, y, ".", color=colour, alpha=0.35, markersize=5)
+                x, y = np.array([[row["budget"], row[name]] for row in kept]).T
+                panel.plot(100 * x, y, "-o", color=colour, markersize=4, label=family)
+            panel.axhline(whole[name], color="black", linewidth=0.8, linestyle=":")
+            panel.set_ylabel(label if column == 0 else "")
+            panel.grid(alpha=0.25)
+        panels[0, column].set_title(f"{seeds} seed{'s' * (seeds > 1)} an arm")
+        panels[1, column].set_xlabel("rounds played, % of all")
+    panels[0, 0].legend(fontsize=7, loc="lower right")
+    drawn.savefig(RESULTS / "pruning.png", dpi=110, metadata={"Software": None})
+
+
+def curves_text(labels: Sequence[str], curves: Array) -> str:
+    """What was recorded, and how large seeds and arms make it."""
+    arms, seeds, rounds = curves.shape
+    last = 100 * curves[:, :, -1]
+    means = np.sort(last.mean(axis=1))[::-1]
+    paired = (last - last.mean(axis=1, keepdims=True) - last.mean(axis=0) + last.mean()).ravel()
+    noise = np.sqrt((paired**2).sum() / ((arms - 1) * max(seeds - 1, 1)))
+    gaps = f"second {means[0] - means[1]:.2f}, fourth {means[0] - means[3]:.2f}, last {means[0] - means[-1]:.1f}"
+    spread = (
+        "What is left of a value when the means of its arm and its seed are taken off has a standard deviation of "
+        f"{noise:.2f} points. "
+    )
+    best = labels[int(last.mean(axis=1).argmax())]
+    return (
+        f"{arms} arms with {seeds} seed{'s' * (seeds > 1)} over {rounds} rounds. At the last round the best mean is "
+        f"{means[0]:.1f} %; behind it, in points: {gaps}. {spread * (seeds > 1)}The best arm is {best}."
+    )
+
+
+def write(
+    curves: tuple[list[str], Array],
+    tasks: tuple[list[str], Array],
+    problems: int,
+    arms: int,
+    budgets: Sequence[float],
+    scores: Sequence[Row],
+    shuffles: Sequence[Row],
+    waiting: Sequence[Row],
+    strata: Sequence[Row],
+) -> None:
+    """`pruning.md` and `pruning.png`."""
+    figure(scores)
+    counts = sorted({row["seeds"] for row in scores})
+    by_budget = "\n\n".join(
+        f"With {n} seed{'s' * (n > 1)}:\n\n{budget_table(of(scores, seeds=n), budgets)}" for n in counts
+    )
+    count = shuffles[0]["count"]
+    stopped = table(
+        ["", "different outcomes", "runs unlike the first", "best arm survived", "stopped, worst first", "best first"],
+        [
+            [row["strategy"], str(row["different"]), str(row["unlike"]), f"{row['survived']:.0%}"]
+            + [f"{row[end]} of {row['trials']}" for end in ("worst first", "best first")]
+            for row in shuffles
+        ],
+    )
+    waited = table(
+        ["", *(f"{workers} workers" for workers in dict.fromkeys(row["workers"] for row in waiting))],
+        [
+            [
+                name,
+                *(f"{row['time']:.0f} · {row['busy']:.0%} · {row['budget']:.0%}" for row in of(waiting, strategy=name)),
+            ]
+            for name in dict.fromkeys(row["strategy"] for row in waiting)
+        ],
+    )
+    names = [name for name in strata[0] if name != "strategy"]
+    per = table(
+        ["", *names],
+        [[row["strategy"], *(f"{row[name][0]:.0%} · {row[name][1]:.0%}" for name in names)] for row in strata],
+    )
+    page = PAGE.format(
+        recorded=curves_text(*curves),
+        tasks=curves_text(*tasks),
+        problems=problems,
+        arms=arms,
+        by_budget=by_budget,
+        means="\n\n".join(f"With {n} seed{'s' * (n > 1)}:\n\n{mean_table(of(scores, seeds=n))}" for n in counts),
+        defaults=setting_table(of(scores, seeds=counts[-1]), ["grace 1, eta 3", "grace 3, eta 3", "all rounds"]),
+        seeds=counts[-1],
+        count=count,
+        stopped=stopped,
+        waited=waited,
+        per=per,
+    )
+    (RESULTS / "pruning.md").write_text(page)
+
+
+PAGE = """# Pruning on recorded curves
+
+Written by `uv run python benchmarks/pruning.py` from `pruning_curves.csv`. The curves are of
+`pruning_curves.yaml` and `pruning_strata.yaml`, where nothing was stopped.
+
+`curves`: {recorded}
+
+`strata`: {tasks}
+
+## For the same rounds
+
+{problems} problems, each {arms} of the arms of `curves` and some of its seeds, drawn at random, in a random order. The
+truly best arm is the one of these with the best mean at the last round over *all* recorded seeds.
+
+All problems are drawn from one sweep of {seeds} seeds, so they are alike: shares within some points of one another tell
+little about another sweep. With {seeds} seeds a problem has the very seeds that say which arm is truly best, so that
+whoever stops nothing is right by definition; with fewer seeds nobody is.
+
+A cell of the tables says how often, in %, the truly best arm survives to the last round with any seed / with all its
+seeds, and by how many points the answer is worse than it (the answer: of the arms with finished trials the one with the
+best mean of these). Each of the three numbers is that of the family's best setting for it (grace 1 to 3, eta 2 to 4)
+among those that spend at most the column's share of all rounds, picked on these problems themselves, which flatters all
+families with a choice. Only arms that survive with all seeds have paired differences to report.
+
+{by_budget}
+
+![survival and regret against rounds](pruning.png)
+
+Nothing picked: means over all nine settings, where families spend unequal shares of the rounds.
+
+{means}
+
+At two settings, with {seeds} seeds:
+
+{defaults}
+
+"Arms" climb with all their seeds; below the line of a rung an arm falls if it is behind the last that goes on by its
+mean with every seed. "Nobody spared" is plain halving of the means, "spared by a t test" spares what a paired t test
+over the seeds does not find worse, one-sided at 10 %. Both spare at most as many as there are places.
+
+## The same, whoever comes first
+
+All arms and seeds of `curves`, {count} times: in another order, on 1 to 16 workers, with rounds of unequal length
+(grace 3, eta 3). An outcome is which trials were stopped, and where. The last two columns count the trials that one
+worker stops if the arms come in the order of their quality.
+
+{stopped}
+
+## Waiting at rungs
+
+Problems as above with {seeds} seeds, rounds of unequal length (grace 3, eta 3). A cell says when the last worker ends,
+in rounds; how busy workers were; and which share of all rounds was played, those ahead of a decision included.
+
+{waited}
+
+## Tasks of unequal difficulty
+
+Which share of a task's trials passes the first rung, and how often its best arm survives (with any seed), where all
+arms of `strata` are judged together and where each task's are (`per: [partition.alpha]`); grace 3, eta 3.
+
+{per}
+"""

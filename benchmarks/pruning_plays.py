@@ -1,0 +1,92 @@
+"""Ways to spend rounds for `pruning.py`: a problem in, the rounds of each trial out."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from pruning_problems import Array, Problem, Rounds  # beside this file
+from pruning_workers import asha, medians, work
+from scipy import stats
+
+from fedsweep.sweep.judge import climb, places, rungs
+
+Play = Callable[[Problem], Rounds]
+
+
+def climbed(
+    problem: Problem, grace: int, eta: float, together: bool = True, strata: Sequence[int] | None = None
+) -> Rounds:
+    """Rounds played of each trial where arms climb (`together`), or every trial on its own: synchronous halving."""
+    arms, seeds, rounds = problem.curves.shape
+    of_trial = {
+        (arm, seed): {step + 1: value for step, value in enumerate(problem.curves[arm, seed].tolist())}
+        for arm in range(arms)
+        for seed in range(seeds)
+    }
+    milestones = rungs(grace, eta, rounds)
+    if together:
+        by_arm = {arm: {seed: of_trial[arm, seed] for seed in range(seeds)} for arm in range(arms)}
+        fell = climb(by_arm, milestones, rounds, eta, strata=dict(enumerate(strata)) if strata else None).fallen
+        return np.array([[fell[arm].round if arm in fell else rounds] * seeds for arm in range(arms)])
+    alone = climb({trial: {0: history} for trial, history in of_trial.items()}, milestones, rounds, eta).fallen
+    ended = [alone[trial].round if trial in alone else rounds for trial in of_trial]
+    return np.array(ended).reshape(arms, seeds)
+
+
+def by_asha(problem: Problem, grace: int, eta: float, strata: Sequence[int] | None = None) -> Rounds:
+    """Rounds played of each trial by four workers, all rounds equally long."""
+    strategy = asha(problem.curves, problem.order, grace, eta, strata)
+    return work(strategy, problem.curves.shape[:2], 4, dict.fromkeys(problem.order, 1.0)).rounds
+
+
+def by_medians(problem: Problem, grace: int) -> Rounds:
+    """The same by the median stopping rule."""
+    strategy = medians(problem.curves, problem.order, grace)
+    return work(strategy, problem.curves.shape[:2], 4, dict.fromkeys(problem.order, 1.0)).rounds
+
+
+def some_trials(problem: Problem, budget: float) -> Rounds:
+    """Random search: whole trials in random order until the budget is spent."""
+    rounds = np.zeros(problem.curves.shape[:2], dtype=np.int64)
+    for trial in problem.order[: max(1, round(budget * len(problem.order)))]:
+        rounds[trial] = problem.curves.shape[2]
+    return rounds
+
+
+def some_arms(problem: Problem, budget: float) -> Rounds:
+    """Random search: whole arms, all seeds, until the budget is spent."""
+    order = list(dict.fromkeys(arm for arm, _ in problem.order))
+    rounds = np.zeros(problem.curves.shape[:2], dtype=np.int64)
+    rounds[order[: max(1, round(budget * len(order)))]] = problem.curves.shape[2]
+    return rounds
+
+
+def ruled(problem: Problem, grace: int, eta: float, spares: Callable[[Array, Array], bool]) -> Rounds:
+    """Arms climb together as in `climb`, but another rule says who is spared below the line.
+
+    `spares` is given the values (seeds,) of an arm and those of the last that goes on.
+    """
+    curves = problem.curves
+    arms, seeds, last = curves.shape
+    ended = np.full(arms, last)
+    for rung, milestone in enumerate(rungs(grace, eta, last)):
+        on = places(arms, eta, rung)
+        ranked = sorted(np.flatnonzero(ended == last), key=lambda arm: -curves[arm, :, milestone - 1].mean())
+        line = curves[ranked[:on][-1], :, milestone - 1]
+        spared = [arm for arm in ranked[on:] if spares(curves[arm, :, milestone - 1], line)][:on]
+        ended[[arm for arm in ranked[on:] if arm not in spared]] = milestone
+    return np.repeat(ended[:, None], seeds, axis=1)
+
+
+def nobody(_one: Array, _last: Array) -> bool:
+    """Plain halving of arms."""
+    return False
+
+
+def by_t_test(one: Array, last: Array) -> bool:
+    """Spared unless a paired t test finds it worse, one-sided at 10 %."""
+    difference = one - last
+    if len(difference) == 1:
+        return False
+    error = difference.std(ddof=1) / math.sqrt(len(difference))
+    return bool(difference.mean() + stats.t.ppf(0.9, len(difference) - 1) * error >= 0)

@@ -1,0 +1,140 @@
+"""Simulated workers for `pruning.py`: a trial's rounds take time, and what a strategy stops is told as rounds end."""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from pruning_problems import Array, Rounds, Trial  # beside this file
+
+from fedsweep.sweep.decisions import Decision, Decisions
+from fedsweep.sweep.judge import Standing, climb, rungs
+from fedsweep.sweep.medians import Medians
+from fedsweep.sweep.rungs import Rungs
+from fedsweep.sweep.schedulers import ASHAScheduler, MedianScheduler
+
+NO_LOG = Path("not written")
+
+
+class Strategy(Protocol):
+    """What is played next, and whether a trial goes on."""
+
+    def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
+        """A trial and the round up to which a free worker plays it; None if there is nothing at the moment."""
+
+    def goes_on(self, trial: Trial, round: int) -> bool:
+        """Told after each round."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What workers did."""
+
+    rounds: Rounds
+    time: float
+    """When the last of them ended, in the time of an average round."""
+
+
+def work(strategy: Strategy, shape: tuple[int, int], workers: int, seconds: Mapping[Trial, float]) -> Work:
+    """Let workers play until nothing is left. Of rounds ending at once, the earlier trial counts first."""
+    rounds = np.zeros(shape, dtype=np.int64)
+    running: dict[Trial, int] = {}
+    events: list[tuple[float, int, Trial]] = []
+    now, begun = 0.0, 0
+    while True:
+        while len(running) < workers and (offer := strategy.next(running)) is not None:
+            trial, until = offer
+            running[trial] = until
+            begun += 1
+            heapq.heappush(events, (now + seconds[trial], begun, trial))
+        if not events:
+            return Work(rounds, now)
+        now, number, trial = heapq.heappop(events)
+        rounds[trial] += 1
+        if strategy.goes_on(trial, int(rounds[trial])) and rounds[trial] < running[trial]:
+            heapq.heappush(events, (now + seconds[trial], number, trial))
+        else:
+            del running[trial]
+
+
+class Unlogged(Decisions):
+    """Decisions without the file that a resumed sweep reads."""
+
+    def add(self, decision: Decision) -> None:
+        """Remember it."""
+        self._remember(decision)
+
+
+class TrialByTrial:
+    """Trials in a given order, each stopped by a rule that sees what others have reported by then."""
+
+    def __init__(
+        self, rule: Rungs | Medians, curves: Array, order: Sequence[Trial], strata: Sequence[int] | None = None
+    ) -> None:
+        self.rule, self.curves, self.left, self.strata = rule, curves, iter(order), strata
+        rule.decisions = Unlogged(NO_LOG)
+
+    def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
+        """The next trial in the given order, to its last round."""
+        trial = next(self.left, None)
+        return None if trial is None else (trial, self.curves.shape[2])
+
+    def goes_on(self, trial: Trial, round: int) -> bool:
+        """What the rule decides."""
+        if round == self.curves.shape[2]:
+            return False
+        stratum = str(self.strata[trial[0]]) if self.strata else ""
+        return not self.rule.decide(str(trial), round, float(self.curves[*trial, round - 1]), stratum)
+
+
+def asha(
+    curves: Array, order: Sequence[Trial], grace: int, eta: float, strata: Sequence[int] | None = None
+) -> TrialByTrial:
+    """Per-trial ASHA."""
+    rule = Rungs(ASHAScheduler(grace_rounds=grace, reduction_factor=eta), curves.shape[2], NO_LOG)
+    return TrialByTrial(rule, curves, order, strata)
+
+
+def medians(curves: Array, order: Sequence[Trial], grace: int) -> TrialByTrial:
+    """Median stopping."""
+    return TrialByTrial(Medians(MedianScheduler(grace_rounds=grace), NO_LOG), curves, order)
+
+
+class Arms:
+    """Arms that climb together; where nothing else is left, workers may play ahead of a rung's decision."""
+
+    def __init__(self, curves: Array, order: Sequence[Trial], grace: int, eta: float, ahead: bool = True) -> None:
+        self.curves, self.order, self.eta, self.ahead = curves, order, eta, ahead
+        self.rounds = curves.shape[2]
+        self.milestones = rungs(grace, eta, self.rounds)
+        self.histories: dict[int, dict[int, dict[int, float]]] = {}
+        for arm, seed in order:
+            self.histories.setdefault(arm, {})[seed] = {}
+        self.standing = self._climb()
+
+    def stopped_at(self, arm: int) -> int:
+        """The round at which an arm fell, or the last."""
+        fall = self.standing.fallen.get(arm)
+        return fall.round if fall else self.rounds
+
+    def _climb(self) -> Standing[int]:
+        return climb(self.histories, self.milestones, self.rounds, self.eta)
+
+    def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
+        """A trial of the first arm that has one to play."""
+        offers = {**self.standing.climbing, **(self.standing.waiting if self.ahead else {})}
+        for arm, until in offers.items():
+            for seed, history in self.histories[arm].items():
+                if len(history) < until and (arm, seed) not in running:
+                    return (arm, seed), until
+        return None
+
+    def goes_on(self, trial: Trial, round: int) -> bool:
+        """Always, up to the round that was asked for."""
+        arm, seed = trial
+        self.histories[arm][seed][round] = float(self.curves[arm, seed, round - 1])
+        if round in (*self.milestones, self.rounds):
+            self.standing = self._climb()
+        return True

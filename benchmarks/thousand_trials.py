@@ -1,0 +1,99 @@
+"""The driver's share of a sweep: 1,000 simulated trials of a few milliseconds through the whole path.
+
+Plans, Ray, the store's files, MLflow and the report are real; only the trial is not: each round writes a checkpoint
+without tensors and reports a number. Printed are seconds of driver time per trial by stage, and the driver's memory.
+
+    python benchmarks/thousand_trials.py --trials 1000 --rounds 3
+"""
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+
+def simulated(config: dict[str, Any], *, sweep: str, **_: Any) -> None:
+    """A trial whose accuracy is a function of its learning rate."""
+    from ray import tune
+
+    from fedsweep.checkpoint import Checkpoint, save
+    from fedsweep.history import RoundRecord
+    from fedsweep.store import SweepStore
+    from fedsweep.types import ServerState
+
+    trial, records = SweepStore(Path(sweep)).trial(config["trial"]), []
+    for round in range(config["until"] + 1):
+        value = config["optimizer.lr"] * (1 + round) / 100
+        metrics = {"accuracy/mean": value, "accuracy/worst_domain": value / 2, "megabytes/sent": 1.0}
+        records.append(RoundRecord(round, metrics, 0.001))
+        save(trial.checkpoint, Checkpoint(round, ServerState({}, (0,)), tuple(records)))
+        tune.report({**metrics, "round": round, "seconds": 0.001})
+
+
+def write_space(folder: Path, trials: int, rounds: int) -> None:
+    """A grid of so many learning rates around the embedded experiment."""
+    space = {
+        "experiment": "fedra_digits",
+        "fixed": {"federation.rounds": rounds},
+        "space": {"optimizer.lr": {"grid": [(1 + place) / trials for place in range(trials)]}},
+        "seeds": [0],
+        "search": {"name": "grid"},
+        "scheduler": {"name": "none"},
+    }
+    (folder / "search_spaces").mkdir()
+    (folder / "search_spaces" / "many.yaml").write_text(json.dumps(space))
+
+
+def main() -> None:
+    """Run and print."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--trials", type=int, default=1000)
+    arguments.add_argument("--rounds", type=int, default=3)
+    given = arguments.parse_args()
+    os.chdir(tempfile.mkdtemp())
+    write_space(Path.cwd(), given.trials, given.rounds)
+
+    import fedsweep.sweep.trial
+    from fedsweep.report import write_report
+    from fedsweep.store import Store
+    from fedsweep.sweep.plan import Plan
+    from fedsweep.sweep.tuner import run_sweep
+    from fedsweep.terminal import progress_console
+
+    fedsweep.sweep.trial.train = simulated  # type: ignore[assignment]
+    spent: dict[str, tuple[float, float]] = {}
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        spent[name] = (time.perf_counter() - wall, time.process_time() - cpu)
+
+    with stage("read and check the plan"):
+        plan = Plan.read("many", {}, {})
+    console = progress_console()
+    console.quiet = True
+    with stage("run"):
+        result = run_sweep(plan, Store(Path("mlruns")), console)
+    with stage("report"):
+        write_report(result.sweep.manifest(), result.trials, result.sweep.folder / "report")
+    ended = [trial.outcome.outcome for trial in result.trials if trial.outcome]
+    if ended != ["finished"] * given.trials or result.recorder.unsynced:
+        raise SystemExit(f"{ended.count('finished')} of {given.trials} finished; MLflow: {result.recorder.unsynced}")
+    for name, (wall, cpu) in spent.items():
+        print(
+            f"{name:24} {wall:8.1f} s  {1000 * wall / given.trials:7.1f} ms a trial, {cpu:8.1f} s of the driver's CPU"
+        )
+    print(f"driver's memory at most  {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:8.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
