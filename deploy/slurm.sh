@@ -1,0 +1,72 @@
+#!/bin/bash
+# One sweep on several nodes of a SLURM cluster: sbatch deploy/slurm.sh ablations/lora_rank --seeds 0,1,2
+# Submitted again with --resume, it goes on where the time limit, or a node, ended it (docs/cluster.md).
+#SBATCH --job-name=fedsweep
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-node=4
+#SBATCH --mem=0
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:INT@120
+#SBATCH --output=fedsweep-%j.log
+
+set -euo pipefail
+cd "$SLURM_SUBMIT_DIR" # on storage that all nodes share: the store lies in mlruns/ below it
+source "${FEDSWEEP_ENV:-$HOME/fedsweep-env}/bin/activate"
+
+# Other users reach these nodes over the network. A token of this job's own, in a file that only you can read, keeps
+# them out; --exclusive keeps them off the nodes.
+umask 077
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$SLURM_SUBMIT_DIR/.ray_token_$SLURM_JOB_ID"
+python -c "import secrets; print(secrets.token_hex(32), end='')" > "$RAY_AUTH_TOKEN_PATH"
+export FEDSWEEP_CACHE="${TMPDIR:-/tmp}/fedsweep_$SLURM_JOB_ID"
+export RAY_TMPDIR="${TMPDIR:-/tmp}" RAY_USAGE_STATS_ENABLED=0
+
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${nodes[0]}
+port=$((20000 + SLURM_JOB_ID % 20000))
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{ print $1 }')
+started=()
+
+start_ray() { # a step of the job that lasts as long as Ray does on those nodes
+    srun --overlap --kill-on-bad-exit=0 "$@" --block &
+    started+=($!)
+}
+finish() {
+    kill "${started[@]}" 2> /dev/null || true
+    rm -f "$RAY_AUTH_TOKEN_PATH"
+}
+trap finish EXIT
+
+cpus=$SLURM_CPUS_PER_TASK
+start_ray --nodes=1 --ntasks=1 --nodelist="$head" \
+    ray start --head --node-ip-address="$address" --port="$port" --num-cpus="$cpus" --include-dashboard=false
+until ray health-check --address "$address:$port" > /dev/null 2>&1; do sleep 2; done
+if ((${#nodes[@]} > 1)); then
+    start_ray --nodes=$((${#nodes[@]} - 1)) --ntasks=$((${#nodes[@]} - 1)) --exclude="$head" \
+        ray start --address="$address:$port" --num-cpus="$cpus"
+fi
+python - "$address:$port" "${#nodes[@]}" << 'END'
+import logging, sys, time
+import ray
+
+ray.init(sys.argv[1], logging_level=logging.ERROR, log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
+    time.sleep(1)
+END
+
+# In the background, so that SLURM's warning reaches this script: the sweep then ends as after Ctrl-C. Without job
+# control (-m), bash would start it with interrupts ignored.
+set -m
+fedsweep tune "$@" --address "$address:$port" &
+sweep=$!
+trap 'kill -INT "$sweep"' INT TERM
+code=0
+wait "$sweep" || code=$?
+while kill -0 "$sweep" 2> /dev/null; do # the first wait ended with the signal, not with the sweep
+    code=0
+    wait "$sweep" || code=$?
+done
+exit "$code"
