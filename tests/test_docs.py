@@ -78,8 +78,10 @@ def check(command: str) -> None:
         case "run" | "data generate":
             resolve(given["experiment"], changes)
         case "tune":
-            options = ("experiment", "seeds", "samples", "subsets", "scheduler", "cpus_per_trial", "gpus_per_trial")
-            Plan.read(given["space"], changes, verbs._space_changes(*[given[name] for name in options]))
+            options = ("experiment", "seeds", "samples", "subsets", "design", "scheduler")
+            options += ("cpus_per_trial", "gpus_per_trial")
+            warm = {"search.warm_start": given["warm_start"]} if given["warm_start"] else {}
+            Plan.read(given["space"], changes, verbs._space_changes(*[given[name] for name in options]) | warm)
         case "show" | "data partition":
             kind, _ = find_either(given["name"])
             resolve(given["name"], changes) if kind == "experiments" else Plan.read(given["name"], changes, {})
@@ -126,7 +128,7 @@ def test_a_command_that_would_not_work_is_noticed(working_directory, command):
 
 def test_the_files_that_a_guide_shows_are_valid(working_directory):
     files = sorted(working_directory.rglob("*.yaml"))
-    assert len(files) == 9
+    assert len(files) == 13
     for path in files:
         kind, *parts = path.relative_to(working_directory).with_suffix("").parts
         if kind == "experiments":
@@ -200,4 +202,4 @@ def test_a_page_has_no_machine_path_and_its_links_lead_somewhere(page):
 
 
 def test_all_pages_are_seen():
-    assert len(PAGES) == 20
+    assert len(PAGES) == 27

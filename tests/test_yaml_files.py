@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsweep.arms import counterpart
+from fedsweep.arms import counterparts, identity
 from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
@@ -44,7 +44,7 @@ def name_of(path: Path) -> str:
 
 
 def test_all_files_are_seen():
-    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 167, 2)  # a new file changes this line
+    assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 173, 2)  # a new file changes this line
     assert {path.suffix for path in EXPERIMENTS + SPACES + PRETRAININGS} == {".yaml"}
 
 
@@ -83,12 +83,13 @@ def test_every_arm_of_a_search_space_resolves(path):
     assert plan.num_trials * len(read_yaml(path)["seeds"]) >= 2
     if plan.sampled is not None:
         return
-    arms = plan.space.arms()
+    arms = plan.arms
     if name_of(path) in UNCOMPARED:
         assert plan.space.baseline is None
     else:
-        assert any(counterpart(one, plan.space.baseline) == one for one in arms)
-        assert all(counterpart(one, plan.space.baseline) in arms for one in arms)
+        found = counterparts(arms, plan.space.baseline)
+        assert any(found[identity(one)] == one for one in arms)
+        assert len(found) == len(arms)
     name = getattr(plan.base.data, "set", plan.base.data.name)
     if name in ELSEWHERE:
         command = f"fedsweep data prepare {name} --root DIR --size {ELSEWHERE[name]}"
@@ -166,7 +167,7 @@ OF_DOMAINS = [path for path in COMPARED if path.parent.name in ("fedra", "fedbri
 def test_a_paper_s_numbers_are_of_every_arm_and_domain_and_average_to_what_it_printed(path):
     space = SearchSpace.of(read_yaml(path), path.name)
     reference = printed(name_of(path).removeprefix("papers/"))
-    assert list(reference) == [json.dumps(one, sort_keys=True) for one in space.arms()]
+    assert list(reference) == [json.dumps(one, sort_keys=True) for one in space.arms(dict)]
     experiment = read_yaml(ROOT / "experiments" / f"{space.experiment}.yaml")
     domains = [f"accuracy/domain/{domain}" for domain in experiment["data"]["domains"]]
     assert len(domains) == 6
@@ -190,7 +191,7 @@ def test_numbers_of_fedag_are_of_every_arm_and_every_domain_that_is_held_out(dat
     experiment = read_yaml(ROOT / "experiments" / f"{space.experiment}.yaml")
     held_out = [f"accuracy/out_of_domain/{domain}" for domain in experiment["data"]["held_out_domains"]]
     reference = printed(f"fedag/table2_{data}")
-    assert list(reference) == [json.dumps(one) for one in space.arms()]
+    assert list(reference) == [json.dumps(one) for one in space.arms(dict)]
     assert all(list(values) == held_out for values in reference.values())
     best = {name: max(values[name] for values in reference.values()) for name in held_out}
     assert reference[arm(arm="FedAG")] == best  # as the text has it
@@ -202,7 +203,7 @@ def test_numbers_of_fedag_are_of_every_arm_and_every_domain_that_is_held_out(dat
 @pytest.mark.parametrize("data", WIDTHS)
 def test_what_fedag_is_compared_with_has_its_parameters_its_prompt_and_its_steps(table, data):
     plan = Plan.read(f"papers/fedag/{table}_{data}", {}, {})
-    arms = {one["arm"]: plan.resolve(one, seed=0) for one in plan.space.arms()}
+    arms = {one["arm"]: plan.resolve(one, seed=0) for one in plan.arms}
     assert len(arms) == 11
     full, adapter = arms["FedAG"], arms["CLIP-adapter centralized"]
     domains = len(full.data.training_domains)
@@ -250,7 +251,7 @@ WITH_BASELINES = [path for path in SPACES if "promptfl" in path.read_text() and 
 @pytest.mark.parametrize("path", WITH_BASELINES, ids=name_of)
 def test_beside_its_baselines_fedms_is_that_of_the_experiment(path):
     plan = Plan.read(name_of(path), {}, {})
-    arms = [(one, plan.resolve(one, seed=0)) for one in plan.space.arms()]
+    arms = [(one, plan.resolve(one, seed=0)) for one in plan.arms]
     assert {config.method.name for _, config in arms} == {"fedms", "ft", "lfft", "promptfl"}
     for _, config in arms:
         own = plan.base.optimizer.model_dump() | {"lr": config.optimizer.lr}  # whole blocks may descend more slowly

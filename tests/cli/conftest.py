@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep import cli, recorded_run
-from fedsweep.sweep import tuner
+from fedsweep.sweep import cluster, tuner
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = (ROOT / "experiments" / "fedra_digits.yaml").read_text()
@@ -39,10 +39,10 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(tuner, "_ray", too_late)
+    monkeypatch.setattr(tuner, "ray_session", too_late)
     monkeypatch.setattr(tuner, "Recorder", too_late)
     monkeypatch.setattr(recorded_run, "record_run", too_late)
-    monkeypatch.setattr(tuner, "available_cpus", lambda: 2)
+    monkeypatch.setattr(cluster, "available_cpus", lambda: 2)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 

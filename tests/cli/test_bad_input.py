@@ -11,8 +11,9 @@ from fedsweep import recorded_run
 from fedsweep.errors import DivergenceError, UserError
 from fedsweep.store import Store
 from fedsweep.sweep import plan as plan_module
+from fedsweep.sweep.cluster import available_cpus
+from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.tuner import available_cpus, open_sweep
 from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 
 SPACE = "ablations/lora_rank"
@@ -123,7 +124,8 @@ def test_a_malformed_override_is_refused(refused: Refused, verb, words, sentence
          f"--samples is for a sampled search, but search space {SPACE} runs every arm of its grid."),
         (["--subsets", "all"],
          f"search space {SPACE}: `subsets` all is of the components of `ablate`, of which there are none."),
-        (["--scheduler", "ahsa"], f"search space {SPACE}: `scheduler.name` must be one of none, asha, but it is "
+        (["--scheduler", "ahsa"],
+         f"search space {SPACE}: `scheduler.name` must be one of none, asha, median, arms, pbt, but it is "
          "`ahsa`; did you mean `asha`?"),
         (["--seeds", "0,0"],
          f"search space {SPACE}: `seeds` must be different and not negative, but they are [0, 0]."),
@@ -146,7 +148,14 @@ def test_a_malformed_override_is_refused(refused: Refused, verb, words, sentence
         (["--gpus-per-trial", "1.5"],
          "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."),
         (["--gpus-per-trial", "-1"],
-         f"search space {SPACE}: `resources.gpus_per_trial` must be greater than or equal to 0, but it is -1.0."),
+         f"search space {SPACE}: `resources.gpus_per_trial` must be greater than or equal to 0, or 'auto', "
+         "but it is -1.0."),
+        (["--gpus-per-trial", "atuo"],
+         f"search space {SPACE}: `resources.gpus_per_trial` must be a valid number, or 'auto', but it is \"atuo\"."),
+        (["--gpus-per-trial", "auto"],
+         "`gpus_per_trial` auto measures a GPU, but this machine has none that Ray could hand out; "
+         "`--gpus-per-trial 0` would run on the CPU, and FEDSWEEP_LOGICAL_GPUS=1 with FEDSWEEP_LOGICAL_GPU_GB would "
+         "make a logical one of it."),
         (["--gpus-per-trial", "inf"],
          f"search space {SPACE}: `resources.gpus_per_trial` must be a finite number, but it is Infinity."),
     ],
@@ -292,7 +301,8 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         (("[0, 1, 2]", "3"), ": `seeds` must be a valid array, but it is 3."),
         (("name: grid", "name: gird"),
          ": `search.name` must be one of grid, tpe, random, but it is `gird`; did you mean `grid`?"),
-        (("{name: none}", "{name: median}"), ": `scheduler.name` must be one of none, asha, but it is `median`."),
+        (("{name: none}", "{name: hyperband}"),
+         ": `scheduler.name` must be one of none, asha, median, arms, pbt, but it is `hyperband`."),
         (("cpus_per_trial: 1", "cpus_per_trial: 0"),
          ": `resources.cpus_per_trial` must be greater than or equal to 0.1, but it is 0."),
     ],

@@ -3,7 +3,6 @@
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -90,8 +89,8 @@ def test_show_prints_a_sampled_space_as_its_ranges(call: Call):
 
 
 def test_the_command_that_opens_the_page_names_a_store_that_it_would_not_open_by_itself(monkeypatch):
-    assert page_command(Path("mlruns")) == "fedsweep ui"
-    assert shlex.split(page_command(Path("my runs"))) == ["fedsweep", "ui", "--store", "my runs"]
+    assert page_command("mlruns") == "fedsweep ui"
+    assert shlex.split(page_command("my runs")) == ["fedsweep", "ui", "--store", "my runs"]
     monkeypatch.setenv("FEDSWEEP_STORE", "my runs")
-    assert page_command(Path("my runs")) == "fedsweep ui"
-    assert shlex.split(page_command(Path("mlruns"))) == ["fedsweep", "ui", "--store", "mlruns"]
+    assert page_command("my runs") == "fedsweep ui"
+    assert shlex.split(page_command("mlruns")) == ["fedsweep", "ui", "--store", "mlruns"]

@@ -8,8 +8,8 @@ import pytest
 from fedsweep.errors import UserError
 from fedsweep.store import Store
 from fedsweep.sweep import estimate
+from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.tuner import open_sweep
 from tests.cli.conftest import EXPERIMENT, GRID, Call, Refused, write
 
 SPACE = "ablations/lora_rank"
@@ -27,7 +27,7 @@ def own(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
         ("[12, 10, 8, 6, 4, 3]", "[12, 3]"),
         ("batch_size: 32", "batch_size: 4"),
     )
-    monkeypatch.setattr(estimate, "estimate_seconds", lambda plan, side: 60.0)
+    monkeypatch.setattr(estimate, "estimate", lambda *_: (60.0, 1))
     return call
 
 

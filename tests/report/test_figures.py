@@ -19,7 +19,7 @@ def drawn(monkeypatch, tmp_path):
 
     def draw(function, manifest, trials):
         kept = []
-        monkeypatch.setattr(figures, "_save", lambda figure, path: kept.append(figure))
+        monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
         function(manifest, summarise(manifest, trials.records), tmp_path / "x.png")
         return kept[0].axes[0]
 

@@ -178,7 +178,7 @@ def test_caption_counts_what_is_in_no_mean(manifest, ablation):
         "Objective: accuracy/mean at the last round, in percent, higher is better; 4 rounds; seeds 0, 1, 2;",
         "Baseline: lora.rank 8.",
         "Holm-corrected over 2 arms",
-        "Trials: 10 finished, 4 pruned, 1 failed, 1 unfinished;",
+        "Trials: 10 finished, 4 pruned, 0 diverged, 1 failed, 1 unfinished;",
     ):
         assert part in markdown
 

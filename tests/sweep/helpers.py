@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +44,15 @@ SAMPLED: dict[str, Any] = {
     "search": {"name": "tpe", "samples": 6, "startup": 2, "seed": 0},
     "scheduler": {"name": "asha", "grace_rounds": 1, "reduction_factor": 2},
 }
+POPULATION: dict[str, Any] = {
+    **GRID,
+    "fixed": {**SMALL, "federation.rounds": 6, "local.steps": 2},
+    "space": {"optimizer.lr": {"loguniform": [0.001, 0.5]}, "optimizer.momentum": {"uniform": [0.0, 0.95]}},
+    "seeds": [0],
+    "baseline": None,
+    "search": {"name": "random", "samples": 4, "seed": 0},
+    "scheduler": {"name": "pbt", "interval": 2, "quantile": 0.5},
+}
 
 
 def write_space(folder: Path, name: str, space: dict[str, Any]) -> None:
@@ -57,7 +67,7 @@ def command(*words: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "RAY_AUTH_MODE": "disabled", "COLUMNS": "120"}
+    return {"RAY_AUTH_MODE": "disabled", **os.environ, "COLUMNS": "120"}
 
 
 def fedsweep(
@@ -84,15 +94,26 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Popen[str]) -> None:
-    """Until a trial has that many rounds on disk while the sweep is still going."""
+    """Until there are that many rounds on disk while the sweep is still going."""
     deadline = time.monotonic() + 280
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
         started = list((folder / "mlruns").rglob("sweep.json"))
-        if started and sum(max(trial.last_round, 0) for trial in newest(folder, name).trials()) >= rounds:
+        if started and played(folder, name) >= rounds:
             return
         time.sleep(0.05)
     raise AssertionError("the sweep did not get going")
+
+
+def played(folder: Path, name: str) -> int:
+    """Rounds on disk, of all trials together."""
+    return sum(max(trial.last_round, 0) for trial in newest(folder, name).trials())
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """As a machine that goes down: nothing can be tidied up."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def newest(folder: Path, name: str) -> SweepStore:

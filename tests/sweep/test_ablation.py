@@ -12,9 +12,9 @@ from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.store import Store
 from fedsweep.sweep.ablation import ablation_arms, left_out_values
+from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import SearchSpace
-from fedsweep.sweep.tuner import open_sweep
 from fedsweep.tracking import run_name
 from tests.sweep.helpers import write_space
 
@@ -70,7 +70,7 @@ def test_the_full_method_comes_first_and_no_set_comes_twice(components, subsets)
 @given(SOME, SUBSETS, st.booleans())
 def test_an_ablation_crosses_with_every_axis(components, subsets, crossed):
     ablate = {name: LEFT_OUT[name] for name in components}
-    arms = space(ablate=ablate, subsets=subsets, space=RANKS if crossed else {}).arms()
+    arms = space(ablate=ablate, subsets=subsets, space=RANKS if crossed else {}).arms(dict)
     alone = ablation_arms(components, subsets)
     assert [{WITHOUT: arm[WITHOUT]} for arm in arms] == alone * (2 if crossed else 1)
     assert [arm.get("lora.rank") for arm in arms] == (
@@ -81,7 +81,7 @@ def test_an_ablation_crosses_with_every_axis(components, subsets, crossed):
 @pytest.mark.parametrize("axes", [{}, RANKS])
 def test_an_arm_differs_from_the_full_method_in_its_components_only(read, axes):
     plan = read(ablate=LEFT_OUT, subsets="all", space=axes)
-    arms = plan.space.arms()
+    arms = plan.arms
     assert len(arms) == 2 ** len(LEFT_OUT) * (2 if axes else 1)
     for arm in arms:
         full, found = (flat(plan.resolve(one, 3)) for one in ({**arm, WITHOUT: []}, arm))
@@ -140,7 +140,7 @@ def test_a_paper_may_name_any_arm(read):
     arms = [{WITHOUT: []}, {WITHOUT: ["method.anneal"]}]
     printed = [{"arm": arm, "values": {"accuracy/mean": 50 + place}} for place, arm in enumerate(arms)]
     paper = read(reference={"source": "Table 4", "arms": printed}).reference
-    assert [paper.value(arm, "accuracy/mean") for arm in space().arms()] == [0.5, 0.51, None]
+    assert [paper.value(arm, "accuracy/mean") for arm in space().arms(dict)] == [0.5, 0.51, None]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def plan(monkeypatch, tmp_path) -> Plan:
 @pytest.mark.parametrize("place", [0, 1], ids=["vit", "mixer"])
 def test_table_3_is_counted_exactly(plan, place):
     expected = GOLDEN[("vit_b16", "mixer_b16")[place]]
-    arm = plan.space.arms()[place]
+    arm = plan.arms[place]
     counted = count_parameters(plan.resolve(arm, 0), 100)
     assert counted.parameters == {
         "parameters/all": expected["all_with_lora_r8_both_and_100_classes"],
@@ -44,7 +44,7 @@ def test_table_3_is_counted_exactly(plan, place):
 
 
 def test_the_upload_of_the_smallest_client_is_the_papers(plan):
-    counted = count_parameters(plan.resolve(plan.space.arms()[0], 0), 100)
+    counted = count_parameters(plan.resolve(plan.arms[0], 0), 100)
     assert [one.depth for one in counted.clients] == [12, 10, 8, 6, 5, 4]
     assert counted.clients[-1].bytes_up == 1_087_688  # "1.08MB (bf16)"
     assert {one.bricks for one in counted.clients} == {12 * 24_576}
@@ -59,7 +59,7 @@ def counted_by_arm(name: str) -> dict[str, Counted]:
     plan = Plan.read(name, {}, {})
     return {
         json.dumps(arm, sort_keys=True): count_parameters(plan.resolve(arm, 0), plan.space.measure.classes)
-        for arm in plan.space.arms()
+        for arm in plan.arms
     }
 
 

@@ -18,7 +18,9 @@ from tests.sweep.helpers import (
     assert_mlflow_equals_store,
     fedsweep,
     histories,
+    kill,
     newest,
+    played,
     runs,
     start,
     table,
@@ -119,12 +121,21 @@ def test_a_run_equals_the_trial_with_the_same_configuration(undisturbed: Path) -
     assert lines == [{"round": record.round, **record.metrics} for record in trial.history]
 
 
-def test_killed_and_resumed_equals_undisturbed(undisturbed: Path, tmp_path: Path) -> None:
+def test_interrupted_killed_and_resumed_equals_undisturbed(undisturbed: Path, tmp_path: Path) -> None:
     write_space(tmp_path, "tiny", GRID)
     process = start(tmp_path, "tune", "tiny", *OVERRIDES)
-    wait_for_rounds(tmp_path, "tiny", 4, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    wait_for_rounds(tmp_path, "tiny", 1, process)
+    os.kill(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 130, out + error
+    assert "--resume" in out
+    assert "Traceback" not in out + error
+    _, children, _ = runs(tmp_path, "tiny")
+    assert "RUNNING" not in {run.info.status for run in children}
+
+    process = start(tmp_path, "tune", "tiny", "--resume")
+    wait_for_rounds(tmp_path, "tiny", played(tmp_path, "tiny") + 1, process)
+    kill(process)
     left = [trial for trial in newest(tmp_path, "tiny").trials() if trial.outcome is None]
     assert left, "the sweep was over before it was killed"
     fedsweep(tmp_path, "tune", "tiny", "--resume")
@@ -133,19 +144,3 @@ def test_killed_and_resumed_equals_undisturbed(undisturbed: Path, tmp_path: Path
     assert_mlflow_equals_store(tmp_path, "tiny")
     parents, _, _ = runs(tmp_path, "tiny")
     assert len(parents) == 1
-
-
-def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(undisturbed: Path, tmp_path: Path) -> None:
-    write_space(tmp_path, "tiny", GRID)
-    process = start(tmp_path, "tune", "tiny", *OVERRIDES)
-    wait_for_rounds(tmp_path, "tiny", 2, process)
-    os.kill(process.pid, signal.SIGINT)
-    out, error = process.communicate(timeout=120)
-    assert process.returncode == 130, out + error
-    assert "--resume" in out
-    assert "Traceback" not in out + error
-    _, children, _ = runs(tmp_path, "tiny")
-    assert "RUNNING" not in {run.info.status for run in children}
-    fedsweep(tmp_path, "tune", "tiny", "--resume")
-    assert table(tmp_path, "tiny") == table(undisturbed, "tiny")
-    assert_mlflow_equals_store(tmp_path, "tiny")

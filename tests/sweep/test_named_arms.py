@@ -43,7 +43,7 @@ def differing(one: Any, other: Any) -> set[str]:
 
 def test_an_arm_is_its_changes_and_nothing_else(read):
     plan = read()
-    arms = plan.space.arms()
+    arms = plan.arms
     assert arms == [{"arm": "FedRA"}, {"arm": "FedAvg, tuned"}, {"arm": "FedProx"}]
     fedra, fedavg, fedprox = (plan.resolve(arm, 0) for arm in arms)
     assert fedra == plan.base
@@ -54,7 +54,7 @@ def test_an_arm_is_its_changes_and_nothing_else(read):
 
 def test_names_stand_for_arms_in_labels_and_in_mlflow(read):
     plan = read(space={"lora.rank": {"grid": [4, 8]}})
-    arms = plan.space.arms()
+    arms = plan.arms
     assert len(arms) == 6
     assert arm_label(arms[4]) == "lora.rank=8, FedAvg, tuned"
     assert run_name(plan.trial(0, arms[4], 2)) == "rank 8 · FedAvg, tuned · seed 2"

@@ -40,7 +40,7 @@ def test_table_1_of_the_mixer_finds_its_data_and_its_model(tmp_path, monkeypatch
     changes = {"backbone": MIXER, "data.size": 32, "lora.rank": 2, "lora.alpha": 2.0}
     plan = Plan.read("papers/fedra/table1_nico_mixer", changes, {"seeds": [0]})
     plan.preflight()
-    paper = [plan.reference.value(arm, "accuracy/mean") for arm in plan.space.arms()]
+    paper = [plan.reference.value(arm, "accuracy/mean") for arm in plan.arms]
     assert paper == pytest.approx([0.8419, 0.3921, 0.6938, 0.7228, 0.7757])
 
 

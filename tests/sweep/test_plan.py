@@ -9,8 +9,8 @@ from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.store import Store
 from fedsweep.sweep import plan as plan_module
+from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan, engine_digest
-from fedsweep.sweep.tuner import open_sweep
 from tests.sweep.helpers import GRID, SAMPLED, write_space
 
 

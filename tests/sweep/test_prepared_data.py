@@ -15,8 +15,8 @@ from fedsweep.errors import UserError
 from fedsweep.plain import Json
 from fedsweep.play import check_digests, split
 from fedsweep.store import Store
+from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.tuner import open_sweep
 from tests.sweep.helpers import assert_mlflow_equals_store, fedsweep, newest, runs, table
 
 QUICK = ["federation.rounds=1", "local.steps=1", "local.batch_size=8"]
@@ -46,7 +46,7 @@ def rewrite(weights: Path) -> None:
 
 def test_arms_differ_in_their_clients_alone(project: Path) -> None:
     plan = read()
-    parts = [split(plan.resolve(arm, 0))[1] for arm in plan.space.arms()]
+    parts = [split(plan.resolve(arm, 0))[1] for arm in plan.arms]
     ids = [[client.id for client in one.clients] for one in parts]
     assert ids == [ids[0]] * 5
     assert len(ids[0]) == 20

@@ -1,22 +1,30 @@
 """The rungs: Ray's own rule, remembered across processes."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
+from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, TrialScheduler
 
-from fedsweep.sweep.rungs import Rungs, RungScheduler
-from fedsweep.sweep.space import ASHAScheduler, Objective
+from fedsweep.sweep.medians import Medians
+from fedsweep.sweep.rungs import Rungs, StoppingScheduler
+from fedsweep.sweep.schedulers import ASHAScheduler, MedianScheduler
+from fedsweep.sweep.space import Objective
 
 ROUNDS = 20
 
 
+@dataclass(frozen=True)
+class RayTrial:
+    trial_id: str
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    return tmp_path / "rungs.jsonl"
+    return tmp_path / "decisions.jsonl"
 
 
 def test_rungs_are_powers_of_eta_below_the_last_round(log: Path) -> None:
@@ -74,14 +82,14 @@ def test_a_line_torn_by_a_crash_is_cut_off(log: Path) -> None:
     with log.open("a") as file:
         file.write('{"key": "b", "rou')
     again = Rungs(config, ROUNDS, log)
-    assert again.values[1] == {"a": 0.5}
+    assert again.values["", 1] == {"a": 0.5}
     again.decide("c", 1, 0.7)
-    assert Rungs(config, ROUNDS, log).values[1] == {"a": 0.5, "c": 0.7}
+    assert Rungs(config, ROUNDS, log).values["", 1] == {"a": 0.5, "c": 0.7}
 
 
 def test_min_mode_stops_the_large_ones(log: Path) -> None:
     rungs = Rungs(ASHAScheduler(grace_rounds=1, reduction_factor=2), ROUNDS, log)
-    scheduler = RungScheduler(rungs, Objective(metric="loss/test", mode="min"))
+    scheduler = StoppingScheduler(rungs, Objective(metric="loss/test", mode="min"))
     trial = [SimpleNamespace(config={"trial": key}) for key in "ab"]
     assert scheduler.on_trial_result(None, trial[0], {"round": 1, "loss/test": 0.1}) == TrialScheduler.CONTINUE
     assert scheduler.on_trial_result(None, trial[1], {"round": 1, "loss/test": 0.9}) == TrialScheduler.STOP
@@ -89,10 +97,72 @@ def test_min_mode_stops_the_large_ones(log: Path) -> None:
 
 def test_rounds_without_the_objective_are_passed_over(log: Path) -> None:
     """The untuned model reports no training loss."""
-    scheduler = RungScheduler(
+    scheduler = StoppingScheduler(
         Rungs(ASHAScheduler(grace_rounds=1), ROUNDS, log), Objective(metric="loss/train", mode="min")
     )
     trial = SimpleNamespace(config={"trial": "a"})
     assert scheduler.on_trial_result(None, trial, {"round": 0, "loss/test": 1.0}) == TrialScheduler.CONTINUE
     assert scheduler.on_trial_result(None, trial, {"round": 1, "loss/train": 1.0}) == TrialScheduler.CONTINUE
+    told = {"round": 1, "loss/train": 1.0, "error": "Traceback", "kind": "diverged"}
+    assert scheduler.on_trial_result(None, SimpleNamespace(config={"trial": "b"}), told) == TrialScheduler.CONTINUE
     assert log.read_text().count("\n") == 1
+
+
+@given(
+    values=st.lists(st.lists(st.floats(0, 1), min_size=9, max_size=9), min_size=4, max_size=8),
+    order=st.randoms(use_true_random=False),
+    rule=st.sampled_from(["asha", "median"]),
+)
+def test_a_stratum_is_judged_as_if_there_were_no_other(
+    tmp_path_factory: pytest.TempPathFactory, values: list[list[float]], order: object, rule: str
+) -> None:
+    """Trials of two strata in turn are stopped as those of one alone are in the same order."""
+    folder = tmp_path_factory.mktemp("strata")
+
+    def new(log: str) -> Rungs | Medians:
+        if rule == "asha":
+            return Rungs(ASHAScheduler(grace_rounds=2, reduction_factor=2), ROUNDS, folder / log)
+        return Medians(MedianScheduler(grace_rounds=2, fewest=1), folder / log)
+
+    together, alone = new("together"), [new("even"), new("odd")]
+    running = dict.fromkeys(range(len(values)), 0)
+    while running:
+        place = order.choice(sorted(running))  # type: ignore[attr-defined]
+        running[place] += 1
+        round = running[place]
+        told = str(place), round, values[place][round - 1]
+        stop = together.decide(*told, str(place % 2))
+        assert stop == alone[place % 2].decide(*told)
+        if stop or round == 9:
+            del running[place]
+
+
+@given(values=st.lists(st.lists(st.floats(0, 1), min_size=9, max_size=9), min_size=2, max_size=8))
+def test_median_stopping_is_rays_where_all_come_as_far(
+    tmp_path_factory: pytest.TempPathFactory, values: list[list[float]]
+) -> None:
+    """Round by round side by side, until the first is stopped: then Ray goes on with its average, and we without it."""
+    ours = Medians(MedianScheduler(grace_rounds=1, fewest=2), tmp_path_factory.mktemp("m") / "log")
+    rays = MedianStoppingRule("round", "v", "max", grace_period=1, min_samples_required=2, hard_stop=True)
+    trials = [RayTrial(f"t{i}") for i in range(len(values))]
+    controller = SimpleNamespace(get_live_trials=list)
+    for round in range(1, 10):
+        for place, trial in enumerate(trials):
+            told = {"round": round, "v": values[place][round - 1]}
+            action = rays.on_trial_result(controller, trial, told)  # type: ignore[arg-type]
+            stop = ours.decide(trial.trial_id, round, told["v"])
+            if place == len(trials) - 1:  # the last of a round: all others are there
+                assert stop == (action == TrialScheduler.STOP)
+            if stop or action == TrialScheduler.STOP:
+                return
+
+
+def test_the_median_rule_repeats_its_decisions_in_a_new_process(log: Path) -> None:
+    config = MedianScheduler(grace_rounds=1, fewest=1)
+    first = Medians(config, log)
+    made = [first.decide(key, 1, value) for key, value in [("a", 0.9), ("b", 0.2), ("c", 0.5)]]
+    assert made == [False, True, True]
+    again = Medians(config, log)
+    assert [again.decide(key, 1, value) for key, value in [("b", 0.2), ("a", 0.9)]] == [True, False]
+    assert again.decide("a", 2, 0.1) is False  # its best round counts
+    assert again.decide("d", 1, 0.45) is True

@@ -1,118 +1,316 @@
-"""Samples from Optuna: repeatable, told the truth, and resumable."""
+"""Samples from Optuna: a function of recorded results alone, whoever runs the trials and however often it is killed."""
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
+from fedsweep.arms import Arm
 from fedsweep.checkpoint import Checkpoint, save
+from fedsweep.errors import UserError
 from fedsweep.history import RoundRecord
 from fedsweep.store import Outcome, SweepStore, TrialPlan
+from fedsweep.sweep.packing import Packing
 from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.search import PlannedSearch, SampledSearch, open_study
+from fedsweep.sweep.planned import PlannedSearch
+from fedsweep.sweep.proposals import Proposals
+from fedsweep.sweep.search import SampledSearch
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, ROUNDS, SAMPLED, write_space
 
 METRIC = "accuracy/mean"
+SEARCH: dict[str, Any] = {"name": "tpe", "samples": 9, "startup": 3, "seed": 0, "in_flight": 3}
+TWO = {
+    "objective": {"metric": METRIC, "against": {"metric": "megabytes/sent"}},
+    "scheduler": {"name": "none"},
+}
+Value = Callable[[dict[str, Any]], float]
+
+
+def read(folder: Path, **changes: Any) -> Plan:
+    write_space(folder, "tiny", {**SAMPLED, "search": SEARCH, **changes})
+    return Plan.read("tiny", {}, {})
 
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.chdir(tmp_path)
-    write_space(tmp_path, "tiny", SAMPLED)
-    return Plan.read("tiny", {}, {})
+    return read(tmp_path)
 
 
 def search_in(folder: Path, plan: Plan) -> SampledSearch:
     sweep = SweepStore(folder)
-    return SampledSearch(plan, sweep, lambda trial: sweep.trial(trial.key).plan(trial))
+    packing = Packing(0, 1, sweep)
+    return SampledSearch(plan, sweep, lambda trial: sweep.trial(trial.key).plan(trial), packing)
 
 
-def value_of(suggestion: dict[str, Any]) -> float:
+def value_of(arm: dict[str, Any]) -> float:
     """A stand-in for training that prefers a learning rate."""
-    return 1 - abs(suggestion["optimizer.lr"] - 0.05)
+    return 1 - abs(arm["optimizer.lr"] - 0.05)
 
 
-def play(search: SampledSearch, trial_id: str, rounds: int = ROUNDS) -> dict[str, Any]:
-    """As Ray does: the round after which a trial is stopped is not reported, only told at the end."""
-    suggestion: Any = search.suggest(trial_id)
-    for round in range(rounds + (rounds == ROUNDS)):
-        search.on_trial_result(trial_id, {"round": round, METRIC: value_of(suggestion)})
-    search.on_trial_complete(trial_id, {"round": rounds, METRIC: value_of(suggestion)})
-    return suggestion
+def fate_of(arm: dict[str, Any]) -> tuple[str, int]:
+    """How a trial ends, and at which round: some fail, some are pruned, as their arms have it."""
+    digit = round(1e6 * arm["optimizer.lr"]) % 10
+    return ("failed", 0) if digit == 0 else ("pruned", 1) if digit < 4 else ("finished", ROUNDS)
 
 
-def test_the_sequence_is_repeatable_and_ends_after_the_samples(tmp_path: Path, plan: Plan) -> None:
-    sequences = []
-    for folder in ("a", "b"):
-        search = search_in(tmp_path / folder, plan)
-        sequences.append([play(search, f"t{number}") for number in range(6)])
+def end(
+    folder: Path, suggestion: dict[str, Any], value: Value = value_of, fate: tuple[str, int] = ("finished", ROUNDS)
+) -> None:
+    """Write what a trial and the driver leave on disk."""
+    outcome, rounds = fate
+    trial = SweepStore(folder).trial(suggestion["trial"])
+    sent = {"bytes/up": 1e6 * suggestion["optimizer.lr"], "bytes/down": 0.0}
+    history = [RoundRecord(0, {METRIC: 0.1}, 1.0)]
+    history += [
+        RoundRecord(one, {METRIC: value(suggestion) * one / ROUNDS, **sent}, 1.0) for one in range(1, rounds + 1)
+    ]
+    save(trial.checkpoint, Checkpoint(rounds, ServerState({}, (0,)), tuple(history)))
+    trial.end(Outcome(outcome=outcome, round=rounds))  # type: ignore[arg-type]
+
+
+def play(
+    folder: Path, plan: Plan, value: Value = value_of, fate: Callable[[dict[str, Any]], tuple[str, int]] = fate_of
+) -> list[dict[str, Any]]:
+    """All samples, one after the other."""
+    search, arms = search_in(folder, plan), []
+    while (suggestion := search.suggest(f"t{len(arms)}")) != Searcher.FINISHED:
+        assert isinstance(suggestion, dict)
+        end(folder, suggestion, value, fate(suggestion))
+        search.on_trial_complete(f"t{len(arms)}", {})
+        arms.append(suggestion)
+    return arms
+
+
+@pytest.mark.parametrize("changes", [{}, TWO], ids=["one objective", "two objectives"])
+def test_whoever_runs_the_trials_and_however_often_it_is_killed_the_same_are_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = read(tmp_path, **changes)
+    fate = fate_of if not changes else lambda arm: ("finished", ROUNDS)
+    expected = play(tmp_path / "expected", plan, fate=fate)
+    assert len({one["optimizer.lr"] for one in expected}) == SEARCH["samples"]
+
+    # An example is a whole sweep: to shrink a failing one would take minutes.
+    @settings(
+        max_examples=6,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=9, max_size=9))
+    def check(workers: int, ends: list[tuple[int, bool]]) -> None:
+        """At each step the workers are filled, one of those that run ends, and perhaps the driver is killed."""
+        folder = tmp_path / "any"
+        shutil.rmtree(folder, ignore_errors=True)
+        search, running, names = search_in(folder, plan), dict[str, Any](), iter(range(10**6))
+        for which, killed in ends:
+            while len(running) < workers and isinstance(got := search.suggest(name := f"t{next(names)}"), dict):
+                running[name] = got
+            assert running, "nothing runs and nothing is proposed"
+            name = list(running)[which % len(running)]
+            one = running.pop(name)
+            end(folder, one, fate=fate(one))
+            search.on_trial_complete(name, {})
+            if killed:  # the others are handed out again
+                search, running = search_in(folder, plan), {}
         assert search.suggest("one more") == Searcher.FINISHED
-    assert sequences[0] == sequences[1]
-    assert len({one["optimizer.lr"] for one in sequences[0]}) == 6
+        assert [trial.plan.arm for trial in SweepStore(folder).trials()] == [arm_of(one) for one in expected]
+
+    check()
 
 
-def test_a_search_stopped_and_opened_again_continues_the_same_sequence(tmp_path: Path, plan: Plan) -> None:
-    undisturbed = search_in(tmp_path / "a", plan)
-    expected = [play(undisturbed, f"t{number}") for number in range(6)]
-    first = search_in(tmp_path / "b", plan)
-    got = [play(first, f"t{number}") for number in range(3)]
-    first.suggest("left running")
-    again = search_in(tmp_path / "b", plan)
-    got += [play(again, f"u{number}") for number in range(3)]
-    assert got == expected
-    assert again.suggest("one more") == Searcher.FINISHED
+def arm_of(suggestion: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in suggestion.items() if name not in ("trial", "seed", "until", "gpus")}
 
 
-def test_the_study_is_told_how_each_trial_ended(tmp_path: Path, plan: Plan) -> None:
+@pytest.mark.parametrize("changes", [{}, TWO], ids=["one objective", "two objectives"])
+def test_a_sample_is_proposed_from_the_results_of_all_but_those_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """With three in flight sample 12 knows of samples 0 to 9: the results of 10 and 11 are not even looked at."""
+    monkeypatch.chdir(tmp_path)
+    sampled = read(tmp_path, **changes)
+    proposals = Proposals(sampled.space, sampled.tentative)
+    rates = [0.001 * 300 ** (place / 12) for place in range(12)]
+    arms: list[Arm] = [
+        {"optimizer.lr": rate, "lora.position": ("l0", "both")[place % 2]} for place, rate in enumerate(rates)
+    ]
+
+    def proposed(best: int) -> Arm:
+        values = [2.0 if place == best else 1 / (place + 1) for place in range(10)]
+        results = {
+            place: proposals._frozen(arms[place], TrialState.COMPLETE, (value, -value) if changes else (value,))
+            for place, value in enumerate(values)
+        }
+        return proposals.arm(12, arms, results)
+
+    assert proposals.needed(12) == range(10)
+    found = [proposed(best) for best in range(10)]
+    assert len({json.dumps(one) for one in found}) >= 6
+    arms[11] = found[9]  # that it runs is known, so that another is tried
+    assert proposed(9) != found[9]
+
+
+def test_as_many_are_out_at_once_as_may_be_in_flight(tmp_path: Path, plan: Plan) -> None:
     search = search_in(tmp_path / "a", plan)
-    play(search, "whole")
-    play(search, "pruned", rounds=1)
-    search.suggest("failed")
-    search.on_trial_complete("failed", None, error=True)
-    study = open_study(tmp_path / "a" / "study.journal", "max")
-    states = [trial.state for trial in study.trials]
-    assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
-    assert sorted(study.trials[1].intermediate_values) == [0, 1]
-    assert study.trials[1].value == study.trials[1].intermediate_values[1]
+    out: list[Any] = [search.suggest(f"t{number}") for number in range(5)]
+    assert [one is None for one in out] == [False, False, False, True, True]
+    end(tmp_path / "a", out[1])
+    search.on_trial_complete("t1", {})
+    assert search.suggest("sample 3 needs the result of sample 0") is None
+    end(tmp_path / "a", out[0])
+    search.on_trial_complete("t0", {})
+    assert isinstance(search.suggest("sample 3"), dict)
+    assert isinstance(search.suggest("sample 4"), dict)
+    assert search.suggest("sample 5 needs that of sample 2") is None
 
 
-def test_an_outcome_on_disk_reaches_a_study_that_missed_it(tmp_path: Path, plan: Plan) -> None:
-    """The driver died after it wrote the outcome and before it told the study."""
-    folder = tmp_path / "a"
-    search = search_in(folder, plan)
+def test_random_samples_wait_for_nothing_and_are_those_that_the_estimator_starts_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = {"name": "random", "samples": 6, "seed": 0}
+    searches = [random, {**random, "name": "tpe", "startup": 6, "in_flight": 1}]
+    drawn = []
+    for number, one in enumerate(searches):
+        search = search_in(tmp_path / str(number), read(tmp_path, search=one))
+        drawn.append([arm_of(search.suggest(str(place))) for place in range(6)])  # type: ignore[arg-type]
+        assert search.suggest("while all are out") is None
+    assert drawn[0] == drawn[1]
+    assert len({one["optimizer.lr"] for one in drawn[0]}) == 6
+
+
+def test_a_search_of_failures_goes_on(tmp_path: Path, plan: Plan) -> None:
+    arms = play(tmp_path / "a", plan, fate=lambda arm: ("failed", 0))
+    assert len({one["optimizer.lr"] for one in arms}) == SEARCH["samples"]
+
+
+def test_a_trial_that_ray_lost_is_handed_out_again(tmp_path: Path, plan: Plan) -> None:
+    search = search_in(tmp_path / "a", plan)
+    first = search.suggest("t0")
+    assert search.suggest("t1") != first
+    search.on_trial_complete("t0", error=True)
+    assert search.suggest("t2") == first
+
+
+def test_the_estimator_is_told_how_each_trial_ended(tmp_path: Path, plan: Plan) -> None:
+    search, folder = search_in(tmp_path / "a", plan), tmp_path / "a"
+    fates = [("finished", ROUNDS), ("pruned", 1), ("failed", 0)]
+    for number, fate in enumerate(fates):
+        suggestion: Any = search.suggest(f"t{number}")
+        end(folder, suggestion, fate=fate)
+    whole, pruned, failed = (search._proposals.result(trial) for trial in SweepStore(folder).trials())
+    assert [one.state for one in (whole, pruned, failed)] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
+    assert whole.value == SweepStore(folder).trials()[0].history[-1].metrics[METRIC]
+    assert sorted(pruned.intermediate_values) == [0, 1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_trial_without_a_finite_objective_counts_as_failed(tmp_path: Path, plan: Plan, value: float) -> None:
+    search, folder = search_in(tmp_path / "a", plan), tmp_path / "a"
     suggestion: Any = search.suggest("t")
-    trial = SweepStore(folder).trial(suggestion["trial"])
-    history = tuple(RoundRecord(round, {METRIC: 0.5 + round / 10}, 1.0) for round in range(ROUNDS + 1))
-    save(trial.checkpoint, Checkpoint(ROUNDS, ServerState({}, (0,)), history))
-    trial.end(Outcome(outcome="finished", round=ROUNDS))
-    next_up: Any = search_in(folder, plan).suggest("u")
-    assert next_up["trial"] != suggestion["trial"]
-    told = open_study(folder / "study.journal", "max").trials[0]
-    assert told.state == TrialState.COMPLETE
-    assert told.value == pytest.approx(0.8)
-    assert sorted(told.intermediate_values) == [0, 1, 2, 3]
+    end(folder, suggestion, lambda arm: value)
+    assert search._proposals.result(SweepStore(folder).trials()[0]).state == TrialState.FAIL
 
 
-@pytest.mark.parametrize("end", ["pruned", "failed"])
-def test_a_study_that_knows_more_than_the_disk_tells_it(tmp_path: Path, plan: Plan, end: str) -> None:
-    """Ray tells the search how a trial ended before the driver writes the outcome; it may die in between."""
-    folder = tmp_path / "a"
-    search = search_in(folder, plan)
-    suggestion: Any = search.suggest("t")
-    trial = SweepStore(folder).trial(suggestion["trial"])
-    history = tuple(RoundRecord(round, {METRIC: 0.5}, 1.0) for round in range(2))
-    save(trial.checkpoint, Checkpoint(1, ServerState({}, (0,)), history))
-    search.on_trial_complete("t", {"round": 1, METRIC: 0.5}, error=end == "failed")
-    assert trial.outcome() is None
-    search_in(folder, plan)
-    outcome = trial.outcome()
-    assert outcome is not None
-    assert (outcome.outcome, outcome.round) == (end, 1)
+def test_a_second_objective_steers_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent grows with the learning rate, and the accuracy is the same everywhere: the mode decides."""
+    monkeypatch.chdir(tmp_path)
+    means = {}
+    for mode in ("min", "max"):
+        objective = {"metric": METRIC, "against": {"metric": "megabytes/sent", "mode": mode}}
+        plan = read(tmp_path, **{**TWO, "objective": objective, "search": {**SEARCH, "samples": 30, "in_flight": 1}})
+        arms = play(tmp_path / mode, plan, lambda arm: 0.5, lambda arm: ("finished", ROUNDS))
+        means[mode] = sum(one["optimizer.lr"] for one in arms[10:]) / 20
+    assert 3 * means["min"] < means["max"]
+
+
+def test_points_to_try_first_are_tried_first_and_completed_where_they_are_partial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = [{"optimizer.lr": 0.05, "lora.position": "l0"}, {"lora.position": "both"}, {"optimizer.lr": 0.1}]
+    plan = read(tmp_path, search={**SEARCH, "first": first})
+    arms = [arm_of(one) for one in play(tmp_path / "a", plan)]
+    assert len(arms) == SEARCH["samples"]
+    assert arms[0] == first[0]
+    assert [one["lora.position"] for one in arms[:2]] == ["l0", "both"]
+    assert arms[2]["optimizer.lr"] == 0.1
+    assert len({one["optimizer.lr"] for one in arms}) == SEARCH["samples"]
+
+
+@pytest.mark.parametrize(
+    ("first", "sentence"),
+    [
+        (
+            [{"optimizer.lrr": 0.1}],
+            "`search.first.0` names `optimizer.lrr`, which `space` does not vary; did you mean `optimizer.lr`?",
+        ),
+        (
+            [{"optimizer.lr": 0.5}],
+            "`search.first.0`: `optimizer.lr` must be a number from 0.001 to 0.3, but it is 0.5.",
+        ),
+        ([{}], "`search.first.0` must give a value of `space`, but it is empty."),
+        ([{"lora.position": "l1"}], "`search.first.0`: `lora.position` must be one of l0, both, but it is l1."),
+        ([{"lora.position": "l0"}] * 10, "`search.first` has 10 points, but `search.samples` is 9."),
+    ],
+)
+def test_points_that_no_sample_could_be_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: list[Any], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refusal:
+        read(tmp_path, search={**SEARCH, "first": first})
+    assert str(refusal.value) == f"search space tiny: {sentence}"
+
+
+def test_a_point_whose_run_is_impossible_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value lies in its axis, but not both in one run."""
+    monkeypatch.chdir(tmp_path)
+    space = {"lora.rank": {"integer": [1, 8]}, "method": {"choice": ["fedra", "inclusivefl"]},
+             "aggregation.lora": {"choice": ["factors", "product_svd"]}}  # fmt: skip
+    first = [{"method": "inclusivefl", "aggregation.lora": "product_svd"}]
+    with pytest.raises(UserError, match=r"cannot be combined with `aggregation\.lora` product_svd"):
+        read(tmp_path, space=space, search={**SEARCH, "first": first})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {**TWO, "scheduler": SAMPLED["scheduler"]},
+            "`scheduler` asha prunes by one objective, and `objective.against` megabytes/sent is a second one: "
+            "it needs `scheduler` none.",
+        ),
+        (
+            {**TWO, "objective": {"metric": METRIC, "against": {"metric": METRIC}}},
+            "`objective.against.metric` must be another one than `objective.metric` accuracy/mean.",
+        ),
+        (
+            {**TWO, "objective": {"metric": METRIC, "against": {"metric": "megabytes/snt"}}},
+            "`objective.against.metric` megabytes/snt is not reported by this run; "
+            "did you mean `megabytes/sent` or `bytes/down`?",
+        ),
+    ],
+)
+def test_two_objectives_that_cannot_be_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refusal:
+        read(tmp_path, **changes)
+    assert str(refusal.value) == f"search space tiny: {sentence}"
 
 
 def test_choices_may_be_lists_and_whole_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,22 +320,12 @@ def test_choices_may_be_lists_and_whole_objects(tmp_path: Path, monkeypatch: pyt
         "method": {"choice": ["all_small", {"name": "fedra", "missing_layers": "ensure_cover"}]},
         "local.steps": {"choice": [1, "epoch"]},
     }
-    search_space = {**SAMPLED, "space": choices, "fixed": {}, "search": {"name": "random", "samples": 12}}
-    write_space(tmp_path, "choices", search_space)
-    plan = Plan.read("choices", {}, {})
+    plan = read(tmp_path, space=choices, fixed={}, search={"name": "random", "samples": 12})
     search = search_in(tmp_path / "a", plan)
     arms = [search.suggest(str(number)) for number in range(12)]
     for name, axis in choices.items():
         seen = {json.dumps(arm[name], sort_keys=True) for arm in arms}  # type: ignore[index]
         assert seen == {json.dumps(value, sort_keys=True) for value in axis["choice"]}
-
-
-def test_a_round_without_the_objective_is_not_told(tmp_path: Path, plan: Plan) -> None:
-    search = search_in(tmp_path / "a", plan)
-    search.suggest("t")
-    search.on_trial_result("t", {"round": 0, "loss/test": 2.0})
-    search.on_trial_result("t", {"round": 1, METRIC: 0.5})
-    assert open_study(tmp_path / "a" / "study.journal", "max").trials[0].intermediate_values == {1: 0.5}
 
 
 def test_nothing_global_is_drawn(tmp_path: Path, plan: Plan) -> None:
@@ -146,8 +334,27 @@ def test_nothing_global_is_drawn(tmp_path: Path, plan: Plan) -> None:
     import numpy as np
 
     before = random.getstate(), np.random.get_state()[1].tolist()
-    play(search_in(tmp_path / "a", plan), "t")
+    play(tmp_path / "a", plan)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_samples_wait_while_the_first_is_measured_and_are_the_same(plan: Plan, tmp_path: Path) -> None:
+    expected = play(tmp_path / "expected", plan)
+    sweep = SweepStore(tmp_path / "packed")
+    packing = Packing("auto", 4, sweep, apart=False)
+    search = SampledSearch(plan, sweep, lambda trial: sweep.trial(trial.key).plan(trial), packing)
+    probe: Any = search.suggest("probe")
+    assert (arm_of(probe), probe["until"], probe["gpus"]) == (arm_of(expected[0]), 1, 1.0)
+    assert search.suggest("too early") is None
+    search.on_trial_complete("probe", {"round": 1, "memory/peak": 400, "memory/total": 1000})
+    arms: list[Any] = []
+    while (suggestion := search.suggest(f"t{len(arms)}")) != Searcher.FINISHED:
+        assert isinstance(suggestion, dict)
+        assert (suggestion["until"], suggestion["gpus"]) == (ROUNDS, 0.5)
+        end(sweep.folder, suggestion, fate=fate_of(suggestion))
+        search.on_trial_complete(f"t{len(arms)}", {"round": ROUNDS, "memory/peak": 400, "memory/total": 1000})
+        arms.append(suggestion)
+    assert [arm_of(one) for one in arms] == [arm_of(one) for one in expected]
 
 
 def test_a_planned_search_replays_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,9 +362,19 @@ def test_a_planned_search_replays_its_list(tmp_path: Path, monkeypatch: pytest.M
     write_space(tmp_path, "grid", GRID)
     trials = Plan.read("grid", {}, {}).grid()
     announced: list[TrialPlan] = []
-    search = PlannedSearch(trials, announced.append)
+    sweep = SweepStore(tmp_path / "sweep")
+    search = PlannedSearch(sweep, trials, ROUNDS, announced.append, Packing(0, 1, sweep))
     suggestions: list[Any] = [search.suggest(str(number)) for number in range(5)]
-    assert suggestions[4] == Searcher.FINISHED
-    assert announced == trials
-    assert suggestions[0] == {"trial": trials[0].key, "lora.rank": 1, "seed": 0}
+    assert suggestions[4] is None  # what runs may have to go on
+    for number in (3, 2, 0, 1):
+        if number in (0, 3):  # of the others, the worker was lost
+            sweep.trial(trials[number].key).end(Outcome(outcome="finished", round=ROUNDS))
+        search.on_trial_complete(str(number), {"round": ROUNDS}, error=number in (1, 2))
+    assert [search.suggest("4"), search.suggest("5")] == suggestions[1:3]
+    for number in (1, 2):
+        sweep.trial(trials[number].key).end(Outcome(outcome="finished", round=ROUNDS))
+        search.on_trial_complete(str(number + 3), {"round": ROUNDS})
+    assert search.suggest("6") == Searcher.FINISHED
+    assert announced == [*trials, *trials[1:3]]
+    assert suggestions[0] == {"trial": trials[0].key, "lora.rank": 1, "seed": 0, "until": ROUNDS, "gpus": 0.0}
     assert optuna.logging.get_verbosity() >= optuna.logging.WARNING

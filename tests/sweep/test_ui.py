@@ -16,7 +16,7 @@ import pytest
 from fedsweep.store import Outcome, Store, TrialPlan
 from fedsweep.tracking import Recorder, page_links
 from tests.sweep.helpers import command, environment
-from tests.tracking.test_recorder import MANIFEST, trial
+from tests.tracking.helpers import MANIFEST, trial
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]

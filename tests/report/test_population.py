@@ -1,0 +1,91 @@
+"""The schedules of a population: a lineage is followed back to its first trial."""
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.report import write_report
+from fedsweep.report.population import Lineage, best, lineages, sentences
+from fedsweep.store import Start, TrialRecord
+
+POPULATION: dict[str, Any] = {
+    **{
+        "scheduler": "pbt",
+        "search": "random",
+        "varied": ("optimizer.lr",),
+        "baseline": None,
+        "seeds": (0,),
+        "rounds": 6,
+    }
+}
+
+
+@pytest.fixture
+def population(trials: Any) -> list[TrialRecord]:
+    """Trial 1 gives up at round 2 and goes on as 3 from 0; 2 gives up at 4 and goes on as 4 from 3."""
+    first = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
+    child = [0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8]
+    trials.add({"optimizer.lr": 0.1}, 0, first)
+    trials.add({"optimizer.lr": 0.01}, 0, [0.1, 0.1, 0.1], "pruned")
+    trials.add({"optimizer.lr": 0.02}, 0, [0.1, 0.1, 0.2, 0.2, 0.2], "pruned")
+    trials.add({"optimizer.lr": 0.08}, 0, child)
+    trials.add({"optimizer.lr": 0.064}, 0, [*child[:5], 0.8, 0.9])
+    starts = {3: Start(key="k0", round=2), 4: Start(key="k3", round=4)}
+    return [
+        replace(one, plan=one.plan.model_copy(update={"start": starts.get(one.plan.number)})) for one in trials.records
+    ]
+
+
+def test_a_lineage_is_followed_back_to_its_first_trial(population: list[TrialRecord]) -> None:
+    found = {one.end.plan.number: one for one in lineages(population)}
+    assert {number: one.values("optimizer.lr") for number, one in found.items()} == {
+        0: [(1, 6, 0.1)],
+        3: [(1, 2, 0.1), (3, 6, 0.08)],
+        4: [(1, 2, 0.1), (3, 4, 0.08), (5, 6, 0.064)],
+    }
+
+
+def test_the_table_has_every_round_of_every_member(
+    population: list[TrialRecord], manifest: Callable[..., Any], tmp_path: Path
+) -> None:
+    made = write_report(manifest(**POPULATION), population, tmp_path)
+    assert [path.name for path in made.population] == ["population.csv", "population.png"]
+    rows = list(csv.DictReader(io.StringIO(made.population[0].read_text())))
+    assert [row["round"] for row in rows] == [str(round) for round in range(1, 7)] * 3
+    ours = [row for row in rows if row["member"] == "4"]
+    assert [row["trial"] for row in ours] == ["0", "0", "3", "3", "4", "4"]
+    assert [float(row["optimizer.lr"]) for row in ours] == [0.1, 0.1, 0.08, 0.08, 0.064, 0.064]
+    assert [float(row["accuracy/mean"]) for row in ours] == [0.2, 0.3, 0.5, 0.6, 0.8, 0.9]
+    assert made.population[1].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_best_schedule_is_said(population: list[TrialRecord], manifest: Callable[..., Any]) -> None:
+    said = sentences(manifest(**POPULATION), population)
+    assert said[0].startswith("Population: 2 of 5 trials go on from another one's state")
+    assert said[1] == "The best member by round: lr 0.1 from 1, 0.08 from 3, 0.064 from 5."
+    smallest = best(manifest(**POPULATION, mode="min"), lineages(population))
+    assert smallest is not None
+    assert smallest.end.plan.number == 0
+
+
+def test_other_sweeps_have_no_schedules(
+    population: list[TrialRecord], manifest: Callable[..., Any], tmp_path: Path
+) -> None:
+    of_another = manifest(**{**POPULATION, "scheduler": "none"})
+    assert sentences(of_another, population) == []
+    assert write_report(of_another, population, tmp_path).population == ()
+
+
+def test_an_unfinished_population_can_be_reported(
+    population: list[TrialRecord], manifest: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Stopped before a successor has played a round of its own."""
+    only = [replace(one, outcome=None, history=one.history[:5]) for one in population if one.plan.number in (0, 3, 4)]
+    assert Lineage.of(only[2], {one.plan.key: one for one in only}).values("optimizer.lr")[-1] == (3, 4, 0.08)
+    made = write_report(manifest(**POPULATION), only, tmp_path)
+    assert len(made.population) == 2

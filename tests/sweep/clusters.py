@@ -1,0 +1,59 @@
+"""Ray clusters of several nodes on this machine, each with one core, and the command line that runs on them."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.cluster_utils import Cluster
+
+
+@contextlib.contextmanager
+def ray_cluster(
+    nodes: int = 3, node_arguments: list[dict[str, Any]] | None = None, head: dict[str, Any] | None = None
+) -> Iterator[Cluster]:
+    """A head without cores, and nodes of one core; all end with the block."""
+    of_head = {"num_cpus": 0, "include_dashboard": False, **(head or {})}
+    with pytest.MonkeyPatch.context() as patch:
+        # Under `uv run`, Ray would have the processes of its clients start in a copy of the working directory.
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        cluster = Cluster(initialize_head=True, head_node_args=of_head)
+        try:
+            for arguments in node_arguments or [{}] * nodes:
+                cluster.add_node(num_cpus=1, **arguments)
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+@contextlib.contextmanager
+def authenticated(mode: str, folder: Path) -> Iterator[Path]:
+    """Ray's authentication of clusters that this process starts, with a token of the test's own."""
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
+            patch.delenv(name)
+        patch.setenv("RAY_AUTH_MODE", mode)
+        if mode == "token":
+            patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        refresh()
+        yield token
+    refresh()
+
+
+def refresh() -> None:
+    """What Ray's C++ side of this process remembers of the environment is read again."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def alive(cluster: Cluster) -> int:
+    """Nodes that the cluster says are up."""
+    return sum(one["Alive"] for one in cluster.global_state.node_table())

@@ -1,0 +1,77 @@
+"""Starts a sweep's own Ray and prints the addresses that its processes listen on, and what a stranger is told."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fedsweep.sweep.joining import ray_session
+
+STRANGER = """
+import sys
+from ray._raylet import GcsClient
+try:
+    GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None)
+    print("let in")
+except Exception as error:
+    print(" ".join(str(error).split()))
+"""
+
+
+def addresses() -> list[str]:
+    """Of all sockets on which this process or one that it started listens."""
+    table = {}
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[column] for column in (1, 3, 9))
+            if state == "0A":
+                table[inode] = readable(local.split(":")[0])
+    return [table[inode] for pid in family_of(os.getpid()) for inode in sockets(pid) if inode in table]
+
+
+def readable(address: str) -> str:
+    """The kernel's hexadecimal words as a dotted address; an IPv6 one that is no mapped IPv4 stays as it is."""
+    if len(address) == 32 and not address.startswith("0000000000000000FFFF0000"):
+        return address
+    word = address[-8:]
+    return ".".join(str(int(word[place : place + 2], 16)) for place in (6, 4, 2, 0))
+
+
+def sockets(pid: int) -> list[str]:
+    """Inodes of a process's sockets."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(link)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found.append(target[8:-1])
+    return found
+
+
+def family_of(pid: int) -> list[int]:
+    """A process and all below it."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+if __name__ == "__main__":
+    with ray_session():
+        import ray
+
+        ray.get(ray.remote(family_of).remote(0))  # a worker is up
+        print(*addresses())
+        unknown = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+        head = ray.get_runtime_context().gcs_address
+        asked = [sys.executable, "-c", STRANGER, head]
+        told = subprocess.run(asked, env=unknown | {"RAY_AUTH_MODE": "disabled"}, capture_output=True, text=True)
+        print(told.stdout.strip() or told.stderr.strip().splitlines()[-1])

@@ -1,0 +1,93 @@
+"""Ranges with steps, and whole numbers on a logarithmic scale."""
+
+from fractions import Fraction
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsweep.errors import UserError
+from fedsweep.sweep.axis import Axis
+from fedsweep.sweep.proposals import distribution
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+STEPS = st.sampled_from(["0.05", "0.1", "0.01", "0.25", "2", "0.3", "1e-3"])
+LOWS = st.sampled_from(["0", "0.1", "-0.3", "1", "0.005"])
+
+
+def lattice(low: str, step: str, count: int) -> list[float]:
+    """As a person would write them, by exact arithmetic."""
+    return [float(Fraction(low) + place * Fraction(step)) for place in range(count + 1)]
+
+
+def drawn(axis: Axis, samples: int, seed: int, **sampler: Any) -> list[Any]:
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, **sampler))
+    found = []
+    for _ in range(samples):
+        trial = study.ask({"x": distribution(axis)})
+        found.append(axis.exact(trial.params["x"]))
+        study.tell(trial, float(trial.params["x"]))
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(LOWS, STEPS, st.integers(1, 12), st.integers(0, 9))
+def test_what_is_drawn_from_a_range_with_a_step_lies_on_it_exactly(low, step, count, seed):
+    values = lattice(low, step, count)
+    axis = Axis(uniform=(values[0], values[-1]), step=float(step))
+    assert set(drawn(axis, 20, seed, n_startup_trials=10)) <= set(values)
+    assert all(axis.has(value) for value in values)
+    assert not any(axis.has(value + float(step) / 2) for value in values)
+    assert not axis.has(values[-1] + float(step))
+
+
+def test_every_value_on_a_step_is_drawn_and_both_ends_too():
+    assert set(drawn(Axis(uniform=(0.0, 0.5), step=0.05), 200, 0, n_startup_trials=200)) == set(
+        lattice("0", "0.05", 10)
+    )
+    assert set(drawn(Axis(integer=(2, 14), step=4.0), 60, 0, n_startup_trials=60)) == {2, 6, 10, 14}
+
+
+@given(st.integers(-20, 20), st.integers(1, 6), st.integers(1, 8))
+def test_whole_numbers_with_a_step(low, step, count):
+    values = list(range(low, low + step * count + 1, step))
+    axis = Axis(integer=(values[0], values[-1]), step=float(step))
+    assert [value for value in range(low - 3, values[-1] + 4) if axis.has(value)] == values
+
+
+def test_whole_numbers_on_a_logarithmic_scale_are_as_often_below_their_geometric_mean_as_above():
+    found = drawn(Axis(loginteger=(1, 64)), 400, 0, n_startup_trials=400)
+    assert {type(one) for one in found} == {int}
+    assert min(found) == 1
+    assert 0.4 < sum(one <= 8 for one in found) / 400 < 0.65  # 8 / 64 of them, if they were uniform
+    assert max(found) > 50
+
+
+@pytest.mark.parametrize(
+    ("axis", "sentence"),
+    [
+        ({"uniform": [0.0, 0.5], "step": 0.2}, "the `step` of `uniform` must divide 0.5 - 0, but it is 0.2."),
+        ({"uniform": [0.0, 0.5], "step": 0.6}, "the `step` of `uniform` must divide 0.5 - 0, but it is 0.6."),
+        ({"integer": [1, 8], "step": 2}, "the `step` of `integer` must divide 8 - 1, but it is 2."),
+        ({"integer": [1, 8], "step": 0.5}, "the `step` of `integer` must be a whole number, but it is 0.5."),
+        ({"loguniform": [0.1, 1.0], "step": 0.1}, "a `step` is of `uniform` or `integer`, but it stands at "
+         "`loguniform`."),
+        ({"loginteger": [1, 8], "step": 1}, "a `step` is of `uniform` or `integer`, but it stands at `loginteger`."),
+        ({"choice": [1, 8], "step": 1}, "a `step` is of `uniform` or `integer`, but it stands at `choice`."),
+        ({"uniform": [0.0, 0.5], "step": 0}, "`step` must be greater than 0, but it is 0."),
+        ({"loginteger": [0, 8]}, "the bounds of `loginteger` must be positive, but they are [0, 8]."),
+        ({"loginteger": [8, 1]}, "the bounds of `loginteger` must ascend, but they are [8, 1]."),
+        ({"loginteger": [1.5, 8]}, "`loginteger.0` must be a valid integer, but it is 1.5."),
+        ({"step": 1}, "each entry of `space` must have exactly one of grid, choice, uniform, loguniform, integer, "
+         "loginteger, but one has none."),
+        ({"choice": [1, 8], "when": {}}, "`when` must have at least 1 item after validation, not 0, but it is {}."),
+        ({"choice": [1, 8], "when": {"lora.rank": []}}, "`when` must give `lora.rank` a value or a list of values, but "
+         "the list is empty."),
+    ],
+)  # fmt: skip
+def test_a_wrong_axis_is_refused(axis, sentence):
+    with pytest.raises(UserError) as refusal:
+        Axis.of(axis, "axis")
+    assert str(refusal.value) == f"axis: {sentence}"

@@ -1,0 +1,228 @@
+"""Where a sweep runs: addresses, resources of nodes, tokens. No Ray is started."""
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedsweep.errors import UserError
+from fedsweep.sweep import cluster, joining
+from fedsweep.sweep.cluster import (
+    Cluster,
+    Node,
+    check_resources,
+    concurrency,
+    most_on_a_gpu,
+)
+from fedsweep.sweep.gpus import COUNT, SIZE
+from fedsweep.sweep.joining import check_address, not_followed, opened, prepare_environment, ray_session
+from fedsweep.sweep.space import Resources
+
+HEAD = Node("a", "head", 0, 0)
+CPUS = Node("b", "cpus", 16, 0)
+GPUS = Node("c", "gpus", 4, 2)
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment without anything of Ray's, and an empty home; both restored at the end."""
+    for name in [name for name in os.environ if name.startswith(("RAY_", "TUNE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"HOME": str(tmp_path)})
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cpus", "gpus", "side_by_side"),
+    [
+        ((HEAD, CPUS), 1, 0, 16),
+        ((HEAD, CPUS), 3, 0, 5),
+        ((CPUS, CPUS), 10, 0, 2),  # not the 3 that the sum of the cores would allow
+        ((CPUS, GPUS), 1, 0.5, 4),
+        ((CPUS, GPUS), 2, 0.25, 2),
+        ((CPUS, GPUS), 1, 0.3, 4),  # of two GPUs, not of 2.0
+        ((GPUS, GPUS), 1, 2, 2),
+        ((CPUS, GPUS), 1, "auto", 4),  # of two GPUs, as the cores allow
+    ],
+)
+def test_trials_side_by_side_are_those_that_fit_on_each_node(nodes, cpus, gpus, side_by_side):
+    resources = Resources(cpus_per_trial=cpus, gpus_per_trial=gpus)
+    there = Cluster("10.0.0.1:6379", nodes)
+    check_resources(resources, there)
+    assert concurrency(resources, there) == side_by_side
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cpus", "gpus", "sentence"),
+    [
+        (
+            (CPUS, CPUS),
+            17,
+            0,
+            "`cpus_per_trial` is 17, but no node of the cluster 10.0.0.1:6379 has more than 16 cores, "
+            "and a trial runs on one node.",
+        ),
+        (
+            (CPUS, GPUS),
+            1,
+            3,
+            "`gpus_per_trial` is 3, but no node of the cluster 10.0.0.1:6379 has more than 2 GPUs, "
+            "and a trial runs on one node.",
+        ),
+        (
+            (CPUS, GPUS),
+            8,
+            1,
+            "`cpus_per_trial` is 8 and `gpus_per_trial` 1, but no node of the cluster 10.0.0.1:6379 has both, "
+            "and a trial runs on one node.",
+        ),
+        (
+            (CPUS, HEAD),
+            1,
+            "auto",
+            "`gpus_per_trial` is auto, but no node of the cluster 10.0.0.1:6379 has more than 0 GPUs, "
+            "and a trial runs on one node.",
+        ),
+        ((GPUS,), 1, 1.5, "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."),
+    ],
+)
+def test_what_no_single_node_has_is_refused(nodes, cpus, gpus, sentence):
+    with pytest.raises(UserError) as refused:
+        check_resources(Resources(cpus_per_trial=cpus, gpus_per_trial=gpus), Cluster("10.0.0.1:6379", nodes))
+    assert str(refused.value) == sentence
+
+
+def test_gpus_of_a_cluster_are_not_those_of_the_driver(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    with pytest.raises(UserError, match="no node of the cluster"):
+        check_resources(Resources(gpus_per_trial=1), Cluster("10.0.0.1:6379", (CPUS,)))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    check_resources(Resources(gpus_per_trial=2), Cluster("10.0.0.1:6379", (GPUS,)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "at_once", "most"),
+    [((CPUS, GPUS), None, 2), ((replace(GPUS, cpus=9), CPUS), None, 5), ((HEAD,), 6, 6), ((GPUS,), 2, 1)],
+)
+def test_as_many_trials_share_a_gpu_of_a_cluster_as_leave_no_core_idle(nodes, at_once, most):
+    assert most_on_a_gpu(Resources(gpus_per_trial="auto"), Cluster("10.0.0.1:6379", nodes, at_once)) == most
+
+
+def test_logical_gpus_are_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(COUNT, "2")
+    monkeypatch.setenv(SIZE, "1")
+    there = Cluster("10.0.0.1:6379", (GPUS,))
+    with pytest.raises(UserError, match="makes logical GPUs of this machine alone"):
+        check_resources(Resources(gpus_per_trial="auto"), there)
+    check_resources(Resources(), there)
+
+
+def test_a_cluster_that_adds_nodes_is_asked_for_as_many_trials_as_the_user_says():
+    resources = Resources(cpus_per_trial=8, gpus_per_trial=1)
+    check_resources(resources, Cluster("10.0.0.1:6379", (HEAD,), at_once=5))
+    assert concurrency(resources, Cluster("10.0.0.1:6379", (HEAD, GPUS), at_once=5)) == 5
+
+
+@pytest.mark.parametrize(("at_once", "side_by_side"), [(None, 8), (1, 1), (20, 8)])
+def test_fewer_trials_than_fit_on_this_machine_can_be_asked_for(monkeypatch, at_once, side_by_side):
+    monkeypatch.setattr(cluster, "available_cpus", lambda: 8)
+    assert concurrency(Resources(cpus_per_trial=1), Cluster(at_once=at_once)) == side_by_side
+
+
+@pytest.mark.parametrize(
+    "address", ["local", "auto", "10.0.0.1:6379", "head.example.org:6379", "[::1]:6379", "ray://head:10001"]
+)
+def test_addresses(address: str):
+    check_address(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "Local", "head", "10.0.0.1", "http://head:8265", "head:port", "head:6379/x", "ray://head"]
+)
+def test_what_is_no_address_is_refused(address: str):
+    with pytest.raises(
+        UserError, match="must be local, auto, or HOST:PORT or ray://HOST:PORT of a Ray cluster's head, but"
+    ):
+        check_address(address)
+
+
+def test_nobody_at_the_address_is_told_at_once(clean: Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    for address, variable in ((f"127.0.0.1:{port}", None), ("auto", f"127.0.0.1:{port}")):
+        if variable:
+            os.environ["RAY_ADDRESS"] = variable
+        with pytest.raises(UserError, match=rf"^there is no Ray cluster at 127.0.0.1:{port} that could be"):
+            opened(address).__enter__()
+    os.environ["RAY_ADDRESS"] = "ray://head:10001"
+    with pytest.raises(UserError, match="is Ray Client's, through which only `fedsweep tune` runs a sweep"):
+        opened("auto").__enter__()
+
+
+def test_a_ray_that_takes_too_long_to_start_is_told_in_a_sentence(clean: Path, monkeypatch: pytest.MonkeyPatch):
+    def too_long(**given: object) -> None:  # ray._private.node.Node.__init__ raises a bare Exception
+        raise Exception(
+            "The current node timed out during startup. This could happen because some of the raylet failed to "
+            "startup or the GCS has become overloaded."
+        )
+
+    monkeypatch.setattr("ray.init", too_long)
+    with pytest.raises(UserError) as refused:
+        ray_session().__enter__()
+    assert str(refused.value) == (
+        "Ray does not start on this machine (The current node timed out during startup); it waits for 30 seconds, too "
+        "short where others keep the machine busy: the same command with --resume goes on."
+    )
+
+
+def test_ray_address_is_not_followed_silently(clean: Path):
+    assert not_followed("local") == ""
+    os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
+    assert "RAY_ADDRESS is 10.0.0.1:6379, and `--address auto` would run it there" in not_followed("local")
+    assert not_followed("auto") == ""
+
+
+def test_a_ray_of_our_own_listens_here_alone_and_has_a_token_in_no_file(clean: Path):
+    prepare_environment()
+    first = os.environ["RAY_AUTH_TOKEN"]
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    assert len(first) == 64
+    assert list(clean.iterdir()) == []
+    del os.environ["RAY_AUTH_TOKEN"]
+    prepare_environment()
+    assert os.environ["RAY_AUTH_TOKEN"] != first
+
+
+def test_a_users_token_is_used_and_authentication_can_be_off(clean: Path):
+    os.environ["RAY_AUTH_TOKEN_PATH"] = "mine"  # noqa: S105
+    prepare_environment()
+    assert "RAY_AUTH_TOKEN" not in os.environ
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    prepare_environment()
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_a_token_at_hand_is_shown_to_a_cluster_and_none_is_made_up(clean: Path):
+    there = Cluster("10.0.0.1:6379")
+    prepare_environment(there)
+    assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"} & os.environ.keys()
+    (clean / ".ray").mkdir()
+    (clean / ".ray" / "auth_token").write_text("secret")
+    prepare_environment(there)
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_nodes_that_are_down_are_left_out_and_twins_told_apart():
+    found = [
+        {"Alive": True, "NodeID": "1" * 40, "NodeManagerAddress": "10.0.0.2", "Resources": {"CPU": 4.0}},
+        {"Alive": True, "NodeID": "2" * 40, "NodeManagerAddress": "10.0.0.2", "Resources": {"CPU": 4.0, "GPU": 1.0}},
+        {"Alive": False, "NodeID": "3" * 40, "NodeManagerAddress": "10.0.0.3", "Resources": {}},
+        {"Alive": True, "NodeID": "4" * 40, "NodeManagerAddress": "10.0.0.4", "NodeName": "head", "Resources": {}},
+    ]
+    nodes = joining._alive(found)
+    assert [node.name for node in nodes] == ["10.0.0.2 (11111111)", "10.0.0.2 (22222222)", "head"]
+    assert [(node.cpus, node.gpus) for node in nodes] == [(4, 0), (4, 1), (0, 0)]

@@ -1,0 +1,161 @@
+"""The recipes in deploy/: what they say is what Ray, KubeRay, SLURM and fedsweep's own command line know."""
+
+import json
+import re
+import shlex
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+import yaml
+
+from fedsweep import cli
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+TUNE: Any = typer.main.get_command(cli.app).commands["tune"]  # type: ignore[attr-defined]
+# The fields of KubeRay's ray.io/v1 that the recipes use, with what they hold (its API reference, v1.5.1 to v1.7.1).
+CLUSTER: dict[str, type] = {
+    "rayVersion": str,
+    "authOptions": dict,
+    "enableInTreeAutoscaling": bool,
+    "autoscalerOptions": dict,
+    "headGroupSpec": dict,
+    "workerGroupSpecs": list,
+}
+JOB: dict[str, type] = {
+    "entrypoint": str,
+    "submissionMode": str,
+    "backoffLimit": int,
+    "shutdownAfterJobFinishes": bool,
+    "ttlSecondsAfterFinished": int,
+    "rayClusterSpec": dict,
+}
+WORKERS: dict[str, type] = {
+    "groupName": str,
+    "replicas": int,
+    "minReplicas": int,
+    "maxReplicas": int,
+    "rayStartParams": dict,
+    "template": dict,
+}
+MEMORY = re.compile(r"\d+(Ki|Mi|Gi|Ti)")
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((DEPLOY / name).read_text())
+
+
+def cluster_of(name: str) -> dict[str, Any]:
+    manifest = read(name)
+    return manifest["spec"] if manifest["kind"] == "RayCluster" else manifest["spec"]["rayClusterSpec"]
+
+
+def fields_are(found: dict[str, Any], known: dict[str, type]) -> None:
+    for field, value in found.items():
+        assert isinstance(value, known[field]), f"{field}: {value}"
+
+
+def parsed(command: str) -> dict[str, Any]:
+    """What `fedsweep tune ...` is given, as the command line would parse it."""
+    words = shlex.split(command)
+    assert words[:2] == ["fedsweep", "tune"]
+    return TUNE.make_context("tune", words[2:]).params
+
+
+def test_every_recipe_is_looked_at_and_named_by_the_page():
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    names = sorted(path.name for path in DEPLOY.iterdir())
+    assert names == ["kuberay_cluster.yaml", "kuberay_job.yaml", "kuberay_storage.yaml", "ray_cluster.yaml", "slurm.sh"]
+    assert all(f"deploy/{name}" in page for name in names)
+
+
+def test_the_cluster_yaml_follows_rays_schema():
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    package = find_spec("ray").submodule_search_locations[0]
+    schema = json.loads((Path(package) / "autoscaler" / "ray-schema.json").read_text())
+    recipe = read("ray_cluster.yaml")
+    jsonschema.validate(recipe, schema)
+    with pytest.raises(jsonschema.ValidationError):  # the schema does look at it
+        jsonschema.validate({**recipe, "max_worker": 2}, schema)
+    whole = prepare_config(recipe)  # as `ray up` completes it
+    validate_config(whole)
+    assert whole["max_workers"] == len(recipe["provider"]["worker_ips"])
+    for role in ("head", "worker"):
+        starts = [one for one in recipe[f"{role}_start_ray_commands"] if "ray start" in one]
+        assert starts
+        assert all(one.startswith("RAY_AUTH_MODE=token ") for one in starts)
+
+
+@pytest.mark.parametrize("name", ["kuberay_job.yaml", "kuberay_cluster.yaml"])
+def test_kuberay_manifests_have_its_fields(name: str):
+    manifest, cluster = read(name), cluster_of(name)
+    assert manifest["apiVersion"] == "ray.io/v1"
+    fields_are(cluster, CLUSTER)
+    if manifest["kind"] == "RayJob":
+        fields_are(manifest["spec"], JOB)
+        assert manifest["spec"]["submissionMode"] in ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
+        given = parsed(manifest["spec"]["entrypoint"])
+        assert given["address"] == "auto"
+        assert given["at_once"] > 1  # workers begin at 0, so somebody must say how many trials are wanted
+    assert cluster["authOptions"] == {"mode": "token"}
+    fields_are(cluster["headGroupSpec"], {"rayStartParams": dict, "template": dict})
+    assert cluster["workerGroupSpecs"]
+    for group in cluster["workerGroupSpecs"]:
+        fields_are(group, WORKERS)
+        assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+
+
+@pytest.mark.parametrize("name", ["kuberay_job.yaml", "kuberay_cluster.yaml"])
+def test_pods_share_a_store_and_ask_for_what_they_are_limited_to(name: str):
+    cluster, claim = cluster_of(name), read("kuberay_storage.yaml")
+    pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert container["image"] == pods[0]["containers"][0]["image"]
+        asked, limit = container["resources"]["requests"], container["resources"]["limits"]
+        assert asked == limit  # Ray counts the limit; a node that promises more than it has is slowed or killed
+        assert {"cpu", "memory"} <= asked.keys() <= {"cpu", "memory", "nvidia.com/gpu"}
+        assert all(isinstance(value, str) for value in asked.values())
+        assert MEMORY.fullmatch(asked["memory"])
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts.keys() == volumes.keys()
+        assert volumes["shared"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        assert mounts["shared"] == "/shared"
+        for variable in container["env"]:
+            assert variable["value"].startswith(tuple(mounts.values())), "a folder that is mounted, by its whole path"
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    head, *workers = pods
+    assert "nvidia.com/gpu" not in head["containers"][0]["resources"]["limits"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert [pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] for pod in workers] == ["1"]
+
+
+def test_both_kuberay_manifests_describe_the_same_cluster():
+    assert cluster_of("kuberay_job.yaml") == cluster_of("kuberay_cluster.yaml")
+
+
+def test_the_slurm_script_is_bash_and_asks_slurm_for_what_it_uses():
+    path = DEPLOY / "slurm.sh"
+    subprocess.run(["bash", "-n", path], check=True)
+    text = path.read_text()
+    lines = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE)
+    assert len(lines) == text.count("#SBATCH")
+    asked = dict(lines)
+    assert asked["ntasks-per-node"] == "1"  # one Ray on each node
+    assert int(asked["nodes"]) > 1
+    assert {"cpus-per-task", "gpus-per-node", "mem", "exclusive"} <= asked.keys()
+    assert re.fullmatch(r"\d+:\d\d:\d\d", asked["time"])
+    assert re.fullmatch(r"B:INT@\d+", asked["signal"])
+    assert text.index("#SBATCH") < text.index("set -euo pipefail")  # SLURM reads none behind the first command
+    example = re.search(r"sbatch deploy/slurm.sh (.+)$", text, re.MULTILINE)
+    assert example is not None
+    assert parsed(f"fedsweep tune {example[1]} --resume --address 10.0.0.1:6379")["address"] == "10.0.0.1:6379"

@@ -1,0 +1,146 @@
+"""Whole sweeps on a Ray cluster of several nodes: the numbers are those of one machine, and tokens keep others out."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray._private.node import Node
+from ray.cluster_utils import Cluster
+
+import fedsweep as fedsweep_package
+from tests.sweep.clusters import alive, authenticated, ray_cluster
+from tests.sweep.helpers import (
+    GRID,
+    SMALL,
+    assert_mlflow_equals_store,
+    fedsweep,
+    histories,
+    newest,
+    start,
+    table,
+    wait_for_rounds,
+    write_space,
+)
+
+pytestmark = pytest.mark.slow
+LONGER = {**GRID, "fixed": {**SMALL, "federation.rounds": 10}}
+PREPARED = {
+    **GRID,
+    "experiment": "fedra_pacs",
+    "fixed": {**SMALL, "federation.rounds": 4, "data.domains": ["photo", "sketch"]},
+    "seeds": [0],
+}
+
+
+@pytest.fixture(scope="module")
+def on_one_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the small grid ran without a cluster."""
+    folder = tmp_path_factory.mktemp("one_machine")
+    write_space(folder, "tiny", LONGER)
+    fedsweep(folder, "tune", "tiny")
+    return folder
+
+
+def test_a_node_that_goes_changes_no_number_and_the_token_keeps_others_out(
+    on_one_machine: Path, tmp_path: Path
+) -> None:
+    write_space(tmp_path, "tiny", LONGER)
+    with authenticated("token", tmp_path) as token, ray_cluster(3) as cluster:
+        tune = ("tune", "tiny", "--address", cluster.address)
+        other = tmp_path / "other_token"
+        other.write_text("0" * 64)
+        for changed, said in (
+            ({"RAY_AUTH_TOKEN_PATH": str(other)}, "and the token given is not the cluster's; "),
+            ({"RAY_AUTH_MODE": "disabled"}, "and none was given; "),
+            ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, "RAY_AUTH_MODE is token, but there is no token; "),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in changed.items():
+                    patch.setenv(name, value)
+                refused = fedsweep(tmp_path, *tune, code=2)
+            assert said in refused.stderr
+            assert refused.stderr.count("\n") == 1, refused.stderr
+        assert list((tmp_path / "mlruns").rglob("sweep.json")) == []
+
+        process = start(tmp_path, *tune)
+        wait_for_rounds(tmp_path, "tiny", 2, process)
+        cluster.remove_node(busy_node(cluster), allow_graceful=False)
+        out, error = process.communicate(timeout=280)
+        assert process.returncode == 0, out + error
+        assert "The sweep runs on 3 nodes of the Ray cluster" in error
+        assert "Warning" not in error
+        assert alive(cluster) == 3  # the head, and the two that are left: the sweep ended, the cluster did not
+        assert token.read_text() not in out + error
+    assert table(tmp_path, "tiny") == table(on_one_machine, "tiny")
+    assert histories(newest(tmp_path, "tiny")) == histories(newest(on_one_machine, "tiny"))
+    assert_mlflow_equals_store(tmp_path, "tiny")
+
+
+def test_a_node_that_joins_in_the_middle_is_sent_the_data_and_a_wrong_one_is_refused(
+    pacs_folder: Path, tmp_path: Path
+) -> None:
+    """The driver's data lies in its own folder; each node has an empty one of its own."""
+    shutil.copytree(pacs_folder, tmp_path / "data")
+    changed = tmp_path / "changed"
+    shutil.copytree(Path(fedsweep_package.__file__).parent, changed / "fedsweep")
+    seeding = changed / "fedsweep" / "seeding.py"
+    seeding.write_text(seeding.read_text() + "# another version\n")
+    broken = tmp_path / "broken" / "fedsweep"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("import a_package_that_is_missing\n")
+    own = [{"env_vars": {"FEDSWEEP_DATA": str(tmp_path / f"node{number}")}} for number in range(2)]
+    strange = [{"env_vars": {"PYTHONPATH": str(folder)}} for folder in (changed, broken.parent)]
+    write_space(tmp_path, "prepared", PREPARED)
+    tune = ("tune", "prepared", "--address")
+    with authenticated("disabled", tmp_path), ray_cluster(node_arguments=[own[0], *strange]) as cluster:
+        refused = fedsweep(tmp_path, *tune, cluster.address, code=2)
+        assert "2 of 3 nodes cannot run trials: " in refused.stderr
+        assert "has another version of fedsweep (" in refused.stderr
+        assert "cannot run fedsweep (" in refused.stderr
+        assert "a_package_that_is_missing" in refused.stderr
+        assert not (tmp_path / "node0").exists() or list((tmp_path / "node0").iterdir()) == []
+        for node in [node for node in cluster.worker_nodes if node._ray_params.env_vars != own[0]["env_vars"]]:
+            cluster.remove_node(node, allow_graceful=False)
+        process = start(tmp_path, *tune, cluster.address)
+        wait_for_rounds(tmp_path, "prepared", 1, process)
+        assert sent(tmp_path / "node0") == sent(tmp_path / "data") != {}
+        (first,) = cluster.worker_nodes
+        cluster.add_node(num_cpus=1, **own[1])
+        cluster.remove_node(first, allow_graceful=False)
+        out, error = process.communicate(timeout=280)
+        assert process.returncode == 0, out + error
+        assert "can run code there" in error  # authentication is off, and the address is not the loopback
+        assert sent(tmp_path / "node1") == sent(tmp_path / "data")
+    assert_mlflow_equals_store(tmp_path, "prepared")
+
+
+def sent(folder: Path) -> dict[str, bytes]:
+    """What of the data that the space reads lies there."""
+    wanted = [*folder.glob("pacs-64/*"), *folder.glob("backbones/tinyimagenet_vit.*")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in wanted}
+
+
+def test_a_ray_of_our_own_listens_on_the_loopback_alone_and_asks_for_its_token() -> None:
+    """Counted in the kernel's table, for all of Ray's processes; a stranger of the same user is not let in."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sweep.listening"],
+        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    addresses, stranger = done.stdout.splitlines()
+    assert len(addresses.split()) >= 4, "GCS, raylet, object manager and workers listen"
+    assert set(addresses.split()) == {"127.0.0.1"}
+    assert "InvalidAuthToken" in stranger
+
+
+def busy_node(cluster: Cluster) -> Node:
+    """A node on which a trial is running now."""
+    actors = cluster.global_state.actor_table(None, actor_state_name="ALIVE").values()
+    busy = {actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] != "Library"}
+    return next(node for node in cluster.worker_nodes if node.node_id in busy)

@@ -1,0 +1,230 @@
+"""Axes with conditions and designs of arms, against a reference that tries every combination."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsweep.arms import counterparts, identity
+from fedsweep.errors import UserError
+from fedsweep.sweep import space as space_module
+from fedsweep.sweep.space import SearchSpace
+
+NAMES = ["a", "b", "c", "d", "e"]
+BASE = dict.fromkeys(NAMES, 1)
+"""What a run has where an axis is not there; a value of every axis, so that a condition may hold by it."""
+FILE: dict[str, Any] = {"experiment": "fedra_digits", "scheduler": {"name": "none"}}
+
+
+@st.composite
+def axes(draw) -> dict[str, Any]:
+    """Up to five axes in any order; each may ask for values of some that come before it in the alphabet."""
+    found = {}
+    for place, name in enumerate(NAMES[: draw(st.integers(1, 5))]):
+        axis: dict[str, Any] = {"values": draw(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True))}
+        asked = draw(st.lists(st.sampled_from(NAMES[:place]), max_size=2, unique=True)) if place else []
+        if asked:
+            one_of = st.one_of(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=2, unique=True))
+            axis["when"] = {one: draw(one_of) for one in asked}
+        found[name] = axis
+    return dict(draw(st.permutations(list(found.items()))))
+
+
+def space(found: dict[str, Any], kind: str = "grid", **entries: Any) -> SearchSpace:
+    spelt = {
+        name: {kind: axis["values"], **({"when": axis["when"]} if "when" in axis else {})}
+        for name, axis in found.items()
+    }
+    search = {"search": {"name": "grid"}} if kind == "grid" else {"search": {"name": "tpe"}, "seeds": [0]}
+    return SearchSpace.of(FILE | search | {"space": spelt} | entries, "mine")
+
+
+def run(arm: dict[str, Any]) -> dict[str, Any]:
+    return BASE | arm
+
+
+def collapsed(found: dict[str, Any], raw: dict[str, int]) -> dict[str, int]:
+    """A combination of all axes without those that are not there, by the definition."""
+
+    def there(name: str) -> bool:
+        wanted = found[name].get("when", {})
+        return all(value(one) in (asked if isinstance(asked, list) else [asked]) for one, asked in wanted.items())
+
+    def value(name: str) -> int:
+        return raw[name] if name in raw and there(name) else BASE[name]
+
+    return {name: raw[name] for name in found if there(name)}
+
+
+def reference(found: dict[str, Any]) -> list[dict[str, int]]:
+    """Every combination, collapsed, in the order of its first appearance."""
+    raw = itertools.product(*(axis["values"] for axis in found.values()))
+    arms = [collapsed(found, dict(zip(found, values, strict=True))) for values in raw]
+    seen: dict[str, dict[str, int]] = {}
+    for arm in arms:
+        seen.setdefault(identity(arm), arm)
+    return list(seen.values())
+
+
+@given(axes())
+def test_a_grid_with_conditions_is_the_whole_grid_collapsed(found):
+    arms = space(found).arms(run)
+    assert arms == reference(found)
+    assert [list(arm) for arm in arms] == [[name for name in found if name in arm] for arm in arms]
+
+
+@given(axes(), st.randoms())
+def test_what_is_drawn_are_the_names_that_are_there_and_no_others(found, rng):
+    sampled, drawn = space(found, "choice"), {}
+    raw = {name: rng.choice(axis["values"]) for name, axis in found.items()}
+    while (name := sampled.next_name(drawn, run)) is not None:
+        assert name not in drawn
+        drawn[name] = raw[name]
+    assert drawn == collapsed(found, raw)
+
+
+@given(axes())
+def test_all_combinations_of_a_sampled_search_are_those_of_the_grid(found):
+    probes = {identity(one) for one in space(found, "choice").probes(run)}
+    assert probes == {identity(one) for one in reference(found)}
+
+
+def items(arm: dict[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(arm.items())
+
+
+@settings(max_examples=60)
+@given(axes())
+def test_where_combinations_are_too_many_every_pair_that_can_be_is_checked(found):
+    possible = reference(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(space_module, "PROBED", 0)
+        assert space(found, "choice").probes(run) == []
+    order_and_most = space_module.pairs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(space_module, "PROBED", max(0, len(possible) - 1))
+        patch.setattr(space_module, "pairs", lambda *given: order_and_most(*given[:-1], 10_000))
+        chosen = space(found, "choice").probes(run)
+    assert {identity(one) for one in chosen} <= {identity(one) for one in possible}
+    for size in (1, 2):
+        seen, reachable = (
+            {subset for arm in arms for subset in itertools.combinations(items(arm), size)}
+            for arms in (chosen, possible)
+        )
+        assert seen == reachable
+
+
+def test_pairs_of_many_axes_take_few_arms():
+    wide = {f"x{place}": {"values": [1, 2, 3, 4]} for place in range(9)}  # 4 ** 9 combinations
+    chosen = space(wide, "choice").probes(dict)
+    assert 16 <= len(chosen) < 60
+    for one, other in itertools.combinations(wide, 2):
+        assert len({(arm[one], arm[other]) for arm in chosen}) == 16
+
+
+def test_ends_of_ranges_and_what_conditions_ask_of_them_are_checked():
+    file = FILE | {
+        "search": {"name": "tpe"},
+        "seeds": [0],
+        "space": {
+            "a": {"integer": [1, 9]},
+            "b": {"uniform": [0.0, 1.0], "when": {"a": [5, 9, 20]}},
+            "c": {"loguniform": [0.1, 1.0]},
+        },
+    }
+    probes = SearchSpace.of(file, "mine").probes(dict)
+    assert {one["a"] for one in probes} == {1, 9, 5}
+    assert {one["a"] for one in probes if "b" in one} == {9, 5}
+    assert len(probes) == (1 + 2 * 2) * 2
+
+
+@given(axes(), st.randoms())
+def test_one_factor_is_the_baseline_and_each_other_value_by_itself(found, rng):
+    """Where no axis has a condition."""
+    bare = {name: {"values": axis["values"]} for name, axis in found.items()}
+    baseline = {name: rng.choice(axis["values"]) for name, axis in bare.items()}
+    arms = space(bare, design="one_factor", baseline=baseline).arms(run)
+    assert len(arms) == 1 + sum(len(axis["values"]) - 1 for axis in bare.values())
+    assert arms[0] == baseline
+    assert [sum(arm[name] != baseline[name] for name in bare) for arm in arms[1:]] == [1] * (len(arms) - 1)
+    assert len({identity(arm) for arm in arms}) == len(arms)
+    assert {identity(arm) for arm in arms} <= {identity(arm) for arm in space(bare).arms(run)}
+    assert set(counterparts(arms, baseline)) == {identity(arm) for arm in arms}
+
+
+@given(axes(), st.randoms())
+def test_one_factor_with_conditions_has_arms_of_the_grid_that_are_one_choice_away(found, rng):
+    full = space(found).arms(run)
+    whole = [arm for arm in full if len(arm) == len(found)]
+    if not whole:
+        return
+    baseline = rng.choice(whole)
+    arms = space(found, design="one_factor", baseline=baseline).arms(run)
+    expected = [
+        collapsed(found, baseline | {name: value})
+        for name, axis in found.items()
+        for value in axis["values"]
+        if value != baseline[name]
+    ]
+    assert arms == [baseline, *expected]
+    assert {identity(arm) for arm in arms} <= {identity(arm) for arm in full}
+    others = counterparts(arms, baseline)
+    assert all(others[identity(arm)] == baseline for arm in arms)
+
+
+@given(axes(), st.randoms())
+def test_an_arm_is_compared_with_one_that_has_the_baselines_values_and_else_its_own(found, rng):
+    arms = space(found).arms(run)
+    whole = rng.choice(arms)
+    baseline = {name: whole[name] for name in whole if rng.random() < 0.5}
+    others = counterparts(arms, baseline)
+    for arm in arms:
+        fitting = [
+            one for one in arms if items(baseline | one) == items(one) and one.items() <= (arm | baseline).items()
+        ]
+        assert len(fitting) <= 1
+        assert others.get(identity(arm)) == (fitting[0] if fitting else None)
+
+
+def test_arms_in_words_come_before_the_conditions_on_what_they_change():
+    named = {"A": {"method": "ft"}, "B": {}}
+    file = FILE | {
+        "search": {"name": "grid"},
+        "named": named,
+        "space": {"lora.rank": {"grid": [4, 8], "when": {"method": "fedra"}}},
+    }
+    arms = SearchSpace.of(file, "mine").arms(lambda arm: {"method": "fedra", **named.get(arm.get("arm"), {})})
+    assert arms == [{"arm": "A"}, {"lora.rank": 4, "arm": "B"}, {"lora.rank": 8, "arm": "B"}]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "sentence"),
+    [
+        ({"a": {"a": 1}}, "`when` of `space.a` asks for what the axis itself gives."),
+        ({"a": {"a.name": 1}}, "`when` of `space.a` asks for what the axis itself gives."),
+        ({"a": {"b": 1}, "b": {"a.name": 1}}, "conditions of `space` must not go in a circle, but `space.a` "
+         "depends on `space.b`, that on `space.a`."),
+        ({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}}, "conditions of `space` must not go in a circle, but `space.a` "
+         "depends on `space.b`, that on `space.c`, that on `space.a`."),
+    ],
+)  # fmt: skip
+def test_conditions_in_a_circle_are_refused(conditions, sentence):
+    found = {name: {"values": [1, 2], "when": when} for name, when in conditions.items()}
+    with pytest.raises(UserError) as refusal:
+        space(found)
+    assert str(refusal.value) == f"mine: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "sentence"),
+    [
+        ("grid", {}, "`design` one_factor needs a `baseline` around which one value at a time is changed."),
+        ("choice", {}, "`design` one_factor is of a grid, and `search` tpe has none."),
+    ],
+)
+def test_a_design_goes_around_a_baseline(kind, entries, sentence):
+    with pytest.raises(UserError) as refusal:
+        space({"a": {"values": [1, 2]}}, kind, design="one_factor", **entries)
+    assert str(refusal.value) == f"mine: {sentence}"

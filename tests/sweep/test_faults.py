@@ -1,0 +1,143 @@
+"""Faults in the middle of a sweep; afterwards its table is that of the undisturbed one, to the last digit.
+
+The driver killed and Ctrl-C once are in `test_end_to_end.py`, a node removed in `test_cluster.py`.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.sweep.helpers import (
+    GRID,
+    SMALL,
+    assert_mlflow_equals_store,
+    command,
+    environment,
+    fedsweep,
+    histories,
+    kill,
+    newest,
+    played,
+    runs,
+    start,
+    table,
+    wait_for_rounds,
+    write_space,
+)
+
+pytestmark = pytest.mark.slow
+
+ARMS = {
+    **GRID,
+    "fixed": {**SMALL, "local.steps": 6},
+    "space": {"optimizer.lr": {"grid": [0.01, 0.03, 0.06, 0.1, 0.2, 0.3]}},
+    "seeds": [0],
+    "baseline": {"optimizer.lr": 0.3},
+    "scheduler": {"name": "arms", "grace_rounds": 1, "reduction_factor": 3},
+}
+"""Arms of which some fall."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which arms climbed to the end."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_space(folder, "arms", ARMS)
+    fedsweep(folder, "tune", "arms")
+    return folder
+
+
+def assert_the_same(folder: Path, undisturbed: Path) -> None:
+    assert table(folder, "arms") == table(undisturbed, "arms")
+    assert histories(newest(folder, "arms")) == histories(newest(undisturbed, "arms"))
+    assert_mlflow_equals_store(folder, "arms")
+
+
+def workers_of(driver: int) -> list[psutil.Process]:
+    """Processes that play trials, by the name that Ray gives them."""
+    found = psutil.Process(driver).children(recursive=True)
+    return [one for one in found if one.cmdline() and one.cmdline()[0].startswith("ray::ImplicitFunc")]
+
+
+def test_arms_fall_and_what_was_played_ahead_is_not_shown(undisturbed: Path) -> None:
+    ends = {
+        trial.plan.arm["optimizer.lr"]: trial.outcome and (trial.outcome.outcome, trial.outcome.round)
+        for trial in newest(undisturbed, "arms").trials()
+    }
+    assert ends[0.3] == ("finished", 3)  # the baseline never falls
+    assert ("pruned", 1) in ends.values()
+    assert_mlflow_equals_store(undisturbed, "arms")
+    _, children, _ = runs(undisturbed, "arms")
+    fallen = [run for run in children if run.data.tags["fedsweep.outcome"] == "pruned"]
+    assert all("below the last that went on" in run.data.tags["fedsweep.reason"] for run in fallen)
+    assert fallen
+
+
+def test_a_killed_worker_a_killed_driver_and_two_ctrl_c_later_the_arms_are_the_same(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    write_space(tmp_path, "arms", ARMS)
+    process = start(tmp_path, "tune", "arms")
+    wait_for_rounds(tmp_path, "arms", 1, process)
+    victims = workers_of(process.pid)
+    assert victims
+    victims[0].kill()
+    wait_for_rounds(tmp_path, "arms", 4, process)  # its trial goes on in another worker
+    kill(process)
+
+    process = start(tmp_path, "tune", "arms", "--resume")
+    wait_for_rounds(tmp_path, "arms", played(tmp_path, "arms") + 1, process)
+    os.kill(process.pid, signal.SIGINT)
+    try:
+        process.wait(timeout=0.3)
+    except subprocess.TimeoutExpired:
+        os.kill(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=120)
+    assert process.returncode in (130, 0), out + error
+    assert "Traceback" not in out + error
+    fedsweep(tmp_path, "tune", "arms", "--resume")
+    assert_the_same(tmp_path, undisturbed)
+
+
+FULL_DISK = """
+mount -t tmpfs -o size={room}k none {store} || exit 77
+{tune} tune arms > first.txt 2>&1; code=$?
+df -k {store} | tail -1; cat first.txt; echo "code $code"
+mount -o remount,size=200m {store}
+{tune} tune arms --resume > second.txt 2>&1; code=$?
+cat second.txt; echo "then $code"
+cp -r {store} kept
+"""
+
+
+def test_a_full_disk_ends_the_session_and_a_resume_goes_on(undisturbed: Path, tmp_path: Path) -> None:
+    """In a mount namespace of its own, with a file system that has room for less than the sweep."""
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare")
+    write_space(tmp_path, "arms", ARMS)
+    store = tmp_path / "mlruns"
+    store.mkdir()
+    used = sum(path.stat().st_size for path in (undisturbed / "mlruns").rglob("*") if path.is_file())
+    script = FULL_DISK.format(room=int(used * 0.7 / 1024), store=store, tune=" ".join(command()))
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("a file system cannot be mounted here")
+    assert "code 1" in done.stdout, done.stdout + done.stderr
+    assert "the disk is full" in done.stdout
+    assert "then 0" in done.stdout, done.stdout + done.stderr
+    shutil.rmtree(store, ignore_errors=True)
+    shutil.move(tmp_path / "kept", store)
+    assert table(tmp_path, "arms") == table(undisturbed, "arms")
+    assert histories(newest(tmp_path, "arms")) == histories(newest(undisturbed, "arms"))

@@ -1,0 +1,236 @@
+"""A population from its folder: the same comes out for any number of workers, any arrival and after any kill."""
+
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.arms import Arm, identity
+from fedsweep.history import RoundRecord
+from fedsweep.store import Outcome, Start, TrialPlan
+from fedsweep.sweep.axis import Axis
+from fedsweep.sweep.generations import Generations, numbers
+from fedsweep.sweep.packing import Packing
+from fedsweep.sweep.populating import PopulationSearch
+from fedsweep.sweep.schedulers import PopulationScheduler
+from fedsweep.sweep.searches import RandomSearch
+from fedsweep.sweep.space import Objective
+
+ROUNDS, INTERVAL = 9, 2
+AXES = {"optimizer.lr": Axis(uniform=(0.0, 1.0)), "optimizer.momentum": Axis(uniform=(0.0, 1.0))}
+
+
+@dataclass
+class Trial:
+    """What a trial's folder holds; a round's value depends on the one before and on the trial's hyperparameters."""
+
+    plan: TrialPlan | None = None
+    values: list[float] = field(default_factory=list)
+    ended: Outcome | None = None
+
+    @property
+    def planned(self) -> bool:
+        return self.plan is not None
+
+    def recorded(self) -> list[RoundRecord]:
+        return [RoundRecord(round, {"accuracy/mean": value}, 0.0) for round, value in enumerate(self.values)]
+
+    def outcome(self) -> Outcome | None:
+        return self.ended
+
+    def step(self, breaks: float) -> bool:
+        """Play a round; false where it diverges."""
+        assert self.plan is not None
+        lr, momentum = numbers(self.plan.arm).values()
+        if len(self.values) > 1 and lr > breaks:
+            return False
+        self.values.append(0.7 * (self.values or [0.0])[-1] + lr * (1 - lr) + 0.1 * momentum * len(self.values))
+        return True
+
+
+@dataclass
+class Folder:
+    trials: dict[str, Trial] = field(default_factory=dict)
+
+    def trial(self, key: str) -> Trial:
+        return self.trials.setdefault(key, Trial())
+
+
+def plan_of(size: int, seed: int, **changes: Any) -> Any:
+    """A plan whose trials have their content as their key."""
+
+    def trial(number: int, arm: Arm, seed: int, start: Start | None = None) -> TrialPlan:
+        key = identity([number, arm, start.model_dump() if start else None])
+        return TrialPlan(key=key, number=number, arm=arm, seed=seed, config={}, start=start)
+
+    space = SimpleNamespace(
+        scheduler=PopulationScheduler(**{"interval": INTERVAL, "quantile": 0.5, **changes}),
+        search=RandomSearch(samples=size, seed=seed),
+        objective=Objective(),
+        space=AXES,
+        seeds=(0,),
+    )
+    base = SimpleNamespace(federation=SimpleNamespace(rounds=ROUNDS))
+    return SimpleNamespace(space=space, base=base, trial=trial)
+
+
+def announce(folder: Folder, plan: TrialPlan) -> None:
+    """As `Recording.announce`."""
+    trial = folder.trial(plan.key)
+    if plan.start is not None and not trial.planned:
+        parent = folder.trial(plan.start.key)
+        assert len(parent.values) == plan.start.round + 1, "a parent went on before it was copied"
+        trial.values = list(parent.values)
+    trial.plan = plan
+
+
+def play(
+    population: Generations, folder: Folder, workers: int, chance: random.Random, breaks: float, steps: int
+) -> int:
+    """Workers of random speed take what the searcher hands out, and play so many rounds in all."""
+    search = PopulationSearch(population, lambda plan: announce(folder, plan), Packing(0, 1, folder))  # type: ignore[arg-type]
+    out: dict[str, tuple[str, int]] = {}
+    for played in range(steps):
+        while len(out) < workers and isinstance(told := search.suggest(name := f"{played}-{len(out)}"), dict):
+            out[name] = str(told["trial"]), int(str(told["until"]))
+        if not out:
+            assert told == PopulationSearch.FINISHED
+            return played
+        name = chance.choice(sorted(out))
+        key, until = out[name]
+        trial = folder.trial(key)
+        broke = not trial.step(breaks)
+        if broke or len(trial.values) > until:
+            del out[name]
+            search.on_trial_complete(name)
+        if broke:  # told a moment later, and on disk after that
+            error = Outcome(outcome="diverged", round=len(trial.values) - 1, error="it diverged")
+            population.met(key, error)
+            trial.ended = error
+    return steps
+
+
+def result(population: Generations, folder: Folder) -> dict[int, Any]:
+    """Everything of a sweep: by number the arm, the start, the history and the end."""
+    assert population.wanted() == []
+    assert set(folder.trials) == set(population.plans)
+    return {
+        plan.number: (plan.arm, plan.start, folder.trial(key).values, population.outcome(key))
+        for key, plan in population.plans.items()
+    }
+
+
+WAYS = ("finished", "pruned", "diverged", "failed")
+SIZES, SEEDS, BREAKS = st.integers(1, 6), st.integers(0, 50), st.sampled_from([0.0, 0.5, 0.9, 1.0])
+
+
+def straight(size: int, seed: int, breaks: float) -> dict[int, Any]:
+    folder = Folder()
+    population = Generations(plan_of(size, seed), folder)  # type: ignore[arg-type]
+    assert play(population, folder, 1, random.Random(0), breaks, 10_000) < 10_000
+    return result(population, folder)
+
+
+@given(size=SIZES, seed=SEEDS, breaks=BREAKS, workers=st.integers(2, 7), order=st.integers(0, 1000))
+def test_what_comes_out_does_not_depend_on_workers_or_arrival(
+    size: int, seed: int, breaks: float, workers: int, order: int
+) -> None:
+    folder = Folder()
+    population = Generations(plan_of(size, seed), folder)  # type: ignore[arg-type]
+    play(population, folder, workers, random.Random(order), breaks, 10_000)
+    assert result(population, folder) == straight(size, seed, breaks)
+
+
+@given(size=SIZES, seed=SEEDS, breaks=BREAKS, kills=st.lists(st.integers(0, 20), max_size=6), order=st.integers(0, 99))
+def test_a_new_process_comes_to_the_same(size: int, seed: int, breaks: float, kills: list[int], order: int) -> None:
+    """Killed after so many rounds, again and again: what is known is what lies on disk."""
+    folder, chance = Folder(), random.Random(order)
+    for steps in [*kills, 10_000]:
+        population = Generations(plan_of(size, seed), folder)  # type: ignore[arg-type]
+        play(population, folder, 3, chance, breaks, steps)
+        for trial in folder.trials.values():  # killed between the copy of a start and the plan
+            if trial.plan is not None and trial.plan.start and len(trial.values) == trial.plan.start.round + 1:
+                standing = len(folder.trial(trial.plan.start.key).values)
+                trial.plan = None if standing == len(trial.values) and chance.random() < 0.5 else trial.plan
+    assert result(Generations(plan_of(size, seed), folder), folder) == straight(size, seed, breaks)  # type: ignore[arg-type]
+
+
+@given(size=SIZES, seed=SEEDS, breaks=BREAKS)
+def test_every_member_ends_once_and_goes_on_from_its_parents_history(size: int, seed: int, breaks: float) -> None:
+    folder = Folder()
+    population = Generations(plan_of(size, seed), folder)  # type: ignore[arg-type]
+    play(population, folder, 2, random.Random(seed), breaks, 10_000)
+    ends = {plan.number: population.outcome(key) for key, plan in population.plans.items()}
+    assert None not in ends.values()
+    ways = {name: [number for number, end in ends.items() if end and end.outcome == name] for name in WAYS}
+    assert len({number % size for number in ways["finished"]}) == len(ways["finished"])
+    assert len(ways["finished"]) == size or ways["diverged"]
+    for number in ways["pruned"]:
+        end = ends[number]
+        assert end is not None
+        assert end.round in range(INTERVAL, ROUNDS, INTERVAL)
+        successor = end.round // INTERVAL * size + number % size
+        assert successor in ends
+        assert (end.reason or "").startswith(
+            f"replaced after round {end.round} by trial {successor}, which goes on from"
+        )
+    for key, plan in population.plans.items():
+        assert (plan.start is None) == (plan.number < size)
+        if plan.start is not None:
+            shared = plan.start.round + 1
+            assert folder.trial(key).values[:shared] == folder.trial(plan.start.key).values[:shared]
+    assert len({identity(plan.arm) for plan in population.plans.values()}) == len(population.plans)
+
+
+def test_one_member_and_generations_as_long_as_the_run_are_a_plain_search() -> None:
+    assert [start for _, start, *_ in straight(1, 0, 1.0).values()] == [None]
+    folder = Folder()
+    population = Generations(plan_of(6, 0, interval=ROUNDS), folder)  # type: ignore[arg-type]
+    play(population, folder, 2, random.Random(0), 1.0, 10_000)
+    alone = {}
+    for number, plan in enumerate(population.plans.values()):
+        trial = Trial(plan)
+        while len(trial.values) <= ROUNDS:
+            trial.step(1.0)
+        alone[number] = (plan.arm, None, trial.values, Outcome(outcome="finished", round=ROUNDS))
+    assert result(population, folder) == alone
+    assert len(alone) == 6
+
+
+def test_where_all_break_the_sweep_is_over() -> None:
+    found = straight(4, 0, 0.0)
+    assert [outcome.outcome for *_, outcome in found.values()] == ["diverged"] * 4
+
+
+def test_a_worker_lost_after_its_last_round_is_no_failure() -> None:
+    folder = Folder()
+    population = Generations(plan_of(2, 0), folder)  # type: ignore[arg-type]
+    (first, until), _ = population.wanted()
+    announce(folder, population.plans[first])
+    while len(folder.trial(first).values) <= until:
+        folder.trial(first).step(1.0)
+    population.met(first, Outcome(outcome="failed", round=until, error="lost"))
+    assert population.outcome(first) is None
+
+
+def test_points_to_try_first_are_members_and_names_that_one_leaves_out_are_drawn() -> None:
+    plan = plan_of(3, 0)
+    drawn = [one.arm for one in Generations(plan, Folder()).plans.values()]  # type: ignore[arg-type]
+    plan.space.search = RandomSearch(samples=3, seed=0, first=({"optimizer.lr": 0.25},))
+    found = [one.arm for one in Generations(plan, Folder()).plans.values()]  # type: ignore[arg-type]
+    assert found == [{**drawn[0], "optimizer.lr": 0.25}, *drawn[1:]]
+
+
+def test_what_is_better_when_small_is_copied_where_it_is_smallest() -> None:
+    found = {}
+    for mode in ("max", "min"):
+        plan, folder = plan_of(2, 3, interval=8), Folder()
+        plan.space.objective = Objective(mode=mode)
+        population = Generations(plan, folder)
+        play(population, folder, 1, random.Random(0), 1.0, 10_000)
+        (child,) = [one for one in population.plans.values() if one.start]
+        found[mode] = population.plans[child.start.key].number if child.start else None
+    assert sorted(found.values(), key=str) == [0, 1]

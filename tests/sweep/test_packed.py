@@ -1,0 +1,114 @@
+"""Sweeps whose trials share logical GPUs, through the command line, Ray and MLflow."""
+
+from pathlib import Path
+
+import pytest
+
+from fedsweep.sweep.gpus import COUNT, SIZE
+from fedsweep.sweep.packing import Attempt, Attempts, needed
+from tests.sweep.helpers import (
+    GRID,
+    assert_mlflow_equals_store,
+    fedsweep,
+    histories,
+    newest,
+    runs,
+    table,
+    write_space,
+)
+
+pytestmark = pytest.mark.slow
+
+CPUS = 0.5
+SIZE_OF_ALL = 100.0
+
+
+def attempts(folder: Path) -> dict[tuple[int, int], list[Attempt]]:
+    """By rank and seed what each trial was given, and took."""
+    sweep = newest(folder, "tiny")
+    return {
+        (trial.plan.arm["lora.rank"], trial.plan.seed): [*Attempts.read(sweep.trial(trial.plan.key)).attempts]  # type: ignore[misc]
+        for trial in sweep.trials()
+    }
+
+
+def tags(folder: Path) -> dict[str, tuple[str | None, str | None]]:
+    _, children, _ = runs(folder, "tiny")
+    found = {run.info.run_name: run.data.tags for run in children}
+    return {name: (of.get("fedsweep.gpus"), of.get("fedsweep.out_of_memory")) for name, of in found.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain")
+    write_space(folder, "tiny", GRID)
+    fedsweep(folder, "tune", "tiny")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One large logical GPU, shared by what the cores allow."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_space(folder, "tiny", {**GRID, "resources": {"cpus_per_trial": CPUS, "gpus_per_trial": "auto"}})
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv(COUNT, "1")
+        monkeypatch.setenv(SIZE, str(SIZE_OF_ALL))
+        done = fedsweep(folder, "tune", "tiny")
+    assert "lora.rank=4: " in done.stderr
+    assert "side by side" in done.stderr
+    return folder
+
+
+def test_auto_ends_with_the_same_table_and_every_fraction_is_recorded(plain: Path, packed: Path) -> None:
+    assert table(packed, "tiny") == table(plain, "tiny")
+    assert histories(newest(packed, "tiny")) == histories(newest(plain, "tiny"))
+    assert_mlflow_equals_store(packed, "tiny")
+    fractions = {}
+    for (rank, seed), tried in attempts(packed).items():
+        probe = [(1.0, 1)] if seed == 0 else []
+        assert [(one.gpus, one.round) for one in tried[:-1]] == probe
+        assert all(one.total == SIZE_OF_ALL * 1e9 and one.peak and not one.out_of_memory for one in tried)
+        fractions[rank, seed] = tried[-1].gpus
+    most = round(1 / min(fractions.values()))
+    assert most > 1  # they were played side by side
+    for rank in (1, 4):
+        probe = attempts(packed)[rank, 0][:1]
+        assert fractions[rank, 0] == needed(probe, most)
+    assert tags(packed) == {f"rank {rank} · seed {seed}": (f"{one:g}", None) for (rank, seed), one in fractions.items()}
+
+
+def test_too_small_a_fraction_is_doubled_and_the_table_stays(
+    plain: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = max(one.peak or 0 for tried in attempts(packed).values() for one in tried)
+    monkeypatch.setenv(COUNT, "1")
+    monkeypatch.setenv(SIZE, str(3 * taken / 1e9))
+    write_space(tmp_path, "tiny", {**GRID, "resources": {"cpus_per_trial": CPUS, "gpus_per_trial": 0.25}})
+    fedsweep(tmp_path, "tune", "tiny")
+    assert table(tmp_path, "tiny") == table(plain, "tiny")
+    assert histories(newest(tmp_path, "tiny")) == histories(newest(plain, "tiny"))
+    tried = attempts(tmp_path)
+    assert any(one.out_of_memory for of in tried.values() for one in of)
+    assert {of[-1].gpus for of in tried.values()} == {0.5}
+    expected = {}
+    for (rank, seed), of in tried.items():
+        ran_out = [one.gpus for one in of if one.out_of_memory]
+        assert set(ran_out) <= {0.25}
+        expected[f"rank {rank} · seed {seed}"] = ("0.5", str(len(ran_out)) if ran_out else None)
+    assert tags(tmp_path) == expected
+
+
+def test_too_small_a_gpu_fails_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COUNT, "1")
+    monkeypatch.setenv(SIZE, "0.1")
+    write_space(tmp_path, "tiny", {**GRID, "seeds": [0], "resources": {"cpus_per_trial": CPUS, "gpus_per_trial": 0.5}})
+    fedsweep(tmp_path, "tune", "tiny", code=1)
+    for trial in newest(tmp_path, "tiny").trials():
+        assert trial.outcome is not None
+        assert trial.outcome.outcome == "failed"
+        assert trial.outcome.error is not None
+        assert "OutOfMemoryError: the worker took" in trial.outcome.error
+        assert trial.outcome.error.strip().endswith("1 of a logical GPU of 0.10 GB")
+    assert [one.gpus for of in attempts(tmp_path).values() for one in of][-1] == 1.0
+    assert all(of[-1].out_of_memory for of in attempts(tmp_path).values())

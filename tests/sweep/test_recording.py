@@ -1,0 +1,44 @@
+"""What the driver puts down when Ray tells it of a lost worker. No Ray is started."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from fedsweep.checkpoint import Checkpoint, save
+from fedsweep.federation import ServerState
+from fedsweep.history import RoundRecord
+from fedsweep.store import SweepStore, TrialPlan
+from fedsweep.sweep.recording import LOST_WORKERS, Recording
+
+ROUNDS = 3
+PLAN = TrialPlan(key="k", number=0, arm={"lora.rank": 4}, seed=0, config={})
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Recording:
+    sweep = SweepStore(tmp_path)
+    sweep.trial("k").plan(PLAN)
+    return Recording(sweep, MagicMock(), MagicMock(), ROUNDS, MagicMock())
+
+
+def lose(recording: Recording) -> Any:
+    trial: Any = SimpleNamespace(config={"trial": "k"}, error_file=None, trial_id="t")
+    recording.on_trial_error(0, [], trial)
+    return recording.sweep.trial("k").outcome()
+
+
+def test_a_trial_may_lose_its_worker_a_few_times_and_then_has_failed(recording: Recording) -> None:
+    for _ in range(LOST_WORKERS):
+        assert lose(recording) is None
+    said = [call.args[0] for call in recording.display.console.print.call_args_list]  # type: ignore[attr-defined]
+    assert said == ["lora.rank=4: its worker was lost; it goes on after round 0."] * LOST_WORKERS
+    assert lose(recording).outcome == "failed"
+
+
+def test_a_worker_that_is_lost_after_the_last_round_had_finished(recording: Recording) -> None:
+    history = tuple(RoundRecord(round, {}, 1.0) for round in range(ROUNDS + 1))
+    save(recording.sweep.trial("k").checkpoint, Checkpoint(ROUNDS, ServerState({}, (0,)), history))
+    assert lose(recording).outcome == "finished"

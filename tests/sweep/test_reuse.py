@@ -1,0 +1,86 @@
+"""Which trials a sweep takes from earlier ones of its store. No Ray is started."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.checkpoint import Checkpoint, save
+from fedsweep.federation import ServerState
+from fedsweep.history import RoundRecord
+from fedsweep.marks import TAKEN_FROM
+from fedsweep.store import Outcome, OutcomeName, Store, SweepStore, TrialPlan
+from fedsweep.sweep.reuse import Reuse
+from tests.tracking.helpers import MANIFEST
+
+PLAN = TrialPlan(key="k", number=0, arm={"lora.rank": 4}, seed=0, config={})
+ALIKE = {"processor": "x86_64, 1 thread", "digests": {"packages": "p"}}
+
+
+def sweep(root: Path, sweep_id: str, **changes: Any) -> SweepStore:
+    made = Store(root).sweep(MANIFEST.name, sweep_id)
+    made.create(MANIFEST.model_copy(update={"id": sweep_id, **ALIKE, **changes}), {})
+    return made
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> SweepStore:
+    """A sweep whose one trial has three rounds and an outcome."""
+    made = sweep(tmp_path, "earlier")
+    end(made, "finished")
+    return made
+
+
+def end(made: SweepStore, outcome: OutcomeName) -> None:
+    made.trial("k").plan(PLAN)
+    history = tuple(RoundRecord(round, {"accuracy/mean": round / 7}, 1.0) for round in range(3))
+    save(made.trial("k").checkpoint, Checkpoint(2, ServerState({}, (0,)), history))
+    made.trial("k").end(Outcome(outcome=outcome, round=2))
+
+
+@pytest.mark.parametrize("outcome", ["finished", "diverged"])
+def test_a_trial_that_has_ended_is_taken_with_its_end_and_says_where_from(
+    earlier: SweepStore, tmp_path: Path, outcome: OutcomeName
+) -> None:
+    end(earlier, outcome)
+    mine = sweep(tmp_path, "mine")
+    taken = Reuse(Store(tmp_path), mine).give(PLAN)
+    assert taken.marks[TAKEN_FROM] == "earlier"
+    assert mine.trial("k").read().plan == taken
+    assert mine.trial("k").outcome() == earlier.trial("k").outcome()
+    assert mine.trial("k").checkpoint.read_bytes() == earlier.trial("k").checkpoint.read_bytes()
+
+
+def test_how_a_trial_ends_among_arms_that_are_judged_together_is_not_taken(earlier: SweepStore, tmp_path: Path) -> None:
+    mine = sweep(tmp_path, "mine")
+    Reuse(Store(tmp_path), mine).give(PLAN, judged=True)
+    assert mine.trial("k").outcome() is None
+    assert mine.trial("k").history() == earlier.trial("k").history()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fresh": True},
+        {"scheduler": "pbt"},  # members go on from one another at rounds that a whole trial is beyond
+        {"processor": "x86_64, 2 threads"},
+        {"processor": ""},
+        {"digests": {"packages": "other"}},
+    ],
+)
+def test_nothing_is_taken_where_numbers_could_differ_or_nobody_wants_it(
+    earlier: SweepStore, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    assert earlier.ended() == ["k"]
+    mine = sweep(tmp_path, "mine", **changes)
+    assert Reuse(Store(tmp_path), mine).give(PLAN) == PLAN
+    assert not mine.trial("k").planned
+
+
+def test_failures_are_tried_anew_and_what_is_planned_is_left_alone(earlier: SweepStore, tmp_path: Path) -> None:
+    mine = sweep(tmp_path, "mine")
+    mine.trial("k").plan(PLAN)
+    assert Reuse(Store(tmp_path), mine).give(PLAN) == PLAN
+    assert mine.trial("k").history() == []
+    end(earlier, "failed")
+    assert Reuse(Store(tmp_path), sweep(tmp_path, "third")).give(PLAN) == PLAN

@@ -1,0 +1,144 @@
+"""A search that knows an earlier sweep: what it takes, what it leaves out, and that it needs the other no more."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsweep.checkpoint import Checkpoint, save
+from fedsweep.errors import UserError
+from fedsweep.history import RoundRecord
+from fedsweep.store import Outcome, Store, SweepStore
+from fedsweep.sweep import warm_start
+from fedsweep.sweep.opening import open_sweep
+from fedsweep.sweep.packing import Packing
+from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.search import SampledSearch
+from fedsweep.types import ServerState
+from tests.sweep.helpers import ROUNDS, SAMPLED, write_space
+
+METRIC = "accuracy/mean"
+SEARCH = {"name": "tpe", "samples": 6, "startup": 4, "seed": 0}
+INSIDE: list[dict[str, Any]] = [{"optimizer.lr": 0.01 * (place + 1), "lora.position": "l0"} for place in range(4)]
+OUTSIDE: list[dict[str, Any]] = [
+    {"optimizer.lr": 0.9, "lora.position": "l0"},
+    {"optimizer.lr": 0.1, "lora.position": "l1"},
+    {"optimizer.lr": 0.1},
+]
+
+
+def read(folder: Path, name: str = "new", **changes: Any) -> Plan:
+    write_space(folder, name, {**SAMPLED, "search": SEARCH, **changes})
+    return Plan.read(name, {}, {})
+
+
+@pytest.fixture
+def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepStore:
+    """A sweep of `old` with four trials inside of the axes, three outside, one pruned and one not ended."""
+    monkeypatch.chdir(tmp_path)
+    wide = {"optimizer.lr": {"loguniform": [0.001, 1.0]}, "lora.position": {"choice": ["l0", "l1", "both"]}}
+    plan = read(tmp_path, "old", space=wide)
+    sweep = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None)
+    arms = [*INSIDE, *OUTSIDE, INSIDE[0], INSIDE[0]]
+    for number, arm in enumerate(arms):
+        trial = plan.trial(number, arm, 0)
+        store = sweep.trial(trial.key)
+        store.plan(trial)
+        sent = {"bytes/up": 1e6 * number, "bytes/down": 0.0}
+        history = tuple(RoundRecord(one, {METRIC: number / 10, **sent}, 1.0) for one in range(ROUNDS + 1))
+        save(store.checkpoint, Checkpoint(ROUNDS, ServerState({}, (0,)), history))
+        if number < 8:
+            store.end(Outcome(outcome="finished" if number < 7 else "pruned", round=ROUNDS))
+    return sweep
+
+
+def opened(folder: Path, **changes: Any) -> tuple[Plan, SweepStore]:
+    plan = read(folder, search={**SEARCH, "warm_start": "old"}, **changes)
+    return plan, open_sweep(plan, Store(folder / "mlruns"), resume=False, sweep_id=None)
+
+
+def test_finished_trials_within_the_axes_are_taken_and_the_others_counted(tmp_path: Path, earlier: SweepStore) -> None:
+    _, sweep = opened(tmp_path)
+    assert warm_start.known(sweep) == [(arm, (place / 10,)) for place, arm in enumerate(INSIDE)]
+    taken = warm_start.read(sweep)
+    assert taken is not None
+    assert taken.note(ROUNDS) == (
+        f"Warm start: 4 trials of old@{earlier.folder.name}; 2 left out that did not finish; "
+        "3 left out that do not lie in the axes of this space."
+    )
+    assert f"{earlier.folder.name}, of {ROUNDS} rounds where this sweep has 30;" in taken.note(30)
+    assert json.loads((sweep.folder / "warm_start.json").read_text())["known"][3]["arm"] == INSIDE[3]
+
+
+def test_a_sweep_s_id_is_taken_as_well_and_the_second_objective_from_the_rounds(
+    tmp_path: Path, earlier: SweepStore
+) -> None:
+    two = {"objective": {"metric": METRIC, "against": {"metric": "megabytes/sent"}}, "scheduler": {"name": "none"}}
+    plan = read(tmp_path, search={**SEARCH, "warm_start": f"old@{earlier.folder.name}"}, **two)
+    taken = warm_start.collect(plan, Store(tmp_path / "mlruns"))
+    assert taken is not None
+    assert [one.values for one in taken.known] == [(place / 10, place * (ROUNDS + 1.0)) for place in range(4)]
+
+
+def test_what_was_taken_steers_the_search_and_a_resume_needs_the_other_sweep_no_more(
+    tmp_path: Path, earlier: SweepStore
+) -> None:
+    def proposed(plan: Plan, sweep: SweepStore) -> Any:
+        return SampledSearch(plan, sweep, lambda trial: None, Packing(0, 1, sweep)).suggest("t")
+
+    plan, sweep = opened(tmp_path)
+    first = proposed(plan, sweep)
+    shutil.rmtree(earlier.folder)
+    assert proposed(plan, sweep) == first
+    assert open_sweep(plan, Store(tmp_path / "mlruns"), resume=True, sweep_id=None).folder == sweep.folder
+    (sweep.folder / "warm_start.json").unlink()
+    assert proposed(plan, sweep) != first  # random, as of a cold start
+
+
+@pytest.mark.parametrize(
+    ("named", "changes", "sentence"),
+    [
+        ("odl", {}, "there is no sweep of odl in {root}; did you mean `old`?"),
+        ("old@2026", {}, "there is no sweep `2026` of old in {root}."),
+        (
+            "old",
+            {"objective": {"metric": "loss/test", "mode": "min"}},
+            "`search.warm_start` old@{id} has the objective accuracy/mean (max), "
+            "but search space new has loss/test (min).",
+        ),
+        (
+            "old",
+            {"space": {"lora.rank": {"choice": [1, 4]}}},
+            "`search.warm_start` old@{id} has nothing for search space new: "
+            "none of its 7 finished trials lies in the axes lora.rank.",
+        ),
+    ],
+)
+def test_an_earlier_sweep_that_cannot_be_used_is_refused_before_a_new_one_is_made(
+    tmp_path: Path, earlier: SweepStore, named: str, changes: dict[str, Any], sentence: str
+) -> None:
+    plan = read(tmp_path, search={**SEARCH, "warm_start": named}, **changes)
+    store = Store(tmp_path / "mlruns")
+    with pytest.raises(UserError) as refusal:
+        open_sweep(plan, store, resume=False, sweep_id=None)
+    assert str(refusal.value) == sentence.format(root=store.root, id=earlier.folder.name)
+    assert len(store.sweeps()) == 1
+
+
+def test_a_sweep_without_a_finished_trial_has_nothing(tmp_path: Path, earlier: SweepStore) -> None:
+    for trial in earlier.trials():
+        earlier.trial(trial.plan.key).reopen()
+    with pytest.raises(UserError, match=r"none of its 9 trials has finished\."):
+        opened(tmp_path)
+
+
+def test_only_a_search_that_learns_is_started_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_space(tmp_path, "new", {**SAMPLED, "search": {"name": "random"}})
+    with pytest.raises(UserError) as refusal:
+        Plan.read("new", {}, {"search.warm_start": "old"})
+    assert str(refusal.value) == (
+        "--warm-start is for `search` tpe, which learns from results, but search space new has random."
+    )

@@ -1,0 +1,34 @@
+"""Which points are efficient, against the definition of dominance."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsweep.front import efficient
+from fedsweep.history import RoundRecord, over_the_run
+
+FEW = st.sampled_from([0.0, -0.0, 0.5, 1.0, 1.5, 2.0])  # so that values are often equal
+ANY = st.floats(allow_nan=False, allow_infinity=False)
+MODES = st.sampled_from(["max", "min"])
+
+
+def dominates(one: tuple[float, float], other: tuple[float, float], modes: tuple[str, str]) -> bool:
+    """As good in all and better in one, by the definition."""
+    pairs = [(a, b) if mode == "max" else (b, a) for a, b, mode in zip(one, other, modes, strict=True)]
+    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+
+
+@given(st.lists(st.tuples(FEW, FEW) | st.tuples(ANY, ANY), max_size=12), st.tuples(MODES, MODES))
+def test_efficient_is_what_no_other_dominates(points, modes):
+    expected = [not any(dominates(other, one, modes) for other in points) for one in points]
+    assert efficient(points, modes) == expected
+
+
+def test_what_accumulates_is_summed_over_the_rounds_and_anything_else_is_of_the_last():
+    history = [
+        RoundRecord(0, {"accuracy/mean": 0.1}, 0.5),
+        RoundRecord(1, {"accuracy/mean": 0.2, "bytes/up": 2e6, "bytes/down": 3e6}, 1.0),
+        RoundRecord(2, {"accuracy/mean": 0.3, "bytes/up": 1e6, "bytes/down": 4e6}, 2.0),
+    ]
+    names = ["accuracy/mean", "bytes/up", "bytes/down", "megabytes/sent", "seconds/round", "loss/train"]
+    assert [over_the_run(history, name) for name in names] == [0.3, 3e6, 7e6, 10.0, 3.5, None]
+    assert over_the_run([], "bytes/up") is None

@@ -1,0 +1,328 @@
+"""A folder and its objects: what is sent is what another machine fetches, however a process ends in between."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem, _MockFileSystem
+
+from fedsweep import object_store
+from fedsweep.checkpoint import Checkpoint, load_history, save, without_tensors, write_atomically
+from fedsweep.history import RoundRecord
+from fedsweep.mirror import STATE, Mirror
+from fedsweep.object_store import UnreachableError, persistently, put, read
+from fedsweep.remote import Remote
+from fedsweep.store import Outcome, SweepStore, TrialPlan
+from fedsweep.types import ServerState
+
+NAMES = ["sweep.json", "trials/a/trial.json", "trials/a/outcome.json", "trials/b/checkpoint.safetensors", "x/y/z.txt"]
+HIDDEN = [".lock", "trials/a/.torn", "ray/state.json", ".hidden/x"]
+
+
+class Failing:
+    """A file system whose writes and removals fail after so many."""
+
+    def __init__(self, real: FileSystem, left: int) -> None:
+        self.real, self.left = real, left
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("open_output_stream", "delete_file"):
+            self.left -= 1
+            if self.left < 0:
+                raise OSError("the network is gone")
+        return getattr(self.real, name)
+
+
+@pytest.fixture(params=["folder", "memory"])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> FileSystem:
+    if request.param == "memory":
+        return _MockFileSystem()
+    (tmp_path / "elsewhere").mkdir()
+    return SubTreeFileSystem(str(tmp_path / "elsewhere"), LocalFileSystem())
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "PAUSES", (0.0, 0.0))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What is kept alike of a folder."""
+    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: content for name, content in found.items() if name not in (*HIDDEN, STATE)}
+
+
+def fresh(filesystem: FileSystem, folder: Path, base: str = "b/runs") -> dict[str, bytes]:
+    Mirror(filesystem, base, folder).pull()
+    return files(folder)
+
+
+Action = st.tuples(st.sampled_from(["write", "remove", "push", "pull"]), st.sampled_from(NAMES))
+
+
+@given(st.lists(Action, max_size=25))
+def test_a_fresh_mirror_has_what_was_pushed(tmp_path_factory: pytest.TempPathFactory, actions: list[Any]) -> None:
+    tmp_path = tmp_path_factory.mktemp("mirror")
+    elsewhere, here = _MockFileSystem(), tmp_path / "here"
+    mirror = Mirror(elsewhere, "b/runs", here)
+    for number, (action, name) in enumerate(actions):
+        if action == "write":
+            write_atomically(here / name, b"x" * number)
+        elif action == "remove":
+            (here / name).unlink(missing_ok=True)
+        elif action == "push":
+            mirror.push()
+            assert fresh(elsewhere, tmp_path / f"at-{number}") == files(here)
+        else:
+            before = files(here)
+            mirror.pull()
+            assert files(here) == before, "nobody else writes, and what is not sent yet stays"
+    mirror.push()
+    assert fresh(elsewhere, tmp_path / "at-the-end") == files(here)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from(NAMES)), max_size=25))
+def test_mirrors_that_take_turns_come_to_the_same(tmp_path_factory: pytest.TempPathFactory, actions: list[Any]) -> None:
+    """Each pulls before it writes, as the holder of a sweep does, and remembers what it knew in an earlier process."""
+    tmp_path, elsewhere = tmp_path_factory.mktemp("mirror"), _MockFileSystem()
+    expected: dict[str, bytes] = {}
+    for number, (who, removes, name) in enumerate(actions):
+        mirror = Mirror(elsewhere, "b/runs", tmp_path / str(who))
+        mirror.pull(discard=True)
+        assert files(mirror.folder) == expected
+        if removes:
+            (mirror.folder / name).unlink(missing_ok=True)
+            expected.pop(name, None)
+        else:
+            write_atomically(mirror.folder / name, b"x" * number)
+            expected[name] = b"x" * number
+        mirror.push()
+        mirror.save()
+    assert fresh(elsewhere, tmp_path / "fresh") == expected
+
+
+def test_a_prefix_is_pulled_and_pushed_alone(elsewhere: FileSystem, tmp_path: Path) -> None:
+    here = Mirror(elsewhere, "b/runs", tmp_path / "here")
+    for name in NAMES:
+        write_atomically(here.folder / name, name.encode())
+    here.push("trials/a")
+    assert here.names() == ["trials/a/outcome.json", "trials/a/trial.json"]
+    here.push("sweep.json")
+    assert here.names() == ["sweep.json", "trials/a/outcome.json", "trials/a/trial.json"]
+    there = Mirror(elsewhere, "b/runs", tmp_path / "there")
+    there.pull("trials/a")
+    assert files(there.folder).keys() == {"trials/a/outcome.json", "trials/a/trial.json"}
+    there.pull("trials/ab")
+    there.pull("nowhere")
+
+
+def test_hidden_and_scratch_are_neither_sent_nor_fetched(elsewhere: FileSystem, tmp_path: Path) -> None:
+    here = Mirror(elsewhere, "b/runs", tmp_path / "here")
+    for name in (*NAMES, *HIDDEN):
+        write_atomically(here.folder / name, b"x")
+    here.push()
+    here.save()
+    assert here.names() == sorted(NAMES)
+    for name in HIDDEN:
+        put(elsewhere, f"b/runs/{name}", b"x")
+    assert fresh(elsewhere, tmp_path / "there").keys() == set(NAMES)
+    assert not any((tmp_path / "there" / name).exists() for name in HIDDEN)
+
+
+def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    class Wicked:
+        def get_file_info(self, _: object) -> list[Any]:
+            from types import SimpleNamespace
+
+            names = ["../outside", "trials/../../outside", "/etc/outside", "a//b", "trials/./x"]
+            return [SimpleNamespace(path=f"b/{one}", is_file=True, size=1, mtime_ns=1) for one in names]
+
+    Mirror(Wicked(), "b", tmp_path / "here").pull()  # type: ignore[arg-type]
+    assert not list(tmp_path.rglob("*outside*"))
+
+
+def test_what_was_changed_here_stays_unless_it_is_to_be_discarded(elsewhere: FileSystem, tmp_path: Path) -> None:
+    mirror = Mirror(elsewhere, "b/runs", tmp_path / "here")
+    for name in ("changed", "removed", "gone"):
+        put(elsewhere, f"b/runs/{name}", b"theirs")
+    mirror.pull()
+    (mirror.folder / "changed").write_bytes(b"mine")
+    (mirror.folder / "removed").unlink()
+    (mirror.folder / "new").write_bytes(b"mine")
+    elsewhere.delete_file("b/runs/gone")
+    mirror.pull()
+    assert files(mirror.folder) == {"changed": b"mine", "new": b"mine"}
+    mirror.pull(discard=True)
+    assert files(mirror.folder) == {"changed": b"theirs", "removed": b"theirs"}
+
+
+PLAN = TrialPlan(key="k", number=0, arm={}, seed=0, config={})
+
+
+def state(rounds: int) -> Checkpoint:
+    import torch
+
+    history = tuple(RoundRecord(one, {"accuracy/mean": 0.1 * one}, 0.5) for one in range(rounds + 1))
+    return Checkpoint(rounds, ServerState({"w": torch.full((64, 64), float(rounds))}, (0,)), history)
+
+
+@pytest.mark.parametrize("left", range(9))
+def test_a_push_cut_off_anywhere_leaves_what_a_resume_can_go_on_from(
+    elsewhere: FileSystem, tmp_path: Path, left: int
+) -> None:
+    """Whatever arrived: no outcome without its checkpoint, no plan of a trial that starts from one without that."""
+    sweep = SweepStore(tmp_path / "here")
+    other = sweep.trial("other")
+    save(other.checkpoint, state(2))
+    other.plan(PLAN)
+    other.end(Outcome(outcome="finished", round=2))
+    trial = sweep.trial("k")
+    trial.end(Outcome(outcome="pruned", round=1))  # in the wrong order, all within a moment
+    trial.plan(PLAN)
+    trial.begin_from(other, 2)
+    mirror = Mirror(Failing(elsewhere, left), "b/runs", sweep.folder)  # type: ignore[arg-type]
+    with contextlib.suppress(OSError):
+        mirror.push()
+    arrived = SweepStore(tmp_path / "there")
+    fresh(elsewhere, arrived.folder)
+    for key in ("k", "other"):
+        at = arrived.trial(key)
+        assert at.checkpoint.exists() or not at.planned
+        assert at.planned or at.outcome() is None
+    mirror.filesystem = elsewhere
+    mirror.push()
+    assert fresh(elsewhere, tmp_path / "whole") == files(sweep.folder)
+
+
+def test_an_outcome_is_taken_back_before_its_checkpoint(elsewhere: FileSystem, tmp_path: Path) -> None:
+    sweep = SweepStore(tmp_path / "here")
+    trial = sweep.trial("k")
+    save(trial.checkpoint, state(1))
+    trial.plan(PLAN)
+    trial.end(Outcome(outcome="failed", round=1))
+    Mirror(elsewhere, "b/runs", sweep.folder).push()
+    mirror = Mirror(Failing(elsewhere, 1), "b/runs", sweep.folder)  # type: ignore[arg-type]
+    mirror.pull(discard=True)
+    for path in trial.folder.iterdir():
+        path.unlink()
+    with pytest.raises(OSError, match="network"):
+        mirror.push()
+    assert mirror.names() == ["trials/k/checkpoint.safetensors", "trials/k/trial.json"]
+
+
+def test_only_the_rounds_of_a_checkpoint_are_fetched_until_it_is_wanted_as_a_whole(
+    elsewhere: FileSystem, tmp_path: Path
+) -> None:
+    trial = SweepStore(tmp_path / "here").trial("k")
+    save(trial.checkpoint, state(3))
+    here = Mirror(elsewhere, "b/runs", trial.folder)
+    here.push()
+    shorten = {trial.checkpoint.name: without_tensors}
+    there = Mirror(elsewhere, "b/runs", tmp_path / "there", shorten)
+    copy = there.folder / trial.checkpoint.name
+    there.pull()
+    assert list(load_history(copy)) == list(trial.recorded())
+    assert copy.stat().st_size < trial.checkpoint.stat().st_size - 64 * 64 * 4
+    there.push()
+    assert read(elsewhere, f"b/runs/{copy.name}") == trial.checkpoint.read_bytes(), "what is short is not sent back"
+    there.pull(whole=True)
+    assert copy.read_bytes() == trial.checkpoint.read_bytes()
+    save(trial.checkpoint, state(4))
+    here.push()
+    there.save()
+    later = Mirror(elsewhere, "b/runs", tmp_path / "there", shorten)
+    later.pull()
+    assert len(load_history(copy)) == 5
+    later.pull(whole=True)
+    assert copy.read_bytes() == trial.checkpoint.read_bytes()
+
+
+def test_the_rounds_of_a_long_history_are_read_in_a_second_piece(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("fedsweep.checkpoint.FIRST_BYTES", 64)
+    save(tmp_path / "checkpoint", state(3))
+    with (tmp_path / "checkpoint").open("rb") as file:
+        write_atomically(tmp_path / "short", without_tensors(file))
+    assert list(load_history(tmp_path / "short")) == list(state(3).history)
+
+
+def test_nothing_is_fetched_twice(tmp_path: Path, elsewhere: FileSystem) -> None:
+    class Counting:
+        reads = 0
+
+        def __getattr__(self, name: str) -> Any:
+            self.reads += name == "open_input_file"
+            return getattr(elsewhere, name)
+
+    counting = Counting()
+    for name in NAMES:
+        put(elsewhere, f"b/{name}", b"1")
+    for attempt in range(3):
+        mirror = Mirror(counting, "b", tmp_path / "here")  # type: ignore[arg-type]
+        mirror.pull(discard=attempt == 2)
+        mirror.pull()
+        mirror.save()
+    assert counting.reads == len(NAMES)
+    write_atomically(mirror.folder / NAMES[0], b"2 2")
+    mirror.push()
+    mirror.pull()
+    assert counting.reads == len(NAMES), "what was sent from here is known"
+
+
+@pytest.mark.parametrize("torn", ["", "[1]", "{", '{"x": 1}', '{"x": [[1], 2, 3]}', json.dumps({"x": [[1, 2], None]})])
+def test_a_torn_memory_costs_bytes_and_nothing_else(elsewhere: FileSystem, tmp_path: Path, torn: str) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / STATE).write_text(torn)
+    put(elsewhere, "b/x", b"1")
+    mirror = Mirror(elsewhere, "b", tmp_path / "here")
+    mirror.pull(discard=True)
+    assert files(mirror.folder) == {"x": b"1"}
+
+
+def test_what_cannot_be_sent_is_sent_with_the_next(elsewhere: FileSystem, tmp_path: Path) -> None:
+    mirror = Mirror(Failing(elsewhere, 0), "b", tmp_path / "here")  # type: ignore[arg-type]
+    remote = Remote(mirror)
+    write_atomically(mirror.folder / "trials/a/outcome.json", b"1")
+    remote.below("trials", "a").push()
+    assert remote.unsent == {"trials/a": "the network is gone"}
+    write_atomically(mirror.folder / "trials/b/trial.json", b"1")
+    with pytest.raises(UnreachableError, match="the network is gone"):
+        remote.below("trials", "b").push(needed=True)
+    mirror.filesystem = elsewhere
+    remote.below("sweep.json").push()
+    assert mirror.names() == ["trials/a/outcome.json", "trials/b/trial.json"]
+    assert remote.unsent == {}
+
+
+def test_a_folder_of_this_machine_has_nothing_behind_it() -> None:
+    Remote().below("x").pull(whole=True)
+    Remote().below("x").push(needed=True)
+
+
+def test_a_full_disk_and_a_missing_file_are_not_tried_again() -> None:
+    for error in (OSError(28, "No space left on device"), FileNotFoundError(2, "No such file")):
+        tries = []
+
+        def fail(error: OSError = error, tries: list[int] = tries) -> None:
+            tries.append(1)
+            raise error
+
+        with pytest.raises(OSError, match="No ") as met:
+            persistently(fail)
+        assert met.value is error
+        assert len(tries) == 1
+
+
+def test_an_outage_that_passes_is_not_noticed() -> None:
+    answers = iter([OSError("no"), OSError("no"), 7])
+
+    def ask() -> int:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    assert persistently(ask) == 7

@@ -1,0 +1,50 @@
+"""A small sweep's manifest and trials, made up."""
+
+import datetime
+from pathlib import Path
+
+from fedsweep.history import RoundRecord
+from fedsweep.store import Outcome, SweepManifest, TrialPlan, TrialRecord
+
+PLAN = TrialPlan(
+    key="k1",
+    number=0,
+    arm={"lora.rank": 4, "optimizer.lr": 0.0123456},
+    seed=2,
+    config={"seed": 2, "lora": {"rank": 4, "alpha": None}, "data": {"domains": ["plain"]}, "method": {"name": "fedra"}},
+)
+MANIFEST = SweepManifest(
+    id="s1",
+    name="tiny",
+    experiment="fedra_digits",
+    created=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC).isoformat(),
+    metric="accuracy/mean",
+    mode="max",
+    rounds=3,
+    varied=("lora.rank",),
+    seeds=(2,),
+    scheduler="none",
+    search="grid",
+    domains=("plain",),
+    digests={},
+)
+
+
+def trial(rounds: int, outcome: Outcome | None = None, plan: TrialPlan = PLAN) -> TrialRecord:
+    history = [
+        RoundRecord(i, {"accuracy/mean": i / 7, "bytes/up": 10.0, "bytes/down": 20.0}, 0.5) for i in range(rounds)
+    ]
+    return TrialRecord(plan, outcome, history)
+
+
+def finished(rounds: int, plan: TrialPlan = PLAN) -> TrialRecord:
+    """A trial with all its rounds."""
+    return trial(rounds + 1, Outcome(outcome="finished", round=rounds), plan)
+
+
+def sweep_folder(folder: Path) -> Path:
+    """A folder with the files that a sweep has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("search_space.yaml", "experiment.yaml", "sweep.json"):
+        (folder / name).write_text("seed: 0\n")
+    return folder

@@ -1,0 +1,116 @@
+"""MLflow's page: on loopback unless told otherwise, and then usable under the machine's own names only."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsweep.errors import UserError
+from fedsweep.store import Store
+from fedsweep.tracking import Recorder, check_free, page_url, server_command
+from tests.sweep.helpers import command, environment
+from tests.tracking.helpers import MANIFEST, finished, sweep_folder
+from tests.tracking.servers import free_port
+
+ANYWHERE = "0.0.0.0"  # noqa: S104
+
+
+@pytest.mark.parametrize(("host", "alone"), [("127.0.0.1", True), ("localhost", True), (ANYWHERE, False)])
+def test_who_can_reach_a_host(host: str, alone: bool) -> None:
+    assert check_free(host, free_port()) is alone
+
+
+def test_a_port_that_is_taken_is_told_whichever_address_it_is_taken_on() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for host in ("127.0.0.1", ANYWHERE):
+            with pytest.raises(UserError, match=rf"^port {port} is taken on this machine; `--port {port + 1}` would"):
+                check_free(host, port)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "x y", "a" * 300])
+def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
+    with pytest.raises(UserError, match=r"^`--host` must be an address or a name of this machine, .*, but it is `"):
+        check_free(host, free_port())
+
+
+def test_only_other_hosts_need_names(tmp_path: Path) -> None:
+    alone, _ = server_command(tmp_path, 5001)
+    assert alone[alone.index("--host") + 1] == "127.0.0.1"
+    assert "--allowed-hosts" not in alone
+    shared, _ = server_command(tmp_path, 5001, ANYWHERE)
+    names = shared[shared.index("--allowed-hosts") + 1].split(",")
+    assert {f"{socket.gethostname()}:5001", "127.0.0.1:5001", "localhost"} <= set(names)
+    assert not any("*" in name for name in names)
+    assert page_url(ANYWHERE, 5001) == f"http://{socket.gethostname()}:5001"
+    assert page_url("::1", 5001) == "http://[::1]:5001"
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    """`fedsweep ui --host 0.0.0.0` over a recorded trial."""
+    folder = tmp_path_factory.mktemp("ui")
+    store = Store(folder / "mlruns")
+    recorder = Recorder(store, MANIFEST.name)
+    recorder.open_sweep(MANIFEST, sweep_folder(folder / "sweep"))
+    recorder.sync(finished(3))
+    assert recorder.deliver()
+    port = free_port()
+    server = subprocess.Popen(
+        command("ui", "--host", ANYWHERE, "--port", str(port)), cwd=folder, env=environment(), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 240
+        while not listening(port):
+            assert server.poll() is None, server.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield port, server
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+        if server.stderr:
+            server.stderr.close()
+
+
+def ask(port: int, host: str, origin: str | None) -> int:
+    """The status of a search for experiments, as the page makes it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    headers = {"Host": host, "Content-Type": "application/json", **({"Origin": origin} if origin else {})}
+    connection.request("POST", "/ajax-api/2.0/mlflow/experiments/search", json.dumps({"max_results": 1}), headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+@pytest.mark.slow
+def test_a_page_for_the_network_answers_under_the_machines_names_and_warns(
+    shared: tuple[int, "subprocess.Popen[str]"],
+) -> None:
+    port, server = shared
+    own = f"{socket.gethostname()}:{port}"
+    for name in (own, f"127.0.0.1:{port}", f"localhost:{port}"):
+        assert ask(port, name, None) == ask(port, name, f"http://{name}") == 200, name
+    assert ask(port, f"evil.example:{port}", None) == 403
+    assert ask(port, f"10.evil.example:{port}", None) == 403
+    assert ask(port, own, "http://evil.example") == 403
+    assert server.stderr is not None
+    assert server.stderr.readline() == (
+        f"fedsweep: this page has no password: anyone who can reach port {port} of this machine can read, change and "
+        "delete what is recorded.\n"
+    )
