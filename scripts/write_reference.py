@@ -21,7 +21,8 @@ from fedsweep.cli import app
 from fedsweep.config import Config
 from fedsweep.experiment import RunConfig
 from fedsweep.pretraining import PretrainConfig
-from fedsweep.sweep.space import Axis, SearchSpace
+from fedsweep.sweep.axis import Axis
+from fedsweep.sweep.space import SearchSpace
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 GENERATED = "<!-- Written by scripts/write_reference.py; change the code, not this page. -->"
@@ -86,7 +87,8 @@ def hyperparameters() -> str:
             lines += [*_section(part, record), ""]
     lines += ["# Search spaces", "", "The entries of a file under `search_spaces/`.", ""]
     rows = [_row(name, field) for name, field in SearchSpace.model_fields.items()]
-    lines += [*_fields_table(rows), "", "## axes", "", "An entry of `space` has exactly one of these.", ""]
+    about = "An entry of `space` has exactly one kind of values; `step` and `when` may stand beside it."
+    lines += [*_fields_table(rows), "", "## axes", "", about, ""]
     lines += [*_fields_table([_row(name, field) for name, field in Axis.model_fields.items()]), ""]
     for part, field in SearchSpace.model_fields.items():
         for record in _records(field):
@@ -135,11 +137,13 @@ def _records(field: FieldInfo) -> list[type[Config]]:
 def _row(name: str, field: FieldInfo) -> list[str]:
     if field.is_required():
         default = "required"
-    elif field.default_factory is not None:
-        default = ""
     else:
-        given = getattr(field.default, "name", None) if isinstance(field.default, Config) else field.default
-        default = "" if isinstance(field.default, Config) and given is None else f"`{json.dumps(given)}`"
+        # A factory that looks at other values has no default of its own, and an empty container says nothing.
+        own = not field.default_factory_takes_validated_data
+        there = field.get_default(call_default_factory=True) if own else None
+        given = getattr(there, "name", None) if isinstance(there, Config) else there
+        made = field.default_factory is not None or isinstance(there, Config)
+        default = "" if made and not isinstance(given, str) else f"`{json.dumps(given)}`"
     kind = _kind(field.annotation).removesuffix(" or `null`")
     null = ["or `null`"] if NoneType in get_args(field.annotation) else []
     filled = ["not empty" for rule in field.metadata if getattr(rule, "min_length", None)]
