@@ -28,7 +28,8 @@ def object_store() -> Iterator[Any]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "unguessable")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()  # all servers of a process share
+        # Servers of one process share what they hold.
+        urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
         s3 = boto3.client("s3")
         s3.create_bucket(Bucket=BUCKET)
         yield s3
