@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,14 +37,29 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
     librarian: Any = ray.remote(num_cpus=0, max_concurrency=8)(Library)  # type: ignore[call-overload]
     library = librarian.options(scheduling_strategy=_on(here)).remote(needs.items)
     with probed(store) as probe:
-        findings = _everywhere(nodes, look, replace(needs, probe=probe))
-        _refuse(findings)
-        lacking = {node: found.lacking for node, found in findings.items() if found.lacking}
-        if lacking and deliver:
-            _deliver(lacking, library, console)
-            _refuse(_everywhere(list(lacking), look, replace(needs, probe=probe)))
+        findings = survey(nodes, replace(needs, probe=probe), library if deliver else None, console)
     _tell(cluster, findings, console)
     return Arrival(needs, library)
+
+
+def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
+    """What each node found at itself, once those that lack data have it from the library; nodes that went are left out.
+
+    Without a library nothing is sent.
+
+    Raises:
+        UserError: a node is not as it must be, or none is left.
+    """
+    findings = _everywhere(nodes, needs)
+    lacking = {node: found.lacking for node, found in findings.items() if found.lacking}
+    if lacking and library is not None:
+        _deliver(lacking, library, console)
+        for node in lacking:
+            del findings[node]
+        findings |= _everywhere(list(lacking), needs)
+    if nodes and not findings:
+        raise UserError(f"{counted(len(nodes))} of the cluster went away while asked what they have; none is left.")
+    return findings
 
 
 def _on(node_id: str) -> Any:
@@ -53,28 +68,32 @@ def _on(node_id: str) -> Any:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
-def _everywhere(nodes: Sequence[Node], ask: Callable[[Needs], Findings], needs: Needs) -> dict[Node, Findings]:
-    """The answer of each node; one that cannot even import fedsweep has that as its problem.
+def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
+    """The findings of each node that has not gone meanwhile.
 
     Raises:
-        UserError: all of them went meanwhile.
+        UserError: one has a problem, be it that it cannot even import fedsweep.
     """
     import ray
-    from ray.exceptions import NodeDiedError, TaskUnschedulableError
 
-    asking: Any = ray.remote(num_cpus=0, max_retries=0)(ask)
+    asking: Any = ray.remote(num_cpus=0, max_retries=0)(look)
     answers = {node: asking.options(scheduling_strategy=_on(node.id)).remote(needs) for node in nodes}
     found = {}
     for node, answer in answers.items():
         try:
             found[node] = ray.get(answer)
-        except (NodeDiedError, TaskUnschedulableError):  # it went, which shows only after some missed heartbeats
-            continue
         except Exception as error:  # whatever an installation may raise while it is imported
-            found[node] = Findings([f"cannot run fedsweep ({last_line(error)})"])
-    if nodes and not found:
-        raise UserError(f"{counted(len(nodes))} of the cluster went away while asked what they have; none is left.")
+            if not _went(error):
+                found[node] = Findings([f"cannot run fedsweep ({last_line(error)})"])
+    _refuse(found)
     return found
+
+
+def _went(error: Exception) -> bool:
+    """Whether a task failed because its node is gone, which shows only after some missed heartbeats."""
+    from ray.exceptions import NodeDiedError, TaskUnschedulableError
+
+    return isinstance(error, NodeDiedError | TaskUnschedulableError)
 
 
 def _refuse(findings: Mapping[Node, Findings]) -> None:
@@ -110,8 +129,9 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
             for task in done:
                 try:
                     ray.get(task)
-                except Exception as error:  # a full disk, a node that went
-                    wrong.append(f"{tasks[task].name} could not take its data ({last_line(error)})")
+                except Exception as error:  # a full disk
+                    if not _went(error):
+                        wrong.append(f"{tasks[task].name} could not take its data ({last_line(error)})")
     if wrong:
         raise UserError(f"{len(wrong)} of {counted(len(tasks))} cannot run trials: {'; '.join(wrong)}.")
 

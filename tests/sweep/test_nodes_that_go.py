@@ -1,0 +1,97 @@
+"""Nodes that go while they are looked at, or while they are sent data. No Ray is started."""
+
+from collections.abc import Callable, Sequence
+from io import StringIO
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import NodeDiedError, TaskUnschedulableError
+from rich.console import Console
+
+from fedsweep.errors import UserError
+from fedsweep.sweep.cluster import Node
+from fedsweep.sweep.delivery import Item
+from fedsweep.sweep.needs import Findings, Needs
+from fedsweep.sweep.nodes import survey
+
+NODES = [Node(name * 56, f"node {name}", 4, 0) for name in "abc"]
+LACKS = Findings(lacking=[Item("digits", (("digits/images", 10),), "elsewhere", "0" * 64, True)])
+READY = Findings()
+GONE = [NodeDiedError("gone"), TaskUnschedulableError("gone")]
+
+
+class Tasks:
+    """Ray's verbs in this process: what each node answers, one answer for each task that it is sent."""
+
+    def __init__(self, answers: dict[str, list[Any]]) -> None:
+        self.answers = answers
+        self.sent = self  # of a library
+
+    def task(self, **_: Any) -> Callable[[Any], "Tasks"]:
+        return lambda function: self
+
+    def options(self, scheduling_strategy: Any) -> "Tasks":
+        self.node = scheduling_strategy.node_id[0]
+        return self
+
+    def remote(self, *given: Any) -> Any:
+        return (self.node, len(self.answers[self.node])) if given else (None, 0)
+
+    def get(self, task: tuple[str | None, int]) -> Any:
+        if task[0] is None:
+            return 0
+        answer = self.answers[task[0]].pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Findings]]:
+    """Surveys nodes that answer so; the findings by node."""
+
+    def played(**answers: Sequence[Any]) -> dict[str, Findings]:
+        tasks = Tasks({name: list(said) for name, said in answers.items()})
+        monkeypatch.setattr(ray, "remote", tasks.task)
+        monkeypatch.setattr(ray, "get", tasks.get)
+        monkeypatch.setattr(ray, "wait", lambda waiting, timeout: (waiting, []))
+        nodes = [node for node in NODES if node.id[0] in answers]
+        found = survey(nodes, Needs("", {}, {}, ()), tasks, Console(file=StringIO()))
+        assert not any(tasks.answers.values())
+        return {node.id[0]: findings for node, findings in found.items()}
+
+    return played
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_a_node_that_goes_before_it_answers_is_left_out(cluster, gone):
+    assert cluster(a=[READY], b=[gone], c=[READY]) == {"a": READY, "c": READY}
+
+
+@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("moment", ["while it is sent data", "when it is looked at again"])
+def test_a_node_that_goes_with_its_data_is_left_out(cluster, gone, moment):
+    last = [gone, gone] if moment.startswith("while") else [None, gone]
+    assert cluster(a=[READY], b=[LACKS, *last], c=[LACKS, None, READY]) == {"a": READY, "c": READY}
+
+
+def test_those_that_lacked_data_may_all_go_as_long_as_one_is_left(cluster):
+    assert cluster(a=[READY], b=[LACKS, GONE[0], GONE[0]]) == {"a": READY}
+
+
+@pytest.mark.parametrize("last", [[GONE[0]], [LACKS, None, GONE[0]]])
+def test_with_no_node_left_the_sweep_is_refused(cluster, last):
+    with pytest.raises(UserError, match=r"^2 nodes of the cluster went away while asked .*; none is left\.$"):
+        cluster(a=[GONE[0]], b=last)
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("no timm"), Findings(["has no timm"])])
+def test_any_other_fault_of_a_node_refuses_the_sweep(cluster, answer):
+    with pytest.raises(UserError, match=r"^1 of 1 node cannot run trials: node b .*no timm"):
+        cluster(a=[GONE[0]], b=[answer])
+
+
+def test_a_node_that_cannot_take_its_data_refuses_the_sweep(cluster):
+    with pytest.raises(UserError, match=r"^1 of 2 nodes cannot run trials: node b could not take its data \(.*full"):
+        cluster(a=[LACKS, None], b=[LACKS, OSError("the disk is full")])
