@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 
 from fedsweep.models.clip_backbone import ClipBackbone, DigitsClip
+from fedsweep.models.kept import built
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.lora import LoraConfig, add_lora, relative_norm, train_head_alone
 from fedsweep.models.timm_backbone import TimmBackbone
@@ -31,13 +32,25 @@ def build_model(
     `freeze_a` the factor A of every adapter stays at its start, which is the same for all clients.
     """
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
-        model = backbone.build(num_classes, seed, class_names)
+        model = _with_weights(backbone, num_classes, seed, class_names)
         if lora is None:
             train_head_alone(model)
         else:
             add_lora(model, lora, seed, freeze_a)
     model.class_names = model.class_names or tuple(class_names or ())
     return model.eval()
+
+
+def _with_weights(
+    backbone: BackboneConfig, num_classes: int, seed: int, class_names: Sequence[str] | None
+) -> LayeredModel:
+    """The plain backbone; of a seed's doing there is only a fresh head, and all else where there are no weights."""
+    content = backbone.fingerprint()
+    names = None if class_names is None else tuple(class_names)
+    model = built(backbone, content, num_classes, seed if content == "none" else 0, names)
+    if model.head_is_fresh:
+        model.draw_head(seed)
+    return model
 
 
 __all__ = [

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.errors import UserError, one_line
+from fedsweep.models.kept import built
 from fedsweep.models.layered import LayeredModel, Path, draw_linears, standardize_
 from fedsweep.models.trunk import TrunkConfig
 from fedsweep.types import Batch
@@ -84,10 +85,11 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
         with torch.device("meta"):
             return Gate(config.outlined(), hidden, [0.5] * 3, [0.5] * 3, whole)
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
-        trunk, mean, std = config.build(seed)
+        content = config.fingerprint()
+        drawn = seed if content.startswith("none:") else 0
+        trunk, mean, std = built(config, content, drawn)
         gate = Gate(trunk, hidden, mean, std, whole)
-    content = config.fingerprint()
-    gate.identity = f"{config.model_dump_json()} {content} {seed if content.startswith('none:') else ''}"
+    gate.identity = f"{config.model_dump_json()} {content} {drawn}"
     draw_linears(gate.adapter, seed, "gate")
     return gate.eval()
 

@@ -39,6 +39,8 @@ class LayeredModel(nn.Module, ABC):
     """FedBRICK's stand-ins for every block, by set; none unless added."""
     class_names: tuple[str, ...] = ()
     """Names of the classes that its logits are of; none on the meta device."""
+    head_is_fresh: bool = False
+    """Whether the head is none of the weights'."""
     mean: Tensor
     std: Tensor
 
@@ -86,6 +88,12 @@ class LayeredModel(nn.Module, ABC):
         backbone = cast(Any, self.backbone)
         pooled: Tensor = backbone.forward_head(backbone.norm(tokens), pre_logits=True)
         return pooled
+
+    def draw_head(self, seed: int) -> None:
+        """Make the head a fresh one: a function of the seed and its names alone."""
+        named = self.named_parameters()
+        draw_head({name: parameter for name, parameter in named if name.startswith(self.head_prefix)}, seed)
+        self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
         """Fresh classifiers after these numbers of blocks, under `heads.<depth>`, trainable like the model's own."""

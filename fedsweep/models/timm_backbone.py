@@ -18,7 +18,7 @@ from fedsweep.models import timm_weights, weights_file
 from fedsweep.models.architecture import Architecture, Outline, check_name, check_pinned, outline, timm_config
 from fedsweep.models.backbone import Backbone
 from fedsweep.models.families import check_walk
-from fedsweep.models.layered import LayeredModel, Position, draw_head
+from fedsweep.models.layered import LayeredModel, Position
 from fedsweep.models.mixer import LayeredMixer
 from fedsweep.seeding import derived_seed
 
@@ -154,16 +154,16 @@ class TimmBackbone(Backbone):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derived_seed(seed, "backbone"))  # not CUDA's: nothing draws there
             backbone = self._create()
-            if self.pretrained != "timm" or backbone.num_classes != num_classes:
+            kept = self.pretrained == "timm" and backbone.num_classes == num_classes
+            if not kept:
                 backbone.reset_classifier(num_classes)  # type: ignore[operator]
-                named = {f"backbone.{name}": parameter for name, parameter in backbone.named_parameters()}
-                draw_head({name: one for name, one in named.items() if name.startswith(family.head_prefix)}, seed)
             if self.pretrained not in ("timm", "none"):
                 path, card = self._file()
                 others = class_names is not None and card.get("class_names", [*class_names]) != [*class_names]
-                weights_file.load(backbone, path, head, keep_head=not others)
-            mean, std = self._normalisation()
-            model = family(backbone, mean, std)
+                kept = weights_file.load(backbone, path, head, keep_head=not others)
+            model = family(backbone, *self._normalisation())
+            if not kept:
+                model.draw_head(seed)
             check_walk(model, self.image_size, self.model)
         return model
 

@@ -165,8 +165,8 @@ def read(path: Path) -> dict[str, Tensor]:
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
 
 
-def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> None:
-    """Copy a file's weights into a timm model.
+def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> bool:
+    """Copy a file's weights into a timm model; whether the head is among them.
 
     Positions and patches of another size are resampled, and the weights of three colours summed for a model of one
     channel, by timm's own functions. A head (names that begin with `head`) of another number of classes, or none, or
@@ -191,10 +191,12 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
         raise UserError(f"{path} does not fit the model: {reason(error)}.") from error
     fresh = {name: tensor for name, tensor in own.items() if name.startswith(head)}
     heads = [name for name in fresh if name in state]
-    if not keep_head or not heads or any(_other_classes(state[name], fresh[name]) for name in heads):
+    kept = keep_head and bool(heads) and not any(_other_classes(state[name], fresh[name]) for name in heads)
+    if not kept:
         state = {name: tensor for name, tensor in state.items() if not name.startswith(head)} | fresh
     _check(state, own, path)
     backbone.load_state_dict(state)
+    return kept
 
 
 def load_without(network: nn.Module, path: Path, head: str) -> None:

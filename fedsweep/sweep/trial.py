@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from fedsweep.remote import Place
 from fedsweep.store import SweepStore, TrialStore
 from fedsweep.sweep.gpus import Meter, NoMeter, meter, ran_out
 from fedsweep.sweep.needs import Arrival
+from fedsweep.sweep.scratch import scratch
 
 if TYPE_CHECKING:
     from fedsweep.history import RoundRecord
@@ -92,10 +92,10 @@ def _at(elsewhere: Place | None, key: str, here: TrialStore) -> Iterator[tuple[T
         yield here, lambda: None
         return
     place = elsewhere.below("trials", key)
-    with tempfile.TemporaryDirectory(prefix="fedsweep-") as folder:
-        mirror = Mirror(place.filesystem, place.base, Path(folder))
+    with scratch() as folder:
+        mirror = Mirror(place.filesystem, place.base, folder)
         persistently(mirror.pull)
-        yield TrialStore(Path(folder)), lambda: persistently(mirror.push)
+        yield TrialStore(folder), lambda: persistently(mirror.push)
 
 
 def _rounds(

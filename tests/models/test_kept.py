@@ -1,0 +1,123 @@
+"""Weights are read once per process, and no trial sees what another made of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedsweep.errors import UserError
+from fedsweep.models import LoraConfig, build_model, kept, weights_file
+from fedsweep.models.clip_backbone import DigitsClip
+from fedsweep.models.gate import build_gate
+from fedsweep.models.trunk import DigitsTrunk, TimmTrunk
+from fedsweep.models.vit import DigitsViT
+from tests.compare import identical
+from tests.models.small import tiny_vit
+
+LORA = LoraConfig(rank=2, alpha=4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    kept._last.cache_clear()
+    yield
+    kept._last.cache_clear()
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The weights files that are read from now on, in their order."""
+    seen, plain = [], weights_file.read
+
+    def read(path: Path) -> dict[str, torch.Tensor]:
+        seen.append(path)
+        return plain(path)
+
+    monkeypatch.setattr(weights_file, "read", read)
+    return seen
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Those of a plain backbone; adapters are left out."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name.replace(".base_layer", ""): one.detach() for name, one in named.items() if ".lora_" not in name}
+
+
+def ruin(model: nn.Module) -> None:
+    """What training all of it in place would do at worst."""
+    with torch.no_grad():
+        for one in (*model.parameters(), *model.buffers()):
+            one.fill_(7)
+
+
+def test_trials_of_other_seeds_and_ranks_read_a_file_once(weights, reads):
+    backbone = tiny_vit(weights())
+    for seed in (0, 1, 2):
+        for rank in (1, 2):
+            ruin(build_model(backbone, LoraConfig(rank=rank, alpha=4), 5, seed))
+    assert len(reads) == 1
+
+
+def test_a_file_that_was_replaced_is_read_again(weights, reads):
+    path = weights()
+    backbone = tiny_vit(path)
+    build_model(backbone, LORA, 5, seed=0)
+    changed = weights(path.name, change=lambda state: {name: tensor + 1 for name, tensor in state.items()})
+    assert changed == path
+    again = build_model(backbone, None, 5, seed=0)
+    assert reads == [path] * 2
+    assert identical(tensors(again), tensors(backbone.build(5, seed=0)))
+
+
+@pytest.mark.parametrize("classes", [5, 7])
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_each_seed_gets_what_a_build_of_its_own_gives(weights, classes, pretrained):
+    """Weights with a head of five classes, or none: what is fresh is the seed's, in whatever order seeds come."""
+    backbone = tiny_vit(weights(classes=5)) if pretrained else tiny_vit()
+    for seed in (3, 0, 3, 1):
+        model = build_model(backbone, None, classes, seed)
+        assert identical(tensors(model), tensors(backbone.build(classes, seed)))
+        assert model.head_is_fresh == (not pretrained or classes == 7)
+        ruin(model)
+
+
+def test_names_of_classes_decide_whether_a_head_is_kept(weights):
+    backbone = tiny_vit(weights(card={"class_names": list("abcde")}))
+    for names in ("abcde", "edcba", "abcde"):
+        model = build_model(backbone, None, 5, 0, names)
+        assert identical(tensors(model), tensors(backbone.build(5, 0, names)))
+        assert model.head_is_fresh == (names == "edcba")
+
+
+@pytest.mark.parametrize("backbone", [DigitsViT(), DigitsClip()], ids=lambda one: one.name)
+def test_embedded_backbones_too_are_each_trials_own(backbone):
+    expected = tensors(backbone.build(10, 0))
+    for _ in range(2):
+        model = build_model(backbone, None, 10, 0)
+        assert identical(tensors(model), expected)
+        ruin(model)
+
+
+@pytest.mark.parametrize("trunk", [DigitsTrunk(), TimmTrunk(model="test_resnet", pretrained="none")])
+def test_a_gates_trunk_is_each_trials_own(trunk):
+    for seed in (0, 1, 0):
+        gate = build_gate(trunk, None, whole=True, seed=seed)
+        assert identical(tensors(gate.trunk), tensors(trunk.build(seed)[0]))
+        ruin(gate)
+
+
+def test_a_trunk_that_looks_beside_a_backbone_leaves_that_one_kept(weights, reads):
+    backbone = tiny_vit(weights())
+    for seed in (0, 1):
+        build_model(backbone, LORA, 5, seed)
+        build_gate(DigitsTrunk(), None, whole=False, seed=seed)
+    assert len(reads) == 1
+
+
+def test_broken_weights_are_refused_each_time(weights):
+    backbone = tiny_vit(weights(change=lambda state: {**state, "more": torch.zeros(1)}))
+    for _ in range(2):
+        with pytest.raises(UserError, match="unknown to it, `more`"):
+            build_model(backbone, LORA, 5, 0)

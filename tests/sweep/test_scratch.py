@@ -1,0 +1,62 @@
+"""A worker's folder: its own while it lives, and gone after it, however it ended."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedsweep.sweep.scratch import PREFIX, scratch
+
+WORKER = """
+import sys
+from fedsweep.sweep.scratch import scratch
+with scratch() as folder:
+    (folder / "checkpoint").write_bytes(b"rounds")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+@contextmanager
+def worker() -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """A process with a folder that holds a checkpoint; it ends by itself after the block."""
+    piped = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdin=piped, stdout=piped, text=True) as process:
+        assert process.stdout is not None
+        yield Path(process.stdout.readline().strip()), process
+
+
+def left(folder: Path) -> list[str]:
+    return [one.name for one in folder.iterdir() if one.name.startswith(PREFIX)]
+
+
+def test_each_has_an_empty_folder_that_goes_with_it(temporary):
+    with scratch() as one, scratch() as other:
+        assert one != other
+        (one / "deep").mkdir()
+        (one / "deep" / "file").touch()
+        assert list(other.iterdir()) == []
+        assert one.stat().st_mode & 0o077 == 0
+    assert left(temporary) == []
+
+
+def test_what_a_killed_worker_left_goes_with_the_next_one_and_a_living_ones_stays(temporary):
+    with worker() as (killed, process), worker() as (living, _):
+        process.kill()
+        process.wait()
+        assert (killed / "checkpoint").exists()
+        with scratch():
+            assert not killed.exists()
+            assert (living / "checkpoint").exists()
+    assert left(temporary) == []
