@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from fedsweep import cli
-from fedsweep.cli import verbs
+from fedsweep.cli.tune import space_changes
 from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
@@ -78,10 +78,7 @@ def check(command: str) -> None:
         case "run" | "data generate":
             resolve(given["experiment"], changes)
         case "tune":
-            options = ("experiment", "seeds", "samples", "subsets", "design", "scheduler")
-            options += ("cpus_per_trial", "gpus_per_trial")
-            warm = {"search.warm_start": given["warm_start"]} if given["warm_start"] else {}
-            Plan.read(given["space"], changes, verbs._space_changes(*[given[name] for name in options]) | warm)
+            Plan.read(given["space"], changes, space_changes(given))
         case "show" | "data partition":
             kind, _ = find_either(given["name"])
             resolve(given["name"], changes) if kind == "experiments" else Plan.read(given["name"], changes, {})

@@ -6,22 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedsweep.cli.options import (
     DEFAULT_STORE,
-    AddressOption,
     MlflowOption,
     Overrides,
     StoreOption,
     page_command,
 )
-
-if TYPE_CHECKING:
-    from fedsweep.sweep.plan import Plan
+from fedsweep.cli.tune import read_plan
 
 
 def run(
@@ -76,122 +72,6 @@ def run(
     show_undelivered(table.console, recorder, page)
     if show_unsent(table.console, trial.remote, trial.folder):
         raise SystemExit(1)
-
-
-def tune(
-    context: typer.Context,
-    space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
-    overrides: Overrides = None,
-    experiment: Annotated[str | None, typer.Option(help="start from this experiment instead of the file's")] = None,
-    seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's, e.g. `0,1,2,3,4`")] = None,
-    samples: Annotated[int | None, typer.Option(help="configurations that a sampled search tries")] = None,
-    warm_start: Annotated[
-        str | None,
-        typer.Option(metavar="SPACE[@SWEEP]", help="an earlier sweep, by its id or the newest, that TPE learns from"),
-    ] = None,
-    subsets: Annotated[
-        str | None, typer.Option(help="`one` component of `ablate` left out, or `all` sets of them")
-    ] = None,
-    design: Annotated[
-        str | None, typer.Option(help="`full` grid, or `one_factor`: the baseline and each other value alone")
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(help="`none`, `asha`, `median`, `arms` or `pbt` instead of the file's")
-    ] = None,
-    cpus_per_trial: Annotated[float | None, typer.Option(help="cores of a trial")] = None,
-    gpus_per_trial: Annotated[
-        str | None, typer.Option(help="GPUs of a trial; 0.5 shares one between two, `auto` measures how many can")
-    ] = None,
-    at_once: Annotated[
-        int | None, typer.Option(min=1, help="trials side by side, at most; on a cluster that adds nodes, as many")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print arms, trials, rounds and an estimate only")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="run also what an earlier sweep has already run")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the newest sweep of this space")] = False,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="with --resume: the sweep's id")] = None,
-    address: AddressOption = "local",
-    store: StoreOption = DEFAULT_STORE,
-    mlflow: MlflowOption = None,
-) -> None:
-    """Run a search space: every trial on Ray Tune, all rounds in MLflow, a table at the end.
-
-    Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
-    """
-    from fedsweep.errors import UserError
-    from fedsweep.paths import find
-    from fedsweep.plain import parse_overrides
-    from fedsweep.store import Store
-    from fedsweep.tracking import Destination, check_server
-
-    if sweep is not None and not resume:
-        raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
-    if fresh and resume:
-        raise UserError("`--fresh` is of a new sweep and cannot be given with --resume.")
-    from fedsweep.sweep.joining import check_address, client_address
-
-    check_address(address)
-    changes = parse_overrides(overrides or [])
-    space_changes = _space_changes(
-        experiment, seeds, samples, subsets, design, scheduler, cpus_per_trial, gpus_per_trial
-    )
-    if warm_start is not None:
-        space_changes["search.warm_start"] = warm_start
-    if through_client := client_address(address):
-        from fedsweep.cli.away import tune_away
-
-        find("search_spaces", space)
-        tune_away(context, through_client, store, Destination.of(Path(store), mlflow))
-        return
-    home = Store.at(store)
-    destination = Destination.of(home.root, mlflow)
-    if resume:  # with what the sweep was started with
-        find("search_spaces", space)
-        going_on = home.find(space, sweep)
-        destination = Destination.of_sweep(home.root, going_on.folder, mlflow)
-        started = going_on.manifest()
-        changes = {**started.overrides, **changes}
-        space_changes = {**started.options, **space_changes}
-    plan = _plan(space, changes, space_changes)
-    if plan.counted:
-        from fedsweep.cli.counts import show_counts
-
-        show_counts(plan)
-        return
-    from fedsweep.sweep.cluster import check_resources
-    from fedsweep.sweep.joining import not_followed, opened
-    from fedsweep.sweep.nodes import make_ready
-    from fedsweep.sweep.opening import open_sweep
-    from fedsweep.sweep.tuner import run_sweep
-    from fedsweep.sweep.warm_start import collect
-    from fedsweep.terminal import progress_console, show_plan, show_sweep
-
-    console = progress_console()
-    if note := not_followed(address):
-        console.print(note)
-    if dry_run:
-        with opened(address, at_once) as cluster:
-            check_resources(plan.space.resources, cluster)
-            plan.preflight()
-            check_server(destination)
-            make_ready(cluster, plan, home, console, deliver=False)
-            if resume:
-                open_sweep(plan, home, resume, sweep)
-            elif taken := collect(plan, home):
-                console.print(taken.note(plan.base.federation.rounds))
-            show_plan(plan, cluster=cluster)
-        return
-    result = run_sweep(
-        plan,
-        home,
-        console,
-        resume=resume,
-        sweep_id=sweep,
-        fresh=fresh,
-        address=address,
-        at_once=at_once,
-        destination=destination,
-    )
-    show_sweep(result, plan, page_command(store, destination.server))
 
 
 def report(
@@ -301,7 +181,7 @@ def show(
     if kind == "search_spaces":
         from fedsweep.cli.counts import show_counts
 
-        plan = _plan(name, changes, {})
+        plan = read_plan(name, changes, {})
         show_counts(plan) if plan.counted else show_plan(plan, estimate=False)
         return
     from fedsweep.experiment import RunConfig
@@ -309,58 +189,3 @@ def show(
     config = RunConfig.of(read_yaml(path), f"experiment {name}").override(changes, f"experiment {name}")
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(config).items())
     result_console().print(Syntax(lines, "yaml", background_color="default"))
-
-
-def _space_changes(
-    experiment: str | None,
-    seeds: str | None,
-    samples: int | None,
-    subsets: str | None,
-    design: str | None,
-    scheduler: str | None,
-    cpus: float | None,
-    gpus: str | None,
-) -> dict[str, Any]:
-    """The options of `tune` as dotted changes to the search space."""
-    from fedsweep.errors import UserError
-    from fedsweep.plain import parse_yaml
-
-    changes: dict[str, Any] = {}
-    if experiment is not None:
-        changes["experiment"] = experiment
-    if seeds is not None:
-        parsed = parse_yaml(f"[{seeds}]", "`--seeds`")
-        if not all(isinstance(one, int) and not isinstance(one, bool) for one in parsed):
-            raise UserError(f"`--seeds` must be whole numbers such as 0,1,2, but it is `{seeds}`.")
-        changes["seeds"] = parsed
-    if samples is not None:
-        changes["search.samples"] = samples
-    if subsets is not None:
-        changes["subsets"] = subsets
-    if design is not None:
-        changes["design"] = design
-    if scheduler is not None:
-        changes["scheduler"] = scheduler
-    if cpus is not None:
-        changes["resources.cpus_per_trial"] = cpus
-    if gpus is not None:
-        changes["resources.gpus_per_trial"] = _number_or_word(gpus)
-    return changes
-
-
-def _number_or_word(given: str) -> float | str:
-    try:
-        return float(given)
-    except ValueError:
-        return given
-
-
-def _plan(space: str, changes: dict[str, Any], space_changes: dict[str, Any]) -> Plan:
-    from fedsweep.paths import find
-
-    find("search_spaces", space)  # a wrong name is told before torch is imported
-    if "experiment" in space_changes:
-        find("experiments", space_changes["experiment"])
-    from fedsweep.sweep.plan import Plan
-
-    return Plan.read(space, changes, space_changes)
