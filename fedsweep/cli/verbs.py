@@ -44,11 +44,12 @@ def run(
 
     import torch
 
+    from fedsweep.cli.round_table import RoundTable
     from fedsweep.errors import DivergenceError
     from fedsweep.experiment import RunConfig
     from fedsweep.play import check_content
     from fedsweep.recorded_run import record_run
-    from fedsweep.terminal import RoundTable, show_recorded, show_undelivered, show_unsent
+    from fedsweep.terminal import show_recorded, show_undelivered, show_unsent
     from fedsweep.tracking import Destination, check_server, check_writable
 
     if device == "cuda" and not torch.cuda.is_available():

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from fedsweep import recorded_run
+from fedsweep.cli.round_table import RoundTable
 from fedsweep.experiment import RunConfig
 from fedsweep.history import RoundRecord
 from fedsweep.paths import find
 from fedsweep.plain import read_yaml
 from fedsweep.store import Store
-from fedsweep.terminal import RoundTable, plan_table, progress_console, result_console, show_recorded
+from fedsweep.terminal import plan_table, progress_console, result_console, show_recorded
 
 METRICS = ["accuracy/mean", "accuracy/worst_domain", "accuracy/domain/sketch", "accuracy/domain/art_painting"]
 
