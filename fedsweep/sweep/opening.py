@@ -58,6 +58,7 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None, fre
         baseline=plan.space.baseline,
         reference=plan.reference,
         seeds=plan.space.seeds,
+        trials=None if plan.space.scheduler.name == "pbt" else plan.num_trials,
         scheduler=plan.space.scheduler.name,
         search=plan.space.search.name,
         domains=plan.base.data.domains,

@@ -39,8 +39,9 @@ def _deliver_sweep(store: Store, sweep: SweepStore, destination: Destination, te
     for trial in trials:
         (recorder.sync if trial.outcome else recorder.interrupt)(trial)
     report = sweep.folder / "report"
+    whole = all(trial.outcome for trial in trials) and len(trials) >= (manifest.trials or 0)
     recorder.close_sweep(
-        "FINISHED" if all(trial.outcome for trial in trials) else "KILLED",
+        "FINISHED" if whole else "KILLED",
         {f"trials/{name}": float(number) for name, number in count_outcomes(trials).items()},
         report if report.exists() else None,
         tell,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedsweep.store import Store
-from fedsweep.tracking import Destination, Recorder, recorder
+from fedsweep.store import Outcome, Store
+from fedsweep.tracking import Destination, Recorder, deliver_all, recorder
 from fedsweep.tracking.recorder import END
 from fedsweep.tracking.runs import Runs
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder, trial
@@ -201,3 +201,17 @@ def test_a_server_that_is_not_there_holds_nobody_up(store: Store, tmp_path: Path
     assert made.outage == "the MLflow server http://127.0.0.1:9 does not answer: Connection refused."
     assert set(made.unsynced) == {"k1", "the parent run"}
     made._due.clear()  # or the thread goes on asking
+
+
+def test_a_sweep_is_brought_as_finished_only_when_all_its_trials_have_ended(store: Store, tmp_path: Path) -> None:
+    """Of a sampled search the folder holds only those that were proposed before it was stopped."""
+    other, there = Store(tmp_path / "mlruns"), Destination.of(store.root, None)
+    manifest = MANIFEST.model_copy(update={"name": "sampled", "trials": 2})
+    sweep = other.sweep(manifest.name, manifest.id)
+    sweep.create(manifest, {"search_space.yaml": "seed: 0\n", "experiment.yaml": "seed: 0\n"})
+    for number, status in enumerate(("KILLED", "FINISHED")):
+        kept = sweep.trial(f"k{number}")
+        kept.plan(PLAN.model_copy(update={"key": f"k{number}", "number": number}))
+        kept.end(Outcome(outcome="pruned", round=0))
+        assert list(deliver_all(other, there)) == [("sampled s1", {})]
+        assert parent(Recorder(other, "sampled", there).runs).info.status == status
