@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ray.tune.schedulers import FIFOScheduler
-from ray.tune.search import Searcher
 
 from fedsweep.plain import Json
 from fedsweep.sweep.climb import Climb
 from fedsweep.sweep.generations import Generations
 from fedsweep.sweep.packing import Packing
-from fedsweep.sweep.planned import Announce, suggestion
+from fedsweep.sweep.searcher import Announce, FolderSearcher, suggestion
 
 
-class ClimbingSearch(Searcher):
+class ClimbingSearch(FolderSearcher):
     """A trial is handed out once for each rung that its arm climbs to; its checkpoint on disk is where it goes on."""
 
     def __init__(self, climb: Climb | Generations, announce: Announce, packing: Packing) -> None:
@@ -28,7 +27,7 @@ class ClimbingSearch(Searcher):
         free = [(self._climb.plans[key], until) for key, until in wanted if key not in self._out.values()]
         offer = self._packing.choose(free)
         if offer is None:
-            return None if self._out else Searcher.FINISHED
+            return None if self._out else self.FINISHED
         self._out[trial_id] = offer.plan.key
         self._announce(offer.plan)
         return suggestion(offer)
@@ -38,12 +37,6 @@ class ClimbingSearch(Searcher):
         key = self._out.pop(trial_id)
         self._packing.ended(self._climb.plans[key], None if error else result)
         self._climb.refresh(key)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: the sweep's own folder is what a resume reads."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing, see `save`."""
 
 
 class ClimbingScheduler(FIFOScheduler):

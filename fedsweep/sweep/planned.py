@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from ray.tune.search import Searcher
 
 from fedsweep.plain import Json
 from fedsweep.store import SweepStore, TrialPlan
-from fedsweep.sweep.packing import Offer, Packing
-
-Announce = Callable[[TrialPlan], None]
-
-
-def suggestion(offer: Offer) -> dict[str, Json]:
-    """A trial's Ray configuration: flat dotted hyperparameters, the key under which the whole plan is on disk.
-
-    Also the round that it climbs to, and its part of a GPU; it may be handed out again to climb further, or with more.
-    """
-    plan = offer.plan
-    return {"trial": plan.key, **plan.arm, "seed": plan.seed, "until": offer.until, "gpus": offer.gpus}
+from fedsweep.sweep.packing import Packing
+from fedsweep.sweep.searcher import Announce, FolderSearcher, suggestion
 
 
-class PlannedSearch(Searcher):
+class PlannedSearch(FolderSearcher):
     """Replays a list of trials. One that comes back without an outcome on disk is handed out again.
 
     It was measured and goes on, it ran out of a GPU's memory, or its worker was lost.
@@ -47,7 +35,7 @@ class PlannedSearch(Searcher):
         self._back.clear()
         offer = self._packing.choose([(plan, self._rounds) for plan in self._left])
         if offer is None:
-            return None if self._out else Searcher.FINISHED
+            return None if self._out else self.FINISHED
         self._left.remove(offer.plan)
         self._out[trial_id] = offer.plan
         self._announce(offer.plan)
@@ -58,9 +46,3 @@ class PlannedSearch(Searcher):
         plan = self._out.pop(trial_id)
         self._packing.ended(plan, None if error else result)
         self._back.append(plan)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: the sweep's own folder is what a resume reads."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing, see `save`."""

@@ -8,7 +8,7 @@ from fedsweep.plain import Json
 from fedsweep.sweep.climbing import ClimbingSearch
 from fedsweep.sweep.generations import Generations
 from fedsweep.sweep.packing import Packing
-from fedsweep.sweep.planned import Announce
+from fedsweep.sweep.searcher import Announce
 
 
 class PopulationSearch(ClimbingSearch):

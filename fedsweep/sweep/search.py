@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from optuna.trial import FrozenTrial
-from ray.tune.search import Searcher
 
 from fedsweep.plain import Json
 from fedsweep.store import SweepStore, TrialPlan
 from fedsweep.sweep import warm_start
 from fedsweep.sweep.packing import Packing
 from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.planned import Announce, suggestion
 from fedsweep.sweep.proposals import Proposals
+from fedsweep.sweep.searcher import Announce, FolderSearcher, suggestion
 
 
-class SampledSearch(Searcher):
+class SampledSearch(FolderSearcher):
     """Samples hyperparameters from the results on disk, whatever their order of arrival."""
 
     def __init__(self, plan: Plan, sweep: SweepStore, announce: Announce, packing: Packing) -> None:
@@ -37,7 +36,7 @@ class SampledSearch(Searcher):
         if left := sorted(self._open - {*self._out.values()}):
             trial = self._samples[left[0]]
         elif len(self._samples) == self._plan.sampled:
-            return None if self._open else Searcher.FINISHED
+            return None if self._open else self.FINISHED
         elif self._open & {*self._proposals.needed(len(self._samples))}:
             return None
         else:
@@ -53,12 +52,6 @@ class SampledSearch(Searcher):
         """The sample is out no more; how it ended is read from disk, where it is written before Ray asks again."""
         if (number := self._out.pop(trial_id, None)) is not None:
             self._packing.ended(self._samples[number], None if error else result)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: the sweep's own folder is what a resume reads."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing, see `save`."""
 
     def _new(self) -> TrialPlan:
         number = len(self._samples)
