@@ -22,6 +22,11 @@ def test_the_engine_loads_neither_ray_nor_mlflow_nor_optuna():
     assert loaded(code) == {"torch"}
 
 
+def test_the_embedded_data_are_read_without_scikit_learn():
+    """Every worker reads them, and would be a second later."""
+    assert loaded("fedsweep.data; fedsweep.data.load(fedsweep.data.DigitsData())") == {"torch"}
+
+
 def test_what_reads_and_lists_does_not_load_torch():
     names = ("arms", "config", "errors", "history", "marks", "seeding", "store", "types")
     assert loaded(", ".join(f"fedsweep.{name}" for name in names)) == set()

@@ -6,8 +6,12 @@ domain holds the same originals with the same train/test split, so that domains 
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
@@ -50,11 +54,8 @@ class DigitsData(Data):
 
         A domain that is held out is tested on its test split alone: the other scans are trained on in other styles.
         """
-        from sklearn.datasets import load_digits
-
-        scans, targets = load_digits(return_X_y=True)
-        glyphs = enlarge(torch.tensor(scans.reshape(-1, 1, 8, 8) / 16.0, dtype=torch.float32))
-        labels = torch.tensor(targets, dtype=torch.int64)
+        scans, labels = read_scans()
+        glyphs = enlarge(scans / 16)
         order = torch.randperm(len(labels), generator=_generator("split"))
         test, train = order.tensor_split([round(len(labels) * self.test_fraction)])
         train, test = train.sort().values, test.sort().values
@@ -66,6 +67,16 @@ class DigitsData(Data):
         classes = tuple("0123456789")
         ours, others = ([one for one in domains if (one.name in self.held_out_domains) == out] for out in (False, True))
         return FederatedData("digits", classes, tuple(ours), content_digest(classes, domains), tuple(others))
+
+
+def read_scans() -> tuple[Tensor, Tensor]:
+    """Grey levels 0..16 (1797, 1, 8, 8) and labels (1797,), from the file that scikit-learn's `load_digits` reads.
+
+    scikit-learn itself is not imported for it: that would be a second of every worker's start.
+    """
+    (package,) = cast(ModuleSpec, find_spec("sklearn")).submodule_search_locations or ()
+    rows = np.loadtxt(Path(package, "datasets", "data", "digits.csv.gz"), delimiter=",", dtype=np.float32)
+    return torch.from_numpy(rows[:, :64]).reshape(-1, 1, 8, 8), torch.from_numpy(rows[:, 64].astype(np.int64))
 
 
 def enlarge(glyphs: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from fedsweep.data import load
-from fedsweep.data.digits import STYLES, DigitsData, enlarge, stripes, thicken, to_uint8
+from fedsweep.data.digits import STYLES, DigitsData, enlarge, read_scans, stripes, thicken, to_uint8
 from fedsweep.errors import UserError
 from fedsweep.types import FederatedData
 
@@ -20,6 +21,13 @@ def test_there_are_six_domains_of_every_scan(data):
     assert data.class_names == tuple("0123456789")
     for domain in data.domains:
         assert (len(domain.train), len(domain.test)) == (1797 - 359, 359)
+
+
+def test_the_scans_are_scikit_learns():
+    scans, labels = read_scans()
+    expected, targets = load_digits(return_X_y=True)
+    assert scans.flatten(1).double().tolist() == expected.tolist()
+    assert labels.tolist() == targets.tolist()
 
 
 def test_images_are_bytes_and_labels_are_digits(data):
