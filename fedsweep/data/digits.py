@@ -74,8 +74,10 @@ def read_scans() -> tuple[Tensor, Tensor]:
 
     scikit-learn itself is not imported for it: that would be a second of every worker's start.
     """
-    (package,) = cast(ModuleSpec, find_spec("sklearn")).submodule_search_locations or ()
-    rows = np.loadtxt(Path(package, "datasets", "data", "digits.csv.gz"), delimiter=",", dtype=np.float32)
+    package = cast(ModuleSpec, find_spec("sklearn")).origin or ""
+    rows = np.loadtxt(
+        Path(package).with_name("datasets").joinpath("data", "digits.csv.gz"), delimiter=",", dtype=np.float32
+    )
     return torch.from_numpy(rows[:, :64]).reshape(-1, 1, 8, 8), torch.from_numpy(rows[:, 64].astype(np.int64))
 
 
