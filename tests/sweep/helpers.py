@@ -1,5 +1,6 @@
 """A sweep small enough for tests, on the real path: command line, Ray, MLflow."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,12 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from fedsweep.store import Store, SweepStore
+from fedsweep.experiment import RunConfig
+from fedsweep.play import run_durably
+from fedsweep.report import write_report
+from fedsweep.store import Outcome, Store, SweepStore
+from fedsweep.sweep.opening import open_sweep
+from fedsweep.sweep.plan import Plan
 from fedsweep.tracking import tracking_uri
 
 ROUNDS = 3
@@ -78,6 +84,19 @@ def fedsweep(
     done = subprocess.run(whole, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def play_alone(folder: Path, name: str) -> None:
+    """The reference of a grid: its trials played one after the other in this process, without Ray and MLflow."""
+    with contextlib.chdir(folder):
+        plan = Plan.read(name, {}, {})
+        sweep = open_sweep(plan, Store(folder / "mlruns"), resume=False, sweep_id=None)
+        for trial in plan.grid():
+            kept = sweep.trial(trial.key)
+            kept.plan(trial)
+            *_, last = run_durably(RunConfig.of(trial.config, "test"), kept.checkpoint, "cpu")
+            kept.end(Outcome(outcome="finished", round=last.round))
+        write_report(sweep.manifest(), sweep.trials(), sweep.folder / "report")
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:

@@ -19,6 +19,7 @@ from tests.sweep.helpers import (
     fedsweep,
     histories,
     newest,
+    play_alone,
     start,
     table,
     wait_for_rounds,
@@ -37,10 +38,10 @@ PREPARED = {
 
 @pytest.fixture(scope="module")
 def on_one_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the small grid ran without a cluster."""
+    """A folder in which the small grid was played without a cluster."""
     folder = tmp_path_factory.mktemp("one_machine")
     write_space(folder, "tiny", LONGER)
-    fedsweep(folder, "tune", "tiny")
+    play_alone(folder, "tiny")
     return folder
 
 

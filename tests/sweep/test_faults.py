@@ -45,10 +45,10 @@ ARMS = {
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which arms climbed to the end."""
+    """A folder in which arms climbed to the end, one trial after the other."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_space(folder, "arms", ARMS)
-    fedsweep(folder, "tune", "arms")
+    fedsweep(folder, "tune", "arms", "--at-once", "1")
     return folder
 
 

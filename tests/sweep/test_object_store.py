@@ -17,7 +17,7 @@ from fedsweep.plain import read_yaml
 from fedsweep.recorded_run import record_run
 from fedsweep.store import Store, SweepStore
 from fedsweep.tracking import Destination, deliver_all
-from tests.sweep.helpers import GRID, SMALL, fedsweep, histories, newest, start, table, write_space
+from tests.sweep.helpers import GRID, SMALL, fedsweep, histories, newest, play_alone, start, table, write_space
 from tests.sweep.objects import BUCKET, URI, machine, object_store, objects
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ def test_a_sweep_there_equals_one_in_a_folder_though_its_driver_is_killed_and_it
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_space(tmp_path, "tiny", GRID)
-    fedsweep(tmp_path, "tune", "tiny")
+    play_alone(tmp_path, "tiny")
     machine(tmp_path / "lost", monkeypatch)
     process = start(tmp_path, "tune", "tiny", "--store", URI)
     wait_for_an_outcome(client, process)

@@ -12,6 +12,7 @@ from tests.sweep.helpers import (
     fedsweep,
     histories,
     newest,
+    play_alone,
     runs,
     table,
     write_space,
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 CPUS = 0.5
 SIZE_OF_ALL = 100.0
+TWO = ("--at-once", "2")
 
 
 def attempts(folder: Path) -> dict[tuple[int, int], list[Attempt]]:
@@ -42,7 +44,7 @@ def tags(folder: Path) -> dict[str, tuple[str | None, str | None]]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
     write_space(folder, "tiny", GRID)
-    fedsweep(folder, "tune", "tiny")
+    play_alone(folder, "tiny")
     return folder
 
 
@@ -54,7 +56,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(COUNT, "1")
         monkeypatch.setenv(SIZE, str(SIZE_OF_ALL))
-        done = fedsweep(folder, "tune", "tiny")
+        done = fedsweep(folder, "tune", "tiny", *TWO)
     assert "lora.rank=4: " in done.stderr
     assert "side by side" in done.stderr
     return folder
@@ -85,7 +87,7 @@ def test_too_small_a_fraction_is_doubled_and_the_table_stays(
     monkeypatch.setenv(COUNT, "1")
     monkeypatch.setenv(SIZE, str(3 * taken / 1e9))
     write_space(tmp_path, "tiny", {**GRID, "resources": {"cpus_per_trial": CPUS, "gpus_per_trial": 0.25}})
-    fedsweep(tmp_path, "tune", "tiny")
+    fedsweep(tmp_path, "tune", "tiny", *TWO)
     assert table(tmp_path, "tiny") == table(plain, "tiny")
     assert histories(newest(tmp_path, "tiny")) == histories(newest(plain, "tiny"))
     tried = attempts(tmp_path)
@@ -102,7 +104,8 @@ def test_too_small_a_fraction_is_doubled_and_the_table_stays(
 def test_too_small_a_gpu_fails_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COUNT, "1")
     monkeypatch.setenv(SIZE, "0.1")
-    write_space(tmp_path, "tiny", {**GRID, "seeds": [0], "resources": {"cpus_per_trial": CPUS, "gpus_per_trial": 0.5}})
+    alone = {"space": {"lora.rank": {"grid": [4]}}, "seeds": [0]}
+    write_space(tmp_path, "tiny", {**GRID, **alone, "resources": {"cpus_per_trial": CPUS, "gpus_per_trial": 0.5}})
     fedsweep(tmp_path, "tune", "tiny", code=1)
     for trial in newest(tmp_path, "tiny").trials():
         assert trial.outcome is not None

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 from pathlib import Path
 
 import pytest
@@ -42,8 +41,8 @@ ALONE = {
         "method.beta": {"uniform": [0.0, 0.5], "step": 0.1, "when": {"method.name": "inclusivefl"}},
         "lora.rank": {"loginteger": [1, 8]},
     },
-    "resources": {"cpus_per_trial": len(os.sched_getaffinity(0))},
 }
+ONE = ("--at-once", "1")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a pruned search, of one trial at a time."""
     folder = tmp_path_factory.mktemp("whole")
     write_space(folder, "search", ALONE)
-    assert "pruned" in fedsweep(folder, "tune", "search").stdout
+    assert "pruned" in fedsweep(folder, "tune", "search", *ONE).stdout
     return folder
 
 
@@ -84,10 +83,10 @@ def test_samples_have_what_their_conditions_say(whole: Path) -> None:
 def test_a_pruned_search_killed_and_resumed_asks_the_same_questions(whole: Path, tmp_path: Path) -> None:
     """One trial at a time, so that the order of arrival is the same: then even pruning is repeated exactly."""
     write_space(tmp_path, "search", ALONE)
-    process = start(tmp_path, "tune", "search")
+    process = start(tmp_path, "tune", "search", *ONE)
     wait_for_rounds(tmp_path, "search", 4, process)
     kill(process)
-    fedsweep(tmp_path, "tune", "search", "--resume")
+    fedsweep(tmp_path, "tune", "search", "--resume", *ONE)
     assert histories(newest(tmp_path, "search")) == histories(newest(whole, "search"))
     assert_mlflow_equals_store(tmp_path, "search")
 

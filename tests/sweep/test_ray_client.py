@@ -14,6 +14,7 @@ from tests.sweep.helpers import (
     fedsweep,
     histories,
     newest,
+    play_alone,
     start,
     table,
     wait_for_rounds,
@@ -34,7 +35,7 @@ def test_a_sweep_through_ray_client_is_interrupted_and_goes_on_with_the_numbers_
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
         write_space(folder, "tiny", LONGER)
-    fedsweep(here, "tune", "tiny")
+    play_alone(here, "tiny")
     # Three attempts of one second where a token is refused, and a client that could not be served is soon forgotten.
     for name, seconds in (("INITIAL_CONNECTION_TIMEOUT_S", 1), ("MAX_CONNECTION_TIMEOUT_S", 1)):
         monkeypatch.setenv(f"RAY_CLIENT_{name}", str(seconds))
