@@ -17,6 +17,7 @@ from fedsweep.frozen import FrozenFunction, walk_key
 from fedsweep.models.clip import LayeredClip
 from fedsweep.models.clip_backbone import ClipBackbone, DigitsClip
 from fedsweep.models.feature_adapter import FeatureAdapter
+from fedsweep.models.kept import built
 from fedsweep.models.layered import draw_linears
 
 ClipConfig = Annotated[DigitsClip | ClipBackbone, Field(discriminator="name")]
@@ -110,9 +111,10 @@ def build_domain_adapters(
     """
     if isinstance(class_names, int):
         return DomainAdapters(clip.outlined(class_names), config, domains, seed, "outlined")
+    content = clip.fingerprint()
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
-        model = clip.build(len(class_names), class_names=class_names).eval()
-    return DomainAdapters(model, config, domains, seed, clip.identity(clip.fingerprint()))
+        model = built(clip, content, len(class_names), 0, tuple(class_names)).eval()
+    return DomainAdapters(model, config, domains, seed, clip.identity(content))
 
 
 @contextmanager

@@ -31,6 +31,6 @@ def built(source: Source[T_co], content: str, *arguments: Hashable) -> T_co:
     return found
 
 
-@lru_cache(maxsize=2)  # a backbone, and the trunk of a gate beside it
+@lru_cache(maxsize=2)  # a backbone, and beside it the trunk of a gate or the server's CLIP
 def _last(source: Source[Any], _content: str, *arguments: Hashable) -> Any:
     return source.build(*arguments)

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from fedsweep.errors import UserError
-from fedsweep.models import LoraConfig, build_model, kept, weights_file
+from fedsweep.models import LoraConfig, build_model, clip_backbone, kept, weights_file
 from fedsweep.models.clip_backbone import DigitsClip
+from fedsweep.models.domain_adapters import AdaptersConfig, build_domain_adapters
 from fedsweep.models.gate import build_gate
 from fedsweep.models.trunk import DigitsTrunk, TimmTrunk
 from fedsweep.models.vit import DigitsViT
@@ -121,3 +122,16 @@ def test_broken_weights_are_refused_each_time(weights):
     for _ in range(2):
         with pytest.raises(UserError, match="unknown to it, `more`"):
             build_model(backbone, LORA, 5, 0)
+
+
+def test_a_servers_clip_is_each_trials_own_and_read_once(monkeypatch):
+    """That of FedAG, whose clients train another backbone beside it."""
+    config, names = DigitsClip(), tuple("0123456789")
+    expected, loads, load = tensors(config.build(10, class_names=names)), [], clip_backbone.load
+    monkeypatch.setattr(clip_backbone, "load", lambda *given: loads.append(given) or load(*given))
+    for seed in (0, 1):
+        build_model(DigitsViT(), LORA, 10, seed, names)
+        server = build_domain_adapters(config, AdaptersConfig(), ["plain"], names, seed)
+        assert identical(tensors(server.clip), expected)
+        ruin(server)
+    assert len(loads) == 1
