@@ -7,7 +7,7 @@ import pytest
 
 from fedsweep.store import Store
 from tests.sweep.clusters import authenticated, ray_cluster
-from tests.sweep.helpers import GRID, fedsweep, write_space
+from tests.sweep.helpers import SAMPLED, fedsweep, write_space
 from tests.sweep.objects import URI, machine, object_store, objects
 
 pytestmark = pytest.mark.slow
@@ -17,12 +17,16 @@ client = pytest.fixture(object_store)
 def test_nodes_write_there_and_nothing_of_rays_is_left(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_space(tmp_path, "tiny", {**GRID, "seeds": [0]})
+    """A search whose samples are pruned, so that what was decided and proposed lies there too."""
+    write_space(tmp_path, "tiny", SAMPLED)
     machine(tmp_path / "driver", monkeypatch)
     with authenticated("token", tmp_path), ray_cluster(2) as cluster:
         done = fedsweep(tmp_path, "tune", "tiny", "--address", cluster.address, "--store", URI)
-    assert "2 of 2 after" in done.stderr
+    assert "6 of 6 after" in done.stderr
+    names = [name.split("/", 3)[-1] for name in objects(client)]
+    assert {"decisions.jsonl", "sweep.json", "report/table.csv"} <= {*names}
     assert not [name for name in objects(client) if "/ray/" in name or "/." in name or name.startswith(".")]
     machine(tmp_path / "other", monkeypatch)
     trials = Store.at(URI).find("tiny").trials()
-    assert [one.outcome and one.outcome.outcome for one in trials] == ["finished"] * 2
+    assert len(trials) == 6
+    assert {one.outcome and one.outcome.outcome for one in trials} == {"finished", "pruned"}
