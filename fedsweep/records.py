@@ -33,7 +33,7 @@ class SweepManifest(Config):
     baseline: Arm | None = Field(None, description="the arm that others are compared to")
     reference: Reference | None = Field(None, description="a paper's values of some arms")
     seeds: tuple[int, ...]
-    trials: int | None = Field(None, description="how many there are in the end; null of a population, which shows")
+    trials: int | None = Field(None, description="how many there are in the end; null of a population")
     scheduler: str
     search: str
     processor: str = Field("", description="what decides the last digits of a trial: device and threads")

@@ -90,7 +90,7 @@ def tune(
     from fedsweep.sweep.joining import check_address, client_address
 
     check_address(address)
-    changes, of_space = parse_overrides(overrides or []), space_changes(context.params)
+    changes, of_space = parse_overrides(overrides or []), space_changes(context.params)  # by SPACE_OPTIONS
     find("search_spaces", space)
     if through_client := client_address(address):
         from fedsweep.cli.away import tune_away
@@ -192,7 +192,7 @@ def _number_or_word(given: str) -> float | str:
         return given
 
 
-def read_plan(space: str, changes: dict[str, Any], space_changes: dict[str, Any]) -> Plan:
+def read_plan(space: str, changes: dict[str, Any], of_space: dict[str, Any]) -> Plan:
     """A search space with these changes; a wrong name is told before torch is imported.
 
     Raises:
@@ -201,8 +201,8 @@ def read_plan(space: str, changes: dict[str, Any], space_changes: dict[str, Any]
     from fedsweep.paths import find
 
     find("search_spaces", space)
-    if "experiment" in space_changes:
-        find("experiments", space_changes["experiment"])
+    if "experiment" in of_space:
+        find("experiments", of_space["experiment"])
     from fedsweep.sweep.plan import Plan
 
-    return Plan.read(space, changes, space_changes)
+    return Plan.read(space, changes, of_space)

@@ -1,4 +1,4 @@
-"""The verbs on experiments and sweeps. Nothing heavy is imported at the top: mistakes are told before Ray starts."""
+"""The verbs on experiments and sweeps. Nothing heavy is imported at the top: mistakes are told at once."""
 
 from __future__ import annotations
 

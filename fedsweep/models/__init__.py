@@ -47,7 +47,7 @@ def _with_weights(
     """The plain backbone; of a seed's doing there is only a fresh head, and all else where there are no weights."""
     content = backbone.fingerprint()
     names = None if class_names is None else tuple(class_names)
-    model = built(backbone, content, num_classes, seed if content == "none" else 0, names)
+    model = built("backbone", backbone, content, num_classes, seed if content == "none" else 0, names)
     if model.head_is_fresh:
         model.draw_head(seed)
     return model

@@ -113,7 +113,7 @@ def build_domain_adapters(
         return DomainAdapters(clip.outlined(class_names), config, domains, seed, "outlined")
     content = clip.fingerprint()
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
-        model = built(clip, content, len(class_names), 0, tuple(class_names)).eval()
+        model = built("beside", clip, content, len(class_names), 0, tuple(class_names)).eval()
     return DomainAdapters(model, config, domains, seed, clip.identity(content))
 
 

@@ -87,7 +87,7 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
         content = config.fingerprint()
         drawn = seed if content.startswith("none:") else 0
-        trunk, mean, std = built(config, content, drawn)
+        trunk, mean, std = built("beside", config, content, drawn)
         gate = Gate(trunk, hidden, mean, std, whole)
     gate.identity = f"{config.model_dump_json()} {content} {drawn}"
     draw_linears(gate.adapter, seed, "gate")

@@ -58,7 +58,7 @@ def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) 
             del findings[node]
         findings |= _everywhere(list(lacking), needs)
     if nodes and not findings:
-        raise UserError(f"{counted(len(nodes))} of the cluster went away while asked what they have; none is left.")
+        raise UserError(f"{counted(len(nodes))} of the cluster went away before they were ready; none is left.")
     return findings
 
 

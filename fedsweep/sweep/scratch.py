@@ -1,10 +1,12 @@
 """A worker's own folder for as long as it needs one, in the machine's temporary folder."""
 
+import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from fedsweep.errors import UserError
@@ -21,9 +23,9 @@ def scratch() -> Iterator[Path]:
     Beside it lies a file that its worker has locked, so that a living worker's folder is told from a dead one's.
     """
     _sweep_up()
-    folder = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}"
-    lock = folder.with_suffix(".lock")
-    with held(lock, TAKEN):
+    with ExitStack() as stack:
+        lock = _locked(stack)
+        folder = lock.with_suffix("")
         folder.mkdir(mode=0o700)
         try:
             yield folder
@@ -31,10 +33,21 @@ def scratch() -> Iterator[Path]:
             _remove(lock)
 
 
+def _locked(stack: ExitStack) -> Path:
+    """A new lock file, held; another name where a worker that sweeps up took the first one before it was locked."""
+    while True:
+        lock = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}.lock"
+        with suppress(UserError):
+            stack.enter_context(held(lock, TAKEN))
+            return lock
+
+
 def _sweep_up() -> None:
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*.lock"):
-        with suppress(UserError, OSError), held(lock, TAKEN):  # a living worker's, another user's, or just removed
-            _remove(lock)
+        with suppress(UserError, OSError):  # a living worker's, or just removed
+            if stat.S_ISREG((found := lock.lstat()).st_mode) and found.st_uid == os.getuid():
+                with held(lock, TAKEN):
+                    _remove(lock)
 
 
 def _remove(lock: Path) -> None:

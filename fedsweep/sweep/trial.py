@@ -109,9 +109,11 @@ def _rounds(
     import torch
 
     from fedsweep.experiment import RunConfig
+    from fedsweep.models.kept import keep
     from fedsweep.play import check_digests, run_durably
 
     torch.set_num_threads(threads)
+    keep()
     plan = store.read().plan
     run = RunConfig.of(plan.config, f"trial {plan.key}")
     check_digests(run, plan.digests)

@@ -9,6 +9,7 @@ import typer
 
 from fedsweep.cli import app
 from fedsweep.cli.options import page_command
+from fedsweep.cli.tune import SPACE_OPTIONS
 from tests.cli.conftest import ROOT, Call
 
 HEAVY = {"matplotlib", "mlflow", "numpy", "optuna", "pandas", "ray", "scipy", "sklearn", "torch"}
@@ -94,3 +95,10 @@ def test_the_command_that_opens_the_page_names_a_store_that_it_would_not_open_by
     monkeypatch.setenv("FEDSWEEP_STORE", "my runs")
     assert page_command("my runs") == "fedsweep ui"
     assert shlex.split(page_command("mlruns")) == ["fedsweep", "ui", "--store", "mlruns"]
+
+
+def test_every_option_of_tune_is_of_the_space_or_read_by_the_verb():
+    """What is in neither would be taken and ignored."""
+    names = {parameter.name for parameter in GROUP["tune"].params}
+    read = {"space", "overrides", "fresh", "resume", "sweep", "dry_run", "at_once", "address", "store", "mlflow"}
+    assert names - {"help"} == read | SPACE_OPTIONS.keys()

@@ -1,6 +1,5 @@
 """Weights are read once per process, and no trial sees what another made of them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,10 @@ LORA = LoraConfig(rank=2, alpha=4)
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept() -> Iterator[None]:
-    kept._last.cache_clear()
-    yield
-    kept._last.cache_clear()
+def keeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a worker that has just started."""
+    monkeypatch.setattr(kept, "_kept", None)
+    kept.keep()
 
 
 @pytest.fixture
@@ -59,6 +58,22 @@ def test_trials_of_other_seeds_and_ranks_read_a_file_once(weights, reads):
         for rank in (1, 2):
             ruin(build_model(backbone, LoraConfig(rank=rank, alpha=4), 5, seed))
     assert len(reads) == 1
+
+
+def test_a_process_that_plays_one_run_keeps_nothing(weights, reads, monkeypatch):
+    monkeypatch.setattr(kept, "_kept", None)
+    for _ in range(2):
+        build_model(tiny_vit(weights()), LORA, 5, seed=0)
+    assert len(reads) == 2
+    assert kept._kept is None
+
+
+def test_one_network_of_a_role_is_kept_and_none_without_weights(weights, reads):
+    first, second = tiny_vit(weights("a.safetensors")), tiny_vit(weights("b.safetensors"))
+    for backbone in (first, tiny_vit(), first, second, tiny_vit(), second, first):
+        build_model(backbone, LORA, 5, seed=0)
+    assert [path.stem for path in reads] == ["a", "b", "a"]
+    assert len(kept._kept) == 1
 
 
 def test_a_file_that_was_replaced_is_read_again(weights, reads):

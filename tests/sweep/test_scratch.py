@@ -1,5 +1,6 @@
 """A worker's folder: its own while it lives, and gone after it, however it ended."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import fedsweep.sweep.scratch as scratch_module
+from fedsweep.errors import UserError
 from fedsweep.sweep.scratch import PREFIX, scratch
 
 WORKER = """
@@ -60,3 +63,33 @@ def test_what_a_killed_worker_left_goes_with_the_next_one_and_a_living_ones_stay
             assert not killed.exists()
             assert (living / "checkpoint").exists()
     assert left(temporary) == []
+
+
+def test_a_lock_that_another_worker_sweeps_up_before_it_is_held_is_followed_by_another_one(temporary, monkeypatch):
+    real, names = scratch_module.held, []
+
+    def held(lock: Path, taken: str):
+        names.append(lock)
+        if len(names) == 1:
+            raise UserError(taken)
+        return real(lock, taken)
+
+    monkeypatch.setattr(scratch_module, "held", held)
+    with scratch() as folder:
+        assert folder == names[1].with_suffix("")
+    assert len({*names}) == 2
+
+
+def test_links_and_what_is_of_others_are_left_alone(temporary, monkeypatch):
+    mine = temporary / "mine"
+    mine.write_text("kept")
+    link = temporary / f"{PREFIX}link.lock"
+    link.symlink_to(mine)
+    (temporary / f"{PREFIX}other.lock").touch()
+    (temporary / f"{PREFIX}other").mkdir()
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    with scratch():
+        pass
+    assert mine.read_text() == "kept"
+    assert {f"{PREFIX}link.lock", f"{PREFIX}other", f"{PREFIX}other.lock"} <= {*left(temporary)}
