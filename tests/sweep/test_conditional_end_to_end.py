@@ -18,7 +18,7 @@ def test_one_factor_with_a_condition_runs_and_compares_every_arm_with_the_baseli
         "lora.rank": {"grid": [4, 1]},
     }
     write_space(tmp_path, "mine", {**GRID, "space": axes, "baseline": WHOLE})
-    fedsweep(tmp_path, "tune", "mine", "--design", "one_factor", "federation.rounds=1")
+    fedsweep(tmp_path, "tune", "mine", "--design", "one_factor", "federation.rounds=1", "--at-once", "1")
     trials = newest(tmp_path, "mine").trials()
     assert len(trials) == 2 * (1 + 1 + 1 + 1)
     assert {trial.outcome and trial.outcome.outcome for trial in trials} == {"finished"}

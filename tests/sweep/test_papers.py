@@ -52,7 +52,7 @@ def test_table_1_is_run_by_one_command(tmp_path, monkeypatch):
     fedsweep(tmp_path, "data", "prepare", "domainnet", "--root", "raw", "--size", "32")
 
     change = "backbone={" + ", ".join(f"{name}: {value}" for name, value in VIT.items()) + "}"
-    done = fedsweep(tmp_path, "tune", space, change, *QUICK, "--seeds", "0", "--gpus-per-trial", "0")
+    done = fedsweep(tmp_path, "tune", space, change, *QUICK, "--seeds", "0", "--gpus-per-trial", "0", "--at-once", "1")
     rows = {row["method"]: row for row in csv.DictReader(io.StringIO(table(tmp_path, space)))}
     assert list(rows) == METHODS
     paper = [float(rows[method]["reference"]) for method in METHODS]

@@ -112,7 +112,7 @@ def test_a_sweep_over_prepared_data_ends_with_its_table(project: Path) -> None:
     launcher = ["uv", "run", "--no-project"] if shutil.which("uv") else []
     with (project / "data" / "large").open("wb") as file:
         file.truncate(600 * 2**20)
-    fedsweep(project, "tune", SPACE, *QUICK, "--seeds", "0", launcher=launcher)
+    fedsweep(project, "tune", SPACE, *QUICK, "--seeds", "0", "--at-once", "1", launcher=launcher)
     rows = list(csv.DictReader(io.StringIO(table(project, SPACE))))
     assert [float(row["partition.alpha"]) for row in rows] == [0.1, 0.5, 1, 10, 100]
     trials = newest(project, SPACE).trials()

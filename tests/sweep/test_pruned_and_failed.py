@@ -126,7 +126,7 @@ def test_a_diverging_trial_is_recorded_and_does_not_stop_the_others(tmp_path: Pa
         "baseline": {"optimizer.lr": 0.01},
     }
     write_space(tmp_path, "diverging", diverging)
-    done = fedsweep(tmp_path, "tune", "diverging")
+    done = fedsweep(tmp_path, "tune", "diverging", *ONE)
     outcomes = {trial.plan.arm["optimizer.lr"]: trial.outcome for trial in newest(tmp_path, "diverging").trials()}
     failed, finished = outcomes[1e30], outcomes[0.01]
     assert failed is not None
