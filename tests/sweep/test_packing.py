@@ -36,6 +36,14 @@ def test_who_takes_more_is_given_no_less(peak: int, more: int, total: int, most:
     assert small <= large
 
 
+@given(peak=BYTES, beside=BYTES, total=BYTES, most=MOST)
+def test_what_a_process_takes_beside_its_tensors_is_taken_by_each(
+    peak: int, beside: int, total: int, most: int
+) -> None:
+    apart = Attempt(gpus=1, peak=peak, beside=beside, total=total)
+    assert needed([apart], most) == needed([Attempt(gpus=1, peak=peak + beside, total=total)], most)
+
+
 @given(number=st.integers(1, 10_000))
 def test_ray_counts_no_more_than_a_whole_gpu(number: int) -> None:
     assert round(share(number) * 10_000) * number <= 10_000
