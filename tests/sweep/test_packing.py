@@ -102,6 +102,16 @@ def test_each_arm_is_measured_by_one_round_of_one_trial_which_then_goes_on(tmp_p
     packing.ended(other, report(9, peak=400))
 
 
+def test_what_a_worker_told_is_kept_and_counts(tmp_path: Path) -> None:
+    sweep, (plan,) = SweepStore(tmp_path), plans(1, 1)
+    packing = Packing("auto", 4, sweep)
+    packing.choose([(plan, 9)])
+    packing.ended(plan, report(1, peak=400) | {"memory/beside": 100})
+    told = Attempt(gpus=1.0, round=1, peak=400, beside=100, total=1000, seconds=1.0)
+    assert Attempts.read(sweep.trial(plan.key)).attempts == (told,)
+    assert packing.fraction(plan) == 1.0  # two of 400 would fit, of 500 they do not
+
+
 def test_a_probe_that_fails_leaves_the_measuring_to_the_next(tmp_path: Path) -> None:
     packing = Packing("auto", 4, SweepStore(tmp_path))
     first, second = plans(1, 2)
