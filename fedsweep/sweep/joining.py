@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,11 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
     import ray
 
     try:
-        with without_stderr():
+        with without_stderr() as said:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
     except Exception as error:  # ConnectionError, AuthenticationError, RuntimeError of another version
         ray.shutdown()
-        raise UserError(_why_not(address, error)) from None
+        raise UserError(_why_not(address, error, "".join(said))) from None
     _silence()
     try:
         yield Cluster(ray.get_runtime_context().gcs_address, tuple(_alive(ray.nodes())), at_once)
@@ -122,17 +123,22 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def without_stderr() -> Iterator[None]:
-    """Ray's C++ side tells each refusal there; what it comes to is an exception, and the sentence is ours."""
+def without_stderr() -> Iterator[list[str]]:
+    """Ray's C++ side tells each refusal there, and Ray 2.52 nowhere else. What it told is given after the block.
+
+    What a refusal comes to is an exception, and the sentence is ours.
+    """
+    told: list[str] = []
     kept = os.dup(2)
-    silent = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(silent, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(silent)
+    with tempfile.TemporaryFile() as silent:
+        try:
+            os.dup2(silent.fileno(), 2)
+            yield told
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            silent.seek(0)
+            told.append(silent.read().decode(errors="replace"))
 
 
 def check_answers(address: str, environ: Mapping[str, str]) -> None:
@@ -159,9 +165,9 @@ def token_problem(address: str, error: Exception, said: str = "") -> str:
     return ""
 
 
-def _why_not(address: str, error: Exception) -> str:
+def _why_not(address: str, error: Exception, said: str) -> str:
     """One sentence about a cluster that did not let us in."""
-    if problem := token_problem(address, error):
+    if problem := token_problem(address, error, said):
         return problem
     if address == "auto" and isinstance(error, ConnectionError) and error.__cause__ is None:
         return "`--address` auto found no Ray cluster on this machine, and RAY_ADDRESS names none."

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ray
 
 from fedsweep.errors import UserError
 from fedsweep.sweep import cluster, joining
@@ -175,6 +176,21 @@ def test_a_ray_that_takes_too_long_to_start_is_told_in_a_sentence(clean: Path, m
         "Ray does not start on this machine (The current node timed out during startup); it waits for 30 seconds, too "
         "short where others keep the machine busy: the same command with --resume goes on."
     )
+
+
+def test_a_refusal_that_ray_tells_on_stderr_alone_is_understood_and_not_shown(clean, monkeypatch, capfd):
+    def init(*_: object, **__: object) -> None:
+        os.write(2, b"gcs_client.cc:205: Unauthenticated: RPC error: InvalidAuthToken")
+        raise ConnectionError
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setattr(ray, "init", init)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = opened(f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(UserError, match="asks for a token, and the token given is not the cluster's; "), there:
+            pass
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"
 
 
 def test_ray_address_is_not_followed_silently(clean: Path):
