@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 
@@ -57,3 +58,10 @@ def refresh() -> None:
 def alive(cluster: Cluster) -> int:
     """Nodes that the cluster says are up."""
     return sum(one["Alive"] for one in cluster.global_state.node_table())
+
+
+def busy_node(cluster: Cluster) -> Node:
+    """A node on which a trial is running now."""
+    actors = cluster.global_state.actor_table(None, actor_state_name="ALIVE").values()
+    busy = {actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] != "Library"}
+    return next(node for node in cluster.worker_nodes if node.node_id in busy)

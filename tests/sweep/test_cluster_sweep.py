@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray._private.node import Node
-from ray.cluster_utils import Cluster
 
 import fedsweep as fedsweep_package
-from tests.sweep.clusters import alive, authenticated, ray_cluster
+from tests.sweep.clusters import alive, authenticated, busy_node, ray_cluster
 from tests.sweep.helpers import (
     GRID,
     SMALL,
@@ -138,10 +136,3 @@ def test_a_ray_of_our_own_listens_on_the_loopback_alone_and_asks_for_its_token()
     assert len(addresses.split()) >= 4, "GCS, raylet, object manager and workers listen"
     assert set(addresses.split()) == {"127.0.0.1"}
     assert "InvalidAuthToken" in stranger
-
-
-def busy_node(cluster: Cluster) -> Node:
-    """A node on which a trial is running now."""
-    actors = cluster.global_state.actor_table(None, actor_state_name="ALIVE").values()
-    busy = {actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] != "Library"}
-    return next(node for node in cluster.worker_nodes if node.node_id in busy)
