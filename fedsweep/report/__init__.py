@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fedsweep.errors import UserError
 from fedsweep.report import activation, embeddings, figures, front, population
-from fedsweep.report.statistics import ArmStatistics, Comparison, summarise
+from fedsweep.report.comparison import Comparison
+from fedsweep.report.statistics import ArmStatistics, summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
 from fedsweep.store import SweepManifest, TrialRecord

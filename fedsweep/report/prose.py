@@ -10,7 +10,8 @@ from fedsweep.plain import Json
 from fedsweep.report import front
 from fedsweep.report.arms import ended
 from fedsweep.report.population import sentences
-from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, Comparison
+from fedsweep.report.comparison import Comparison
+from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
 from fedsweep.report.wording import Units, arm_words, names, of_clients, shown_p
 from fedsweep.store import SweepManifest
 

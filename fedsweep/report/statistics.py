@@ -1,55 +1,20 @@
-"""Mean, spread and paired comparisons of arms. Pruned, failed and unfinished trials enter none of them."""
+"""Mean, spread and comparison of every arm. Pruned, failed and unfinished trials enter none of them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from fedsweep.arms import counterparts, identity
 from fedsweep.history import mean_of_last, total_megabytes
 from fedsweep.plain import Json
 from fedsweep.report.arms import Arm, final, group, mean
+from fedsweep.report.comparison import Comparison, compare
+from fedsweep.report.intervals import Interval, t_interval
 from fedsweep.store import SweepManifest, TrialRecord
 
-LEVEL = 0.05
-"""Two-sided level of the tests after Holm's correction; intervals are at 1 - LEVEL, uncorrected."""
-
-ROUNDING = 1e-12
-"""Paired differences that spread less than this, relative to the values, differ by rounding only."""
-
 MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mean"
-
-Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """An arm minus the baseline arm over the seeds that both finished; in the objective's own unit.
-
-    `interval` and the p-values are None where they cannot be computed: fewer than two common seeds, or the same
-    non-zero difference on every seed (a spread of zero makes t infinite whatever the truth is).
-    """
-
-    seeds: tuple[int, ...]
-    difference: float | None
-    interval: tuple[float, float] | None
-    p: float | None
-    p_holm: float | None
-
-    @property
-    def verdict(self) -> Verdict:
-        """What may be said at level 0.05 after Holm's correction. `constant`: no test is possible."""
-        if self.difference is None or len(self.seeds) < 2:
-            return "too few seeds"
-        if self.p_holm is None:
-            return "constant"
-        if self.p_holm > LEVEL:
-            return "no detectable difference"
-        return "higher" if self.difference > 0 else "lower"
-
 
 @dataclass(frozen=True)
 class ArmStatistics:
@@ -62,6 +27,8 @@ class ArmStatistics:
     mean: float | None
     sd: float | None
     """Over seeds, with n - 1."""
+    interval: Interval | None
+    """Of the mean: Student's t over seeds, 95%."""
     mean_of_last: float | None
     """Mean over seeds of the objective's mean over the last four rounds."""
     worst_domain: float | None
@@ -119,52 +86,6 @@ def _baselines(arms: Mapping[str, Arm], baseline: Mapping[str, Json]) -> dict[st
     return {key: identity(found[key]) for key in arms if key in found}
 
 
-def compare(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
-    """Paired t-tests of arms (value by seed), each against its baseline, Holm-corrected over the testable ones."""
-    paired = [_paired(arm, baseline) for arm, baseline in pairs]
-    tested = [one.p for one in paired if one.p is not None]
-    corrected = iter(holm(tested))
-    return [
-        one if one.p is None else Comparison(one.seeds, one.difference, one.interval, one.p, next(corrected))
-        for one in paired
-    ]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: max over j <= i of min(1, (m - j + 1) p_(j)), in the order given.
-
-    Source: S. Holm (1979), A simple sequentially rejective multiple test procedure.
-
-    >>> [round(p, 3) for p in holm([0.04, 0.01, 0.03])]
-    [0.06, 0.03, 0.06]
-    """
-    p = np.asarray(p_values, dtype=float)
-    order = np.argsort(p, kind="stable")
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.maximum.accumulate(np.minimum(1, np.arange(len(p), 0, -1) * p[order]))
-    return [float(value) for value in adjusted]
-
-
-def _paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison:
-    seeds = tuple(sorted(arm.keys() & baseline.keys()))
-    if not seeds:
-        return Comparison((), None, None, None, None)
-    ours, theirs = np.array([arm[seed] for seed in seeds]), np.array([baseline[seed] for seed in seeds])
-    differences = ours - theirs
-    difference = float(differences.mean())
-    if len(seeds) < 2:
-        return Comparison(seeds, difference, None, None, None)
-    # Exact equality would miss 0.61 - 0.60 and 0.51 - 0.50, whose spread of 1e-17 would make any test significant.
-    rounding = ROUNDING * max(np.abs(ours).max(), np.abs(theirs).max())
-    if np.abs(differences).max() <= rounding:
-        return Comparison(seeds, 0.0, None, 1.0, None)
-    if np.ptp(differences) <= rounding:
-        return Comparison(seeds, difference, None, None, None)
-    test = stats.ttest_rel(ours, theirs)
-    low, high = test.confidence_interval(1 - LEVEL)
-    return Comparison(seeds, difference, (float(low), float(high)), float(test.pvalue), None)
-
-
 def _values(arm: Arm, metric: str) -> dict[int, float]:
     """The objective at the end of each finished trial, by seed."""
     ends = {seed: final(trial, metric) for seed, trial in arm.finished(metric).items()}
@@ -192,6 +113,7 @@ def _describe(
         values=values,
         mean=mean(values.values()),
         sd=float(np.std(list(values.values()), ddof=1)) if len(values) > 1 else None,
+        interval=t_interval(list(values.values())),
         mean_of_last=mean(smoothed) if all(map(math.isfinite, smoothed)) else None,
         worst_domain=_mean_final(trials, "accuracy/worst_domain"),
         worst_domain_name=min(worst, key=lambda name: worst[name]) if worst else None,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.report.statistics import Comparison, compare, holm, summarise
+from fedsweep.report.comparison import Comparison, compare, holm
+from fedsweep.report.statistics import summarise
 
 ACCURACY = st.integers(0, 10_000).map(lambda count: count / 10_000)
 THREE = st.tuples(ACCURACY, ACCURACY, ACCURACY)

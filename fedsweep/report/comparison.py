@@ -1,0 +1,176 @@
+"""An arm against its baseline arm over the seeds that both finished: paired tests, Holm-corrected over the arms."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from fedsweep.report.intervals import LEVEL, Interval, bootstrap_interval, t_interval
+from fedsweep.report.power import detectable_effect, seeds_needed
+
+ROUNDING = 1e-12
+"""Paired differences that spread less than this, relative to the values, differ by rounding only."""
+ENUMERATED = 99_999
+"""Sign patterns: up to 16 pairs all are tried, of more pairs so many are drawn."""
+
+Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An arm minus the baseline arm; in the objective's own unit.
+
+    `interval` and the p-values are None where they cannot be computed: fewer than two common seeds, or the same
+    non-zero difference on every seed (a spread of zero makes t infinite whatever the truth is).
+    """
+
+    seeds: tuple[int, ...]
+    difference: float | None
+    interval: Interval | None = None
+    """Student's t, 95%, uncorrected."""
+    p: float | None = None
+    """Of the two-sided paired t-test."""
+    p_holm: float | None = None
+    bootstrap: Interval | None = None
+    """Studentized bootstrap, 95%, uncorrected; None of fewer than five pairs."""
+    p_exact: float | None = None
+    """Of the sign-flip test, which assumes no distribution but symmetry: never below 2 / 2^n."""
+    p_exact_holm: float | None = None
+    effect: float | None = None
+    """Hedges' g of paired differences: their mean over their standard deviation, corrected for few seeds."""
+    detectable: float | None = None
+    """The smallest difference that so many seeds detect with a power of 0.8, at their spread and at `level`."""
+    seeds_needed: int | None = None
+    """The seeds that would detect this difference, at this spread; None beyond 10,000 and where nothing is tested."""
+    level: float = LEVEL
+    """The level of Holm's first step, 0.05 over the number of tests: what planning must reckon with."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What may be said at level 0.05 after Holm's correction. `constant`: no test is possible."""
+        if self.difference is None or len(self.seeds) < 2:
+            return "too few seeds"
+        if self.p_holm is None:
+            return "constant"
+        if self.p_holm > LEVEL:
+            return "no detectable difference"
+        return "higher" if self.difference > 0 else "lower"
+
+    @property
+    def exact_can_tell(self) -> bool:
+        """Whether the exact test could fall to 0.05 after the correction, whatever the differences were."""
+        return least_exact(len(self.seeds)) <= self.level
+
+
+def compare(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
+    """Paired tests of arms (value by seed), each against its baseline, Holm-corrected over the testable ones."""
+    paired = [_paired(arm, baseline) for arm, baseline in pairs]
+    places = [place for place, one in enumerate(paired) if one.p is not None]
+    corrected = holm([paired[place].p or 0.0 for place in places])
+    exact = holm([paired[place].p_exact or 0.0 for place in places])
+    for place, p_holm, p_exact_holm in zip(places, corrected, exact, strict=True):
+        one = replace(paired[place], p_holm=p_holm, p_exact_holm=p_exact_holm, level=LEVEL / len(places))
+        arm, baseline = pairs[place]
+        paired[place] = _planned(one, _differences(arm, baseline, one.seeds))
+    return paired
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: max over j <= i of min(1, (m - j + 1) p_(j)), in the order given.
+
+    Source: S. Holm (1979), A simple sequentially rejective multiple test procedure.
+
+    >>> [round(p, 3) for p in holm([0.04, 0.01, 0.03])]
+    [0.06, 0.03, 0.06]
+    """
+    p = np.asarray(p_values, dtype=float)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, np.arange(len(p), 0, -1) * p[order]))
+    return [float(value) for value in adjusted]
+
+
+def least_exact(n: int) -> float:
+    """The smallest p of a two-sided sign-flip or Wilcoxon test of n pairs: all differences on one side.
+
+    >>> least_exact(3), least_exact(5), least_exact(6)
+    (0.25, 0.0625, 0.03125)
+    """
+    return min(1.0, 2.0 ** (1 - n))
+
+
+def pairs_for_exact(level: float) -> int:
+    """The fewest pairs with which an exact test can fall to this level.
+
+    >>> pairs_for_exact(0.05), pairs_for_exact(0.05 / 3)
+    (6, 7)
+    """
+    return math.ceil(1 - math.log2(level))
+
+
+def sign_flip(differences: Sequence[float]) -> float:
+    """Two-sided p of the sign-flip test of paired differences: the share of sign patterns with a mean as far from 0.
+
+    All patterns of up to 16 pairs; of more, 99,999 that are the same in every call, the observed one counted.
+    """
+    test = stats.permutation_test(
+        (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=ENUMERATED, vectorized=True,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return float(test.pvalue)
+
+
+def hedges_g(differences: Sequence[float]) -> float:
+    """Mean over standard deviation (n - 1) of paired differences, times 1 - 3 / (4 (n - 1) - 1), at n > 2 seeds.
+
+    Source: L. Hedges (1981), Distribution theory for Glass's estimator of effect size; of two seeds uncorrected, where
+    the approximation to his correction is negative.
+    """
+    n = len(differences)
+    correction = 1 - 3 / (4 * (n - 1) - 1) if n > 2 else 1.0
+    return float(np.mean(differences) / np.std(differences, ddof=1) * correction)
+
+
+def _differences(arm: Mapping[int, float], baseline: Mapping[int, float], seeds: Sequence[int]) -> list[float]:
+    return [arm[seed] - baseline[seed] for seed in seeds]
+
+
+def _paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison:
+    seeds = tuple(sorted(arm.keys() & baseline.keys()))
+    if not seeds:
+        return Comparison((), None)
+    differences = _differences(arm, baseline, seeds)
+    difference = float(np.mean(differences))
+    if len(seeds) < 2:
+        return Comparison(seeds, difference)
+    # Exact equality would miss 0.61 - 0.60 and 0.51 - 0.50, whose spread of 1e-17 would make any test significant.
+    rounding = ROUNDING * max(abs(side[seed]) for side in (arm, baseline) for seed in seeds)
+    if max(map(abs, differences)) <= rounding:
+        return Comparison(seeds, 0.0, p=1.0, p_exact=1.0)
+    if np.ptp(differences) <= rounding:
+        return Comparison(seeds, difference)
+    return Comparison(
+        seeds,
+        difference,
+        interval=t_interval(differences),
+        p=float(stats.ttest_1samp(differences, 0.0).pvalue),
+        bootstrap=bootstrap_interval(differences),
+        p_exact=sign_flip(differences),
+        effect=hedges_g(differences),
+    )
+
+
+def _planned(one: Comparison, differences: Sequence[float]) -> Comparison:
+    """With what so many seeds could have seen, and how many it takes; nothing where all differences are zero."""
+    if one.effect is None:
+        return one
+    spread = float(np.std(differences, ddof=1))
+    settled = one.verdict != "no detectable difference"
+    return replace(
+        one,
+        detectable=spread * detectable_effect(len(one.seeds), one.level),
+        seeds_needed=None if settled else seeds_needed(abs(float(np.mean(differences))) / spread, one.level),
+    )

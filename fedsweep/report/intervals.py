@@ -1,0 +1,48 @@
+"""95% intervals of a mean over few seeds: Student's t, and a bootstrap that does not assume a normal spread."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+from fedsweep.seeding import stream
+
+LEVEL = 0.05
+"""Two-sided level of the tests after Holm's correction; intervals are at 1 - LEVEL, uncorrected."""
+LEAST_RESAMPLED = 5
+"""Values from which on a bootstrap can hold its level: of three or four there are too few different resamples."""
+RESAMPLES = 9_999
+Interval = tuple[float, float]
+
+
+def t_interval(values: Sequence[float]) -> Interval | None:
+    """Student's t interval of the mean; None of fewer than two values, or where they do not differ."""
+    if len(values) < 2 or not np.ptp(values):
+        return None
+    mean, error = float(np.mean(values)), float(stats.sem(values))
+    low, high = stats.t.interval(1 - LEVEL, len(values) - 1, mean, error)
+    return float(low), float(high)
+
+
+def bootstrap_interval(values: Sequence[float]) -> Interval | None:
+    """The studentized bootstrap interval of the mean, from 9,999 resamples that are the same in every call.
+
+    Percentile and BCa intervals of so few values are too short: at n = 6 they hold the mean in 85% of samples, this
+    one in 94 to 95% (`benchmarks/statistics.py`). None of fewer than five values, or where too many resamples have no
+    spread.
+
+    Source: B. Efron (1981), Nonparametric standard errors and confidence intervals; P. Hall (1988).
+    """
+    n = len(values)
+    if n < LEAST_RESAMPLED:
+        return None
+    observed = np.asarray(values, dtype=float)
+    mean, error = observed.mean(), observed.std(ddof=1) / np.sqrt(n)
+    drawn = observed[stream(0, "bootstrap", n).integers(n, size=(RESAMPLES, n))]
+    spreads = drawn.std(axis=1, ddof=1)
+    usable = spreads > 1e-9 * spreads.max()  # equal values differ in the last bits of their deviations
+    if usable.sum() < RESAMPLES * (1 - LEVEL / 5):
+        return None  # a share of the resamples like that would move the ends
+    pivots = (drawn[usable].mean(axis=1) - mean) / (spreads[usable] / np.sqrt(n))
+    low, high = np.quantile(pivots, (LEVEL / 2, 1 - LEVEL / 2))
+    return float(mean - high * error), float(mean - low * error)
