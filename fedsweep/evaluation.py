@@ -1,6 +1,7 @@
 """Accuracy and loss of the global model on every domain's test split, and of clients' own models on theirs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import pstdev
 from typing import Literal
 
 import torch
@@ -14,6 +15,10 @@ from fedsweep.types import ClientId, Domain, ImageSet
 Predict = Callable[[ImageSet, str | None], Tensor]
 """Images, and their domain where it is one of the clients', to logits (n, classes)."""
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
+OF_BOTTOM = "accuracy/clients/bottom_10"
+"""Mean over the tenth of the clients that are worst, one at least (as q-FFL reports it)."""
+DOMAIN_SPREAD = "accuracy/domain_spread"
+"""Standard deviation (n) of the accuracy over domains, 0 to 1."""
 OUT_OF_DOMAIN, OUT_OF_DOMAINS = "accuracy/out_of_domain", "accuracy/out_of_domain_mean"
 
 
@@ -43,7 +48,7 @@ class EvaluationConfig(Config):
 
 @torch.no_grad()
 def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Domain] = ()) -> dict[str, float]:
-    """Metrics `accuracy/domain/<domain>`, their mean and worst, and the mean test loss over domains.
+    """Metrics `accuracy/domain/<domain>`, their mean, worst and spread, and the mean test loss over domains.
 
     Of domains that are `held_out` likewise `accuracy/out_of_domain/<domain>` and their mean; they count nowhere else.
     """
@@ -58,6 +63,7 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
     return {
         "accuracy/mean": sum(accuracies.values()) / len(accuracies),
         "accuracy/worst_domain": min(accuracies.values()),
+        DOMAIN_SPREAD: pstdev(accuracies.values()),
         **{f"accuracy/domain/{name}": accuracy for name, accuracy in accuracies.items()},
         **({OUT_OF_DOMAINS: sum(others.values()) / len(others)} if others else {}),
         **{f"{OUT_OF_DOMAIN}/{name}": accuracy for name, accuracy in others.items()},
@@ -71,23 +77,25 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[ClientId]) -> dict[str, float]:
-    """Metrics of clients' own models, each on its own test images; mean and worst are over the others than `left_out`.
+    """Metrics of clients' own models, each on its own test images; those `left_out` are in none of several.
 
     >>> client_scores({"a": 0.5, "b": 1.0, "c": 0.0}, left_out={"c"})["accuracy/clients/mean"]
     0.75
     """
     counted = [score for client, score in sorted(accuracies.items()) if client not in left_out]
     each = {f"{OF_CLIENT}/{client}": score for client, score in sorted(accuracies.items())}
-    return {OF_CLIENTS: sum(counted) / len(counted), OF_WORST: min(counted), **each}
+    bottom = sorted(counted)[: -(-len(counted) // 10)]
+    of_all = {OF_CLIENTS: sum(counted) / len(counted), OF_WORST: min(counted), OF_BOTTOM: sum(bottom) / len(bottom)}
+    return {**of_all, **each}
 
 
 def client_metric_names(clients: Collection[ClientId]) -> list[str]:
     """The metrics that `client_scores` reports of these clients."""
-    return [OF_CLIENTS, OF_WORST, *(f"{OF_CLIENT}/{client}" for client in sorted(clients))]
+    return [OF_CLIENTS, OF_WORST, OF_BOTTOM, *(f"{OF_CLIENT}/{client}" for client in sorted(clients))]
 
 
 def metric_names(domains: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
     """The metrics that `evaluate` reports, known before anything runs."""
     others = [*([OUT_OF_DOMAINS] if held_out else []), *(f"{OUT_OF_DOMAIN}/{name}" for name in held_out)]
     own = [f"accuracy/domain/{name}" for name in domains]
-    return ["accuracy/mean", "accuracy/worst_domain", *own, *others, "loss/test"]
+    return ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *own, *others, "loss/test"]

@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Metrics after `round` rounds (0 is the untuned model). `seconds` is the one thing that repetition changes."""
+    """Metrics after `round` rounds (0 is the untuned model). Repetition changes `seconds` and `memory` alone."""
 
     round: int
     metrics: Mapping[str, float]
     seconds: float
+    memory: int | None = None
+    """Bytes of main memory that the process has held at most since it began to play the run."""
 
 
 History = Sequence[RoundRecord]

@@ -18,6 +18,7 @@ from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
 from fedsweep.frozen import FrozenRows
 from fedsweep.history import RoundRecord
+from fedsweep.memory import forget_peak, resident_peak
 from fedsweep.methods import Server
 from fedsweep.methods.base import synthetic_of
 from fedsweep.models import build_model
@@ -161,6 +162,7 @@ def run_durably(
     A t-SNE stands beside the checkpoint before that of the last round does: a run that has all rounds has its picture.
     A run that was stopped at any moment goes on as if it had not been.
     """
+    forget_peak()
     federation = build(config, device)
     history: list[RoundRecord] = []
     start: RoundResult | None = None
@@ -170,7 +172,7 @@ def run_durably(
         history = list(found.history)
         yield from history
     for result in federate(federation, start):
-        history.append(RoundRecord(result.round, dict(result.metrics), result.seconds))
+        history.append(RoundRecord(result.round, dict(result.metrics), result.seconds, resident_peak()))
         if result.round == config.federation.rounds and (embedding := federation.embed(result.state)):
             for name, content in files(embedding).items():
                 write_atomically(checkpoint.with_name(name), content)

@@ -39,6 +39,8 @@ class SweepManifest(Config):
     processor: str = Field("", description="what decides the last digits of a trial: device and threads")
     fresh: bool = Field(False, description="whether no trial is taken from another sweep")
     domains: tuple[str, ...]
+    columns: tuple[str, ...] = Field((), description="what the table shows beside the objective; empty for the usual")
+    logarithmic: tuple[str, ...] = Field((), description="dotted names that a search draws over a logarithm")
     overrides: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the experiment")
     options: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the search space")
     digests: dict[str, str] = Field(description="of the definition, the engine's code, the data, and the packages")
@@ -78,6 +80,31 @@ class Outcome(Config):
     error: str | None = Field(None, description="traceback of a failure, or of what told that the run diverged")
 
 
+class Attempt(Config):
+    """One time that a trial was handed to a worker. What is None was not told: it goes on, or was cut off."""
+
+    gpus: float = Field(ge=0, description="of a GPU, what it was given")
+    round: int | None = Field(None, description="the last round that it reported")
+    peak: int | None = Field(None, description="bytes, the most that it held of the GPU")
+    beside: int = Field(0, description="bytes taken on a GPU that it had alone by other than its tensors")
+    total: int | None = Field(None, description="bytes of the GPU")
+    seconds: float | None = Field(None, description="of its last round")
+    out_of_memory: bool = Field(False, description="whether it ended because the memory did not suffice")
+
+
+class Attempts(Config):
+    """`gpus.json` of a trial: every time that it was handed out, the last one last."""
+
+    attempts: tuple[Attempt, ...] = ()
+
+    def marks(self) -> dict[str, str]:
+        """Tags in MLflow: the fraction given last, and how often memory ran out."""
+        if not self.attempts:
+            return {}
+        ran_out = sum(one.out_of_memory for one in self.attempts)
+        return {"gpus": f"{self.attempts[-1].gpus:g}", **({"out_of_memory": str(ran_out)} if ran_out else {})}
+
+
 @dataclass(frozen=True)
 class TrialRecord:
     """A trial as it stands on disk; `outcome` is None while it has not ended."""
@@ -87,6 +114,8 @@ class TrialRecord:
     history: Sequence[RoundRecord]
     artifacts: Mapping[str, Path] = field(default_factory=dict)
     """Files by name that the trial left for people to look at."""
+    attempts: Sequence[Attempt] = ()
+    """What it was given of a GPU, each time that it was handed out; none on a CPU."""
 
     @property
     def last_round(self) -> int:

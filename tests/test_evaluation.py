@@ -42,7 +42,8 @@ def test_metrics_equal_a_plain_loop():
     metrics = evaluate(predict, DOMAINS)
     assert metrics.pop("loss/test") == pytest.approx(sum(losses) / 2, rel=1e-6)
     assert metrics == {
-        "accuracy/mean": 0.75, "accuracy/worst_domain": 0.5, "accuracy/domain/good": 1.0, "accuracy/domain/bad": 0.5,
+        "accuracy/mean": 0.75, "accuracy/worst_domain": 0.5, "accuracy/domain_spread": 0.25,
+        "accuracy/domain/good": 1.0, "accuracy/domain/bad": 0.5,
     }  # fmt: skip
 
 

@@ -28,6 +28,14 @@ AddressOption = Annotated[
         "ray://HOST:PORT to run on its head and be shown here",
     ),
 ]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="NAME,...",
+        help="what the table shows beside the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7`, any metric",
+    ),
+]
 DEFAULT_STORE = "mlruns"
 MlflowOption = Annotated[
     str | None,
@@ -38,6 +46,15 @@ MlflowOption = Annotated[
         help="http(s) address of an MLflow server to record on, or `store`: the store's own database",
     ),
 ]
+
+
+def listed(given: str) -> list[str]:
+    """What stands between commas.
+
+    >>> listed("worst_domain, loss/train")
+    ['worst_domain', 'loss/train']
+    """
+    return [name.strip() for name in given.split(",") if name.strip()]
 
 
 def page_command(store: str, server: str | None = None) -> str:

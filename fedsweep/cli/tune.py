@@ -11,9 +11,11 @@ import typer
 from fedsweep.cli.options import (
     DEFAULT_STORE,
     AddressOption,
+    ColumnsOption,
     MlflowOption,
     Overrides,
     StoreOption,
+    listed,
     page_command,
 )
 
@@ -34,6 +36,7 @@ SPACE_OPTIONS = {
     "scheduler": "scheduler",
     "cpus_per_trial": "resources.cpus_per_trial",
     "gpus_per_trial": "resources.gpus_per_trial",
+    "columns": "columns",
 }
 """What an option of `tune` stands for in a search space."""
 
@@ -65,6 +68,7 @@ def tune(
     at_once: Annotated[
         int | None, typer.Option(min=1, help="trials side by side, at most; on a cluster that adds nodes, as many")
     ] = None,
+    columns: ColumnsOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print arms, trials, rounds and an estimate only")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="run also what an earlier sweep has already run")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the newest sweep of this space")] = False,
@@ -180,6 +184,8 @@ def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in parsed):
             raise UserError(f"`--seeds` must be whole numbers such as 0,1,2, but it is `{given['seeds']}`.")
         given["seeds"] = parsed
+    if "columns" in given:
+        given["columns"] = listed(given["columns"])
     if (gpus := given.get("resources.gpus_per_trial")) is not None:
         given["resources.gpus_per_trial"] = _number_or_word(gpus)
     return given

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.errors import UserError
-from fedsweep.report import activation, embeddings, figures, front, population
+from fedsweep.report import activation, embeddings, figures, frame, front, population
 from fedsweep.report.comparison import Comparison
+from fedsweep.report.latex import latex
 from fedsweep.report.statistics import ArmStatistics, summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
@@ -21,7 +22,9 @@ class Report:
     renderable: TerminalTable
     """The table, what was found and how to read it, for a `rich` console of any width."""
     csv: Path
+    parquet: Path
     markdown: Path
+    latex: Path
     curves: Path
     domains: Path
     tsne: Path | None
@@ -36,13 +39,13 @@ class Report:
     @property
     def paths(self) -> tuple[Path, ...]:
         """All files written."""
-        always = self.csv, self.markdown, self.curves, self.domains
+        always = self.csv, self.parquet, self.markdown, self.latex, self.curves, self.domains
         pictures = (path for path in (self.tsne, self.activation, self.front) if path is not None)
         return *always, *pictures, *self.population
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
-    """Write table.csv, table.md, curves.png and domains.png into the folder, which is made where it is missing.
+    """Write table.csv, .parquet, .md and .tex, curves.png and domains.png into the folder; make it where it is missing.
 
     tsne.png comes with them where trials left a t-SNE, activation.png where they recorded active blocks, front.png
     where there are two objectives, population.csv and population.png where trials go on from one another.
@@ -62,7 +65,9 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         arms=table.arms,
         renderable=TerminalTable(table),
         csv=folder / "table.csv",
+        parquet=folder / "table.parquet",
         markdown=folder / "table.md",
+        latex=folder / "table.tex",
         curves=folder / "curves.png",
         domains=folder / "domains.png",
         tsne=tsne if embeddings.panels(manifest, table.arms, tsne) else None,
@@ -70,7 +75,9 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         front=both if front.draw(manifest, table.arms, both) else None,
         population=schedules if population.write_population(manifest, trials, *schedules) else (),
     )
-    report.csv.write_text(table.csv(), encoding="utf-8")
+    report.csv.write_text(frame.csv(table), encoding="utf-8")
+    report.parquet.write_bytes(frame.parquet(table))
+    report.latex.write_text(latex(table), encoding="utf-8")
     report.markdown.write_text(table.markdown(), encoding="utf-8")
     figures.curves(manifest, table.arms, report.curves)
     figures.domains(manifest, table.arms, report.domains)

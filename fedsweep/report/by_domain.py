@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from fedsweep.report.section import Section
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
-from fedsweep.report.wording import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, markdown_table, names, settings
+from fedsweep.report.wording import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, names, settings
 from fedsweep.store import SweepManifest
 
 EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials."
@@ -11,10 +12,10 @@ MARK = "*"
 MARKED = f"With {MARK}: out of domain, no client of that arm has images of the domain."
 
 
-def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> str:
-    """Heading, table and what its numbers are; nothing where there is one domain, or no finished trial."""
+def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
+    """The section; None where there is one domain, or no finished trial."""
     if len(manifest.domains) < 2 or not any(one.n for one in arms):
-        return ""
+        return None
     dotted, held_out = names(manifest, arms), any(one.held_out for one in arms)
     apart = {f"mean {IN_DOMAIN}": MEAN_ACCURACY, f"mean {OUT_OF_DOMAIN}": MEAN_OUT_OF_DOMAIN}
     means = apart if held_out else {"mean": MEAN_ACCURACY}
@@ -27,9 +28,8 @@ def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> str:
         paper = [_cell(one, metric, _printed(manifest, one, metric)) for metric in metrics]
         if any(value != NOTHING for value in paper):
             rows.append(["*paper*", *[""] * (len(named) - 1), NOTHING, *paper])
-    words = [place < len(dotted or ["arm"]) for place in range(len(head))]
     explained = " ".join([EXPLAINED, *([MARKED] if held_out else [])])
-    return "\n\n".join(["## By domain", markdown_table(head, rows, words), explained])
+    return Section("By domain", head, rows, len(settings(arms[0], dotted)), explained)
 
 
 def _printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:

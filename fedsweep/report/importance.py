@@ -40,7 +40,8 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
     Ranges are those that the trials span, over a logarithm where the search draws them so. A hyperparameter that is
     there in some trials only is left out.
 
-    Source: F. Hutter, H. Hoos and K. Leyton-Brown (2014), An efficient approach for assessing hyperparameter importance.
+    Source: F. Hutter, H. Hoos and K. Leyton-Brown (2014), An efficient approach for assessing hyperparameter
+    importance.
     """
     ends = [(trial, final(trial, manifest.metric)) for trial in trials if ended(trial) == "finished"]
     known = [(trial, value) for trial, value in ends if value is not None]
@@ -61,9 +62,7 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
     return sorted(found, key=lambda one: -one.share)
 
 
-def _forests(
-    axes: dict[str, BaseDistribution], known: Sequence[tuple[TrialRecord, float]]
-) -> list[dict[str, float]]:
+def _forests(axes: dict[str, BaseDistribution], known: Sequence[tuple[TrialRecord, float]]) -> list[dict[str, float]]:
     """The shares by each of several forests."""
     import optuna
 

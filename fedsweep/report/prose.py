@@ -9,8 +9,9 @@ from fedsweep.marks import stand_in, warning
 from fedsweep.plain import Json
 from fedsweep.report import front
 from fedsweep.report.arms import ended
-from fedsweep.report.population import sentences
 from fedsweep.report.comparison import Comparison
+from fedsweep.report.comparisons import exact
+from fedsweep.report.population import sentences
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
 from fedsweep.report.wording import Units, arm_words, names, of_clients, shown_p
 from fedsweep.store import SweepManifest
@@ -77,12 +78,12 @@ def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatist
     there = {name for one in arms if one.is_baseline for name in one.arm.values}
     if shared := ", ".join(name for name in dotted if name in there and name not in baseline):
         shown += f" at the same {shared}"
-    tested = sum(one.comparison is not None and one.comparison.p is not None for one in arms)
+    tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
     points = " in percentage points" if units.percent else ""
     return (
         f"Baseline: {shown}. Difference: arm minus baseline{points}, paired over the seeds that both "
         "finished; 95% t interval, uncorrected; two-sided paired t-test, "
-        f"Holm-corrected over {tested} arm{'s' * (tested != 1)}."
+        f"Holm-corrected over {len(tested)} arm{'s' * (len(tested) != 1)}." + (f" {exact(tested)}" if tested else "")
     )
 
 
@@ -190,4 +191,15 @@ def _finding(manifest: SweepManifest, comparison: Comparison, units: Units) -> s
     elif verdict != "no detectable difference" and manifest.mode == "min":
         said += ", which is better" if comparison.difference < 0 else ", which is worse"
     over = "" if seeds == len(manifest.seeds) else f" over {seeds} of {len(manifest.seeds)} seeds"
-    return f"{difference}{over} (95% interval {units.interval(comparison.interval)}), {said}"
+    return f"{difference}{over} (95% interval {units.interval(comparison.interval)}), {said}{_plan(comparison, units)}"
+
+
+def _plan(comparison: Comparison, units: Units) -> str:
+    """Of a difference that was not detected: which one would have been, and how many seeds this one takes."""
+    if comparison.verdict != "no detectable difference" or comparison.detectable is None:
+        return ""
+    many = f"about {comparison.seeds_needed}" if comparison.seeds_needed else "more than 10000"
+    return (
+        f"; {len(comparison.seeds)} seeds detect {units.value(comparison.detectable)}{units.of_difference} or more, "
+        f"and this difference would take {many}"
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsweep.arms import counterparts, identity
+from fedsweep.columns import COLUMNS, Column, column
 from fedsweep.history import mean_of_last, total_megabytes
 from fedsweep.plain import Json
 from fedsweep.report.arms import Arm, final, group, mean
@@ -15,6 +16,7 @@ from fedsweep.report.intervals import Interval, t_interval
 from fedsweep.store import SweepManifest, TrialRecord
 
 MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mean"
+
 
 @dataclass(frozen=True)
 class ArmStatistics:
@@ -43,6 +45,8 @@ class ArmStatistics:
     """Mean over seeds of each domain's accuracy and of their means in and out of domain, 0 to 1, by metric's name."""
     megabytes: float | None
     """Mean over seeds of the MB (10^6 bytes) sent in both directions in the whole run."""
+    columns: Mapping[str, float | None]
+    """Mean over seeds of every column that the table could show, by name; those that repetition changes where asked."""
     comparison: Comparison | None
     """None for a baseline itself and where there is none."""
 
@@ -64,7 +68,7 @@ class ArmStatistics:
 def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
     """Statistics of every arm: in the order of `group` where there is a baseline, otherwise best first.
 
-    Without a baseline, arms without a finished trial follow, by the round they reached and their value there.
+    Arms without a finished trial follow, by the round they reached and their value there.
     """
     arms = {identity(arm.values): arm for arm in group(trials)}
     values = {key: _values(arm, manifest.metric) for key, arm in arms.items()}
@@ -74,10 +78,12 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
         return sorted(found, key=lambda one: _rank(one, manifest))
     pairs = {key: (values[key], values[other]) for key, other in against.items() if key != other}
     comparisons = dict(zip(pairs, compare(list(pairs.values())), strict=True))
-    return [
+    found = [
         _describe(arm, values[key], comparisons.get(key), manifest, is_baseline=against.get(key) == key)
         for key, arm in arms.items()
     ]
+    lost = sorted((one for one in found if not one.n), key=lambda one: _rank(one, manifest))
+    return [*(one for one in found if one.n), *lost]
 
 
 def _baselines(arms: Mapping[str, Arm], baseline: Mapping[str, Json]) -> dict[str, str]:
@@ -121,6 +127,7 @@ def _describe(
         held_out=held_out,
         accuracies={metric: _mean_final(trials, metric) for metric in metrics},
         megabytes=mean(total_megabytes(history) for history in histories),
+        columns={one.name: _mean(map(one.of, trials)) for one in recorded_columns(manifest)},
         comparison=comparison,
     )
 
@@ -138,8 +145,23 @@ def _held_out(arm: Arm, domains: Sequence[str]) -> tuple[str, ...]:
 
 def _mean_final(trials: Iterable[TrialRecord], metric: str) -> float | None:
     """Mean of a metric's last values; None if any trial lacks it, since a mean over other seeds would not compare."""
-    ends = [final(trial, metric) for trial in trials]
-    return None if None in ends else mean(end for end in ends if end is not None)
+    return _mean(final(trial, metric) for trial in trials)
+
+
+def _mean(ends: Iterable[float | None]) -> float | None:
+    known = list(ends)
+    return None if None in known else mean(end for end in known if end is not None)
+
+
+def asked_columns(manifest: SweepManifest) -> list[Column]:
+    """Those that the table is to show beside the objective, in order; none for the usual ones."""
+    return [column(name, manifest.metric, manifest.mode) for name in manifest.columns]
+
+
+def recorded_columns(manifest: SweepManifest) -> list[Column]:
+    """Those with a value in full precision: what repetition does not change, and what is asked for."""
+    always = {one.name: one for one in COLUMNS.values() if not one.measured}
+    return list({**always, **{one.name: one for one in asked_columns(manifest)}}.values())
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:

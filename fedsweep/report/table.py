@@ -1,20 +1,19 @@
-"""The ablation table: one set of cells for terminal and Markdown, and the same numbers in full precision as CSV."""
+"""The ablation table: one set of cells for the terminal, Markdown, LaTeX and the page."""
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import pandas as pd
-
-from fedsweep.arms import IN_WORDS, identity
-from fedsweep.marks import SYNTHETIC
+from fedsweep.arms import identity
+from fedsweep.columns import TARGET, Column
 from fedsweep.report import front
-from fedsweep.report.arms import ended, notes
+from fedsweep.report.arms import notes
 from fedsweep.report.by_domain import by_domain
+from fedsweep.report.comparisons import comparisons
+from fedsweep.report.effects import Effects
 from fedsweep.report.prose import caption, findings
-from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, domain_metric
+from fedsweep.report.section import Section
+from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, asked_columns
 from fedsweep.report.wording import (
     IN_DOMAIN,
     NOTHING,
@@ -65,12 +64,13 @@ class AblationTable:
         """Rows as text by column, without columns that are empty in every row."""
         rows = [settings(one, self.names) | self._numbers(one) for one in self.arms]
         optional = {"paper", "sd", *self.means, "worst client", "worst domain", "MB sent", "note"}
+        optional -= {column.heading for column in asked_columns(self.manifest)}
         empty = {name for name in optional if all(row.get(name, NOTHING) == NOTHING for row in rows)}
         return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
 
     def _numbers(self, one: ArmStatistics) -> dict[str, str]:
         units, found = Units.of(self.manifest.metric, self.arms), one.comparison
-        row = {"n": str(one.n), "mean": units.value(one.mean), "paper": units.value(self._paper(one))}
+        row = {"n": str(one.n), "mean": units.value(one.mean), "paper": units.value(self.paper(one))}
         row["sd"] = units.value(one.sd)
         if self.compared:
             row |= {
@@ -78,11 +78,19 @@ class AblationTable:
                 "95% interval": units.interval(found.interval if found else None),
                 "Holm p": shown_p(found.p_holm if found else None),
             }
-        worst = PERCENT.value(one.worst_domain)
-        digits = decimals(other.megabytes for other in self.arms)
         # An arm without a mean is ranked by what it had reached: say it, apart from the means.
         reached = None if one.n else units.value
         return row | {
+            **(self._asked(one) if self.manifest.columns else self._usual(one)),
+            **self._second(one),
+            "note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING,
+        }
+
+    def _usual(self, one: ArmStatistics) -> dict[str, str]:
+        """What is shown where no columns are asked for."""
+        worst = PERCENT.value(one.worst_domain)
+        digits = decimals(other.megabytes for other in self.arms)
+        return {
             **{name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()},
             **(
                 {"worst client": PERCENT.value(one.worst_client)}
@@ -90,9 +98,22 @@ class AblationTable:
                 else {"worst domain": f"{worst} {one.worst_domain_name}" if one.worst_domain_name else worst}
             ),
             "MB sent": NOTHING if one.megabytes is None else f"{one.megabytes:.{digits}f}",
-            **self._second(one),
-            "note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING,
         }
+
+    def _asked(self, one: ArmStatistics) -> dict[str, str]:
+        """What the search space or `--columns` asks for."""
+        return {column.heading: self._cell(one, column) for column in asked_columns(self.manifest)}
+
+    def _cell(self, one: ArmStatistics, column: Column) -> str:
+        """A mean over seeds; where some never reached a target, how many did."""
+        value = one.columns[column.name]
+        if value is None and column.name.startswith(TARGET) and one.n:
+            trials = one.arm.finished(self.manifest.metric).values()
+            return f"by {sum(column.of(trial) is not None for trial in trials)} of {one.n}"
+        if column.percent:
+            return PERCENT.value(value)
+        digits = 0 if column.whole else decimals(other.columns[column.name] for other in self.arms)
+        return NOTHING if value is None else f"{value:.{digits}f}"
 
     @cached_property
     def weighed(self) -> dict[str, float]:
@@ -116,80 +137,29 @@ class AblationTable:
         )
         return own | {"efficient": "yes" if key in self.efficient else NOTHING}
 
-    def _paper(self, one: ArmStatistics) -> float | None:
+    def paper(self, one: ArmStatistics) -> float | None:
         """What a paper printed for the objective of this arm."""
         reference = self.manifest.reference
         return reference.value(one.arm.values, self.manifest.metric) if reference else None
 
     def findings(self) -> list[str]:
         """Plain sentences for below the table."""
-        return findings(self.manifest, self.arms)
+        return [*findings(self.manifest, self.arms), *self.effects.findings()]
+
+    @cached_property
+    def effects(self) -> Effects:
+        """What each of several factors does."""
+        return Effects.of(self.manifest, self.arms)
+
+    @property
+    def sections(self) -> list[Section]:
+        """What stands below the table."""
+        tables = comparisons(self.manifest, self.arms), by_domain(self.manifest, self.arms)
+        return [*(one for one in tables if one is not None), *self.effects.sections()]
 
     def caption(self) -> list[str]:
         """Sentences that a reader needs to judge the numbers."""
-        return caption(self.manifest, self.arms)
-
-    def frame(self) -> pd.DataFrame:
-        """Full precision, one row per arm; accuracies 0 to 1, intervals and differences in the objective's own unit."""
-        frame = pd.DataFrame([self._record(one) for one in self.arms])
-        counts = [name for name in ("n_common", "last_round") if name in frame]
-        return frame.astype(dict.fromkeys(counts, "Int64"))
-
-    def _record(self, one: ArmStatistics) -> dict[str, object]:
-        values = {
-            name: json.dumps(value) if isinstance(value, list | dict) else value
-            for name, value in one.arm.values.items()
-        }
-        paper, printed = self.manifest.reference, self._paper(one)
-        furthest, reached = one.arm.reached(self.manifest.metric)
-        counts = Counter(ended(trial) for trial in one.arm.trials)
-        return {
-            **{name: values.get(name) for name in self.names if name not in IN_WORDS},
-            **({"arm": settings(one, self.names)["arm"]} if {*IN_WORDS} & {*self.names} else {}),
-            "n": one.n,
-            "mean": one.mean,
-            "sd": one.sd,
-            "mean_of_last_4_rounds": one.mean_of_last,
-            **(
-                {"reference": printed, "reference_source": paper.source if printed is not None else None}
-                if paper
-                else {}
-            ),
-            **(_tests(one) if self.compared else {}),
-            "worst_client_accuracy": one.worst_client,
-            "worst_domain_accuracy": one.worst_domain,
-            "worst_domain": one.worst_domain_name,
-            **{metric: one.accuracies.get(metric) for metric in self._accuracies()},
-            **({SYNTHETIC: one.marks.get(SYNTHETIC)} if self._synthetic else {}),
-            "megabytes_sent": one.megabytes,
-            **self._second_in_full(one),
-            **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
-            "last_round": furthest if furthest >= 0 else None,
-            "value_at_last_round": reached,
-            "note": "; ".join(notes(one.arm, self.manifest.metric)),
-        }
-
-    def _second_in_full(self, one: ArmStatistics) -> dict[str, object]:
-        against, key = self.manifest.against, identity(one.arm.values)
-        if against is None:
-            return {}
-        own: dict[str, object] = {} if against.metric == MEGABYTES else {against.metric: self.weighed.get(key)}
-        return own | {"efficient": key in self.efficient}
-
-    def _accuracies(self) -> list[str]:
-        """The metrics of single domains, in and out of domain where they are so in some arm, and of their means."""
-        found = {metric for one in self.arms for metric in one.accuracies}
-        domains = [domain_metric(name, held_out) for held_out in (False, True) for name in self.manifest.domains]
-        return [metric for metric in [*self.means.values(), *domains] if metric in found]
-
-    @property
-    def _synthetic(self) -> bool:
-        """Whether a column says where synthetic images are from; where they are varied, one does already."""
-        return SYNTHETIC not in self.names and any(SYNTHETIC in one.marks for one in self.arms)
-
-    def csv(self) -> str:
-        """`frame` as CSV; floats in the shortest digits that read back to the same bits."""
-        return self.frame().to_csv(index=False)
+        return [*caption(self.manifest, self.arms), *([self.effects.missing] if self.effects.missing else [])]
 
     def markdown(self) -> str:
         """The table with a title, its caption and the sentences; then the accuracies by domain."""
@@ -198,21 +168,5 @@ class AblationTable:
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)
         bullets = "\n".join(f"- {sentence}" for sentence in self.findings())
         head = f"# {self.manifest.name} around {self.manifest.experiment}"
-        parts = [head, table, bullets, " ".join(self.caption()), by_domain(self.manifest, self.arms)]
+        parts = [head, table, bullets, " ".join(self.caption()), *(one.markdown() for one in self.sections)]
         return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _tests(one: ArmStatistics) -> dict[str, object]:
-    """The columns of the comparison with the baseline; empty in the baseline's own row."""
-    found = one.comparison
-    low, high = found.interval if found and found.interval else (None, None)
-    return {
-        "baseline": one.is_baseline,
-        "n_common": len(found.seeds) if found else None,
-        "difference": found.difference if found else None,
-        "interval_low": low,
-        "interval_high": high,
-        "p": found.p if found else None,
-        "p_holm": found.p_holm if found else None,
-        "verdict": found.verdict if found else None,
-    }

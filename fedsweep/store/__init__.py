@@ -14,12 +14,24 @@
 Where the store is a URI, these are objects, and the root is a folder of this machine with what it needs of them.
 """
 
-from fedsweep.records import Outcome, OutcomeName, Start, SweepManifest, TrialPlan, TrialRecord, count_outcomes
+from fedsweep.records import (
+    Attempt,
+    Attempts,
+    Outcome,
+    OutcomeName,
+    Start,
+    SweepManifest,
+    TrialPlan,
+    TrialRecord,
+    count_outcomes,
+)
 from fedsweep.store.store import Store
 from fedsweep.store.sweep import SweepStore
 from fedsweep.store.trial import TrialStore
 
 __all__ = [
+    "Attempt",
+    "Attempts",
     "Outcome",
     "OutcomeName",
     "Start",

@@ -10,6 +10,7 @@ from fedsweep.checkpoint import load_history, write_atomically
 from fedsweep.embedding.points import FILES
 from fedsweep.history import RoundRecord
 from fedsweep.records import (
+    Attempts,
     Outcome,
     OutcomeName,
     TrialPlan,
@@ -92,7 +93,17 @@ class TrialStore:
         path = self.folder / "trial.json"
         plan = TrialPlan.of(json.loads(path.read_text()), str(path))
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
-        return TrialRecord(plan, self.outcome(), self.history(), artifacts)
+        return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
+
+    def attempts(self) -> Attempts:
+        """What it was given of a GPU, and took, each time that it was handed out."""
+        path = self.folder / "gpus.json"
+        return Attempts.of(json.loads(path.read_text()), str(path)) if path.exists() else Attempts()
+
+    def keep_attempts(self, attempts: Attempts) -> None:
+        """Put them on disk."""
+        write_atomically(self.folder / "gpus.json", attempts.model_dump_json(indent=2).encode())
+        self.remote.push()
 
     def _end(self, outcome: Outcome) -> None:
         write_atomically(self.folder / "outcome.json", outcome.model_dump_json(indent=2).encode())

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from fedsweep.arms import WITHOUT, Arm, agrees, arm_label, counterparts, identity, shown_setting
+from fedsweep.columns import check_columns
 from fedsweep.config import flat
 from fedsweep.errors import UserError, near
 from fedsweep.experiment import RunConfig
@@ -158,6 +159,9 @@ def _check_metrics(plan: Plan, of_arms: list[tuple[Arm, list[str]]]) -> None:
                 f"search space {plan.name}: `{entry}` {metric} is not reported by this run"
                 f"{near(metric, known) or '; it reports ' + ', '.join(known) + '.'}"
             )
+    if counted and plan.space.columns:
+        raise UserError(f"search space {plan.name}: `columns` are of trials that are played, and `measure` plays none.")
+    check_columns(plan.space.columns, metrics, f"search space {plan.name}: `columns`")
     for entry, metric, arm in [] if counted else _of_other_arms(plan, of_arms):
         raise UserError(f"search space {plan.name}: `{entry}` {metric} is not reported by the arm {arm_label(arm)}.")
 

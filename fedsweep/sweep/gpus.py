@@ -9,13 +9,11 @@ from __future__ import annotations
 import gc
 import math
 import os
-import resource
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fedsweep.errors import UserError
+from fedsweep.memory import forget_peak, resident_peak
 from fedsweep.sweep.packing import BESIDE, PEAK, TOTAL
 
 if TYPE_CHECKING:
@@ -134,11 +132,8 @@ class LogicalMeter:
         self.gpus, self.total = gpus, total
 
     def start(self) -> None:
-        """Linux forgets the peak when asked to; elsewhere it is that of the process's whole life."""
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            return
+        """Measure from here on."""
+        forget_peak()
 
     def read(self) -> dict[str, int]:
         """The peak, if the share holds it."""
@@ -155,16 +150,6 @@ class LogicalMeter:
     def release(self) -> None:
         """What is collected, malloc gives back as it sees fit."""
         gc.collect()
-
-
-def resident_peak() -> int:
-    """Bytes of memory that this process has held at most, since that was forgotten."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def meter(device: Device, gpus: float) -> Meter:

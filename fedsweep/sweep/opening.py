@@ -62,6 +62,8 @@ def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None, fre
         scheduler=plan.space.scheduler.name,
         search=plan.space.search.name,
         domains=plan.base.data.domains,
+        columns=plan.space.columns,
+        logarithmic=tuple(key for key, axis in plan.space.space.items() if axis.loguniform or axis.loginteger),
         overrides=plan.changes["overrides"],
         options=plan.changes["options"],
         digests=plan.digests(),

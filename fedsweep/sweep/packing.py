@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field
-
 from fedsweep.arms import identity
-from fedsweep.checkpoint import write_atomically
-from fedsweep.config import Config
-from fedsweep.store import SweepStore, TrialPlan, TrialStore
+from fedsweep.store import Attempt, Attempts, SweepStore, TrialPlan
 
 MARGIN = 0.15
 """The part of a GPU that is left free: later rounds may take more than the first, and CUDA's own memory counts."""
@@ -25,42 +20,6 @@ TOLD = 8
 
 PEAK, BESIDE, TOTAL = "memory/peak", "memory/beside", "memory/total"
 """What a worker reports, in bytes: its most, what the device had taken beside that, and what the device has."""
-
-
-class Attempt(Config):
-    """One time that a trial was handed to a worker. What is None was not told: it goes on, or was cut off."""
-
-    gpus: float = Field(ge=0, description="of a GPU, what it was given")
-    round: int | None = Field(None, description="the last round that it reported")
-    peak: int | None = Field(None, description="bytes, the most that it held of the GPU")
-    beside: int = Field(0, description="bytes taken on a GPU that it had alone by other than its tensors")
-    total: int | None = Field(None, description="bytes of the GPU")
-    seconds: float | None = Field(None, description="of its last round")
-    out_of_memory: bool = Field(False, description="whether it ended because the memory did not suffice")
-
-
-class Attempts(Config):
-    """`gpus.json` of a trial: every time that it was handed out, the last one last."""
-
-    attempts: tuple[Attempt, ...] = ()
-
-    def marks(self) -> dict[str, str]:
-        """Tags in MLflow: the fraction given last, and how often memory ran out."""
-        if not self.attempts:
-            return {}
-        ran_out = sum(one.out_of_memory for one in self.attempts)
-        return {"gpus": f"{self.attempts[-1].gpus:g}", **({"out_of_memory": str(ran_out)} if ran_out else {})}
-
-    @classmethod
-    def read(cls, trial: TrialStore) -> Attempts:
-        """Those on disk."""
-        path = trial.folder / "gpus.json"
-        return cls.of(json.loads(path.read_text()), str(path)) if path.exists() else cls()
-
-    def write(self, trial: TrialStore) -> None:
-        """Put them on disk."""
-        write_atomically(trial.folder / "gpus.json", self.model_dump_json(indent=2).encode())
-        trial.remote.push()
 
 
 @dataclass(frozen=True)
@@ -150,9 +109,11 @@ class Packing:
         self._most, self._sweep, self._apart = most, sweep, apart
         self._attempts: dict[str, dict[str, Attempts]] = {}
         self._probes: dict[str, str] = {}
-        self.keep: Callable[[TrialPlan, Attempts], None] = lambda plan, attempts: attempts.write(sweep.trial(plan.key))
+        self.keep: Callable[[TrialPlan, Attempts], None] = lambda plan, attempts: sweep.trial(plan.key).keep_attempts(
+            attempts
+        )
         for plan in plans:
-            if (found := Attempts.read(sweep.trial(plan.key))).attempts:
+            if (found := sweep.trial(plan.key).attempts()).attempts:
                 self._of(plan)[plan.key] = found
 
     @property

@@ -196,7 +196,10 @@ class Plan:
     def digests(self) -> dict[str, str]:
         """What must be the same for a sweep to be gone on with."""
         definition = json.dumps(
-            [self.space.model_dump(mode="json", exclude={"resources", "reference"}), self.base.model_dump(mode="json")],
+            [
+                self.space.model_dump(mode="json", exclude={"resources", "reference", "columns"}),
+                self.base.model_dump(mode="json"),
+            ],
             sort_keys=True,
         )
         content = sorted({json.dumps(content_digests(config), sort_keys=True) for config in self.reachable()})

@@ -15,11 +15,11 @@ from ray.tune.experiment import Trial
 from fedsweep.errors import disk_is_full
 from fedsweep.object_store import UnreachableError
 from fedsweep.remote import LOST
-from fedsweep.store import Outcome, OutcomeName, SweepStore, TrialPlan, TrialRecord
+from fedsweep.store import Attempts, Outcome, OutcomeName, SweepStore, TrialPlan, TrialRecord
 from fedsweep.sweep.climb import Climb
 from fedsweep.sweep.display import LiveTable
 from fedsweep.sweep.generations import Generations
-from fedsweep.sweep.packing import Attempts, Packing, retried
+from fedsweep.sweep.packing import Packing, retried
 from fedsweep.sweep.reuse import Reuse
 from fedsweep.tracking import Recorder
 
@@ -80,7 +80,7 @@ class Recording(Callback):
     def keep(self, plan: TrialPlan, attempts: Attempts) -> None:
         """Put down what a trial was given of a GPU, and what it took."""
         with self.until_full():
-            attempts.write(self.sweep.trial(plan.key))
+            self.sweep.trial(plan.key).keep_attempts(attempts)
         if self.packing is not None and (sentence := self.packing.sentence(plan)) is not None:
             self.display.console.print(sentence)
 

@@ -94,6 +94,10 @@ class SearchSpace(Config):
         "of an `ablate` the full method",
     )
     reference: Reference | None = Field(None, description="a paper's values of arms, shown beside ours, never mixed in")
+    columns: tuple[str, ...] = Field(
+        (),
+        description="what the table shows beside the objective: columns by name, or metrics; empty for the usual",
+    )
     measure: Annotated[Rounds | Parameters, Field(discriminator="name")] = Field(
         Rounds(), description="what is measured of each arm: rounds that are played, or parameters that are counted"
     )

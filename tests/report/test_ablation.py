@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedsweep.report import figures
+from fedsweep.report import figures, frame
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
@@ -45,7 +45,7 @@ def crossed(manifest, trials) -> AblationTable:
 def test_arms_are_called_by_what_they_lack(alone):
     assert [one["arm"] for one in alone.cells()] == list(WORDS)
     assert "without" not in alone.cells()[0]
-    assert [one["arm"] for one in csv.DictReader(io.StringIO(alone.csv()))] == list(WORDS)
+    assert [one["arm"] for one in csv.DictReader(io.StringIO(frame.csv(alone)))] == list(WORDS)
     assert "| arm | n | mean |" in alone.markdown()
     assert "## By domain\n\n| arm | n | photo |" in alone.markdown()
 
@@ -82,8 +82,9 @@ def test_an_arm_is_compared_with_the_full_method_at_its_own_settings(crossed):
     assert [one.comparison and one.comparison.p_holm > one.comparison.p for one in crossed.arms] == [
         *(None, True, None, False),
     ]
-    at_4, at_8 = crossed.findings()
+    at_4, at_8, effects = crossed.findings()
     assert at_4.startswith("rank 4, without cross against full: -9.90 points")
+    assert effects.startswith("Of the variation between trials: rank 5")
     assert at_8.startswith("rank 8, without cross against full: -0.90 points")
     assert " ".join(crossed.caption()).count("Baseline: full at the same lora.rank.") == 1
 
@@ -99,6 +100,7 @@ def test_a_baseline_may_leave_an_axis_open_without_an_ablation(manifest, trials)
     assert [one.partition(":")[0] for one in table.findings()] == [
         "lr 0.1, rank 4 against 8",
         "lr 0.3, rank 4 against 8",
+        "Of the variation between trials",
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedsweep.front import Against
 from fedsweep.history import RoundRecord
-from fedsweep.report import front, write_report
+from fedsweep.report import frame, front, write_report
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 
@@ -58,7 +58,7 @@ def test_efficient_samples_are_marked_named_and_drawn(manifest, fill, tmp_path):
     assert any(
         "Second objective: megabytes/sent, summed over all rounds, lower is better." in one for one in table.caption()
     )
-    rows = {int(row["lora.rank"]): row["efficient"] for row in csv.DictReader(io.StringIO(table.csv()))}
+    rows = {int(row["lora.rank"]): row["efficient"] for row in csv.DictReader(io.StringIO(frame.csv(table)))}
     assert rows == {1: "True", 2: "True", 4: "False", 8: "True", 16: "False", 32: "False"}
     report = write_report(sweep, trials.records, tmp_path)
     assert report.front in report.paths
@@ -78,7 +78,7 @@ def test_another_second_objective_has_a_column(manifest, fill):
     table = table_of(manifest(baseline=None, against=against), fill())
     assert marked(table) == {8, 16}
     assert {int(row["lora.rank"]): row["seconds/round"] for row in table.cells()}[16] == "0.725"
-    assert next(csv.DictReader(io.StringIO(table.csv())))["seconds/round"] == "1.35"
+    assert next(csv.DictReader(io.StringIO(frame.csv(table))))["seconds/round"] == "1.35"
 
 
 def test_the_figure_joins_the_efficient_arms_by_what_they_beat(manifest, fill, tmp_path, monkeypatch):
@@ -99,6 +99,6 @@ def test_with_one_objective_nothing_of_it_is_there(manifest, fill, tmp_path):
     trials = fill()
     table = table_of(sweep, trials)
     assert "efficient" not in table.cells()[0]
-    assert "efficient" not in table.csv()
+    assert "efficient" not in frame.csv(table)
     assert write_report(sweep, trials.records, tmp_path).front is None
     assert not (tmp_path / "front.png").exists()

@@ -12,7 +12,14 @@ from fedsweep.report import write_report
 def test_writes_all_files_where_it_says(manifest, trials, tmp_path):
     trials.arms({4: [0.5, 0.52, 0.51], 8: [0.6, 0.63, 0.61]})
     made = write_report(manifest(), trials.records, tmp_path / "not" / "there")
-    assert sorted(path.name for path in made.paths) == ["curves.png", "domains.png", "table.csv", "table.md"]
+    assert sorted(path.name for path in made.paths) == [
+        "curves.png",
+        "domains.png",
+        "table.csv",
+        "table.md",
+        "table.parquet",
+        "table.tex",
+    ]
     assert set((tmp_path / "not" / "there").iterdir()) == set(made.paths)
     assert all(path.stat().st_size > 100 for path in made.paths)
     console = Console(file=io.StringIO(), width=100)

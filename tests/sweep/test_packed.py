@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.store import Attempt
 from fedsweep.sweep.gpus import COUNT, SIZE
-from fedsweep.sweep.packing import Attempt, Attempts, needed
+from fedsweep.sweep.packing import needed
 from tests.sweep.helpers import (
     GRID,
     assert_mlflow_equals_store,
@@ -29,7 +30,7 @@ def attempts(folder: Path) -> dict[tuple[int, int], list[Attempt]]:
     """By rank and seed what each trial was given, and took."""
     sweep = newest(folder, "tiny")
     return {
-        (trial.plan.arm["lora.rank"], trial.plan.seed): [*Attempts.read(sweep.trial(trial.plan.key)).attempts]  # type: ignore[misc]
+        (trial.plan.arm["lora.rank"], trial.plan.seed): [*sweep.trial(trial.plan.key).attempts().attempts]  # type: ignore[misc]
         for trial in sweep.trials()
     }
 

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.errors import UserError
-from fedsweep.store import SweepStore, TrialPlan
+from fedsweep.memory import resident_peak
+from fedsweep.store import Attempt, SweepStore, TrialPlan
 from fedsweep.sweep import cluster
 from fedsweep.sweep.cluster import check_resources, concurrency, most_on_a_gpu
-from fedsweep.sweep.gpus import COUNT, SIZE, LogicalMeter, count_gpus, logical_gpus, ran_out, resident_peak
-from fedsweep.sweep.packing import MARGIN, Attempt, Attempts, Packing, larger, needed, share, side_by_side
+from fedsweep.sweep.gpus import COUNT, SIZE, LogicalMeter, count_gpus, logical_gpus, ran_out
+from fedsweep.sweep.packing import MARGIN, Packing, larger, needed, share, side_by_side
 from fedsweep.sweep.space import Resources
 
 BYTES = st.integers(1, 10**12)
@@ -108,7 +109,7 @@ def test_what_a_worker_told_is_kept_and_counts(tmp_path: Path) -> None:
     packing.choose([(plan, 9)])
     packing.ended(plan, report(1, peak=400) | {"memory/beside": 100})
     told = Attempt(gpus=1.0, round=1, peak=400, beside=100, total=1000, seconds=1.0)
-    assert Attempts.read(sweep.trial(plan.key)).attempts == (told,)
+    assert sweep.trial(plan.key).attempts().attempts == (told,)
     assert packing.fraction(plan) == 1.0  # two of 400 would fit, of 500 they do not
 
 
@@ -135,7 +136,7 @@ def test_memory_that_runs_out_is_recorded_and_more_is_tried_up_to_a_whole_gpu(tm
         assert offer is not None
         assert offer.gpus == gpus
         packing.ended(plan, report(1, kind="memory"))
-    kept = Attempts.read(sweep.trial(plan.key))
+    kept = sweep.trial(plan.key).attempts()
     assert [one.gpus for one in kept.attempts if one.out_of_memory] == [0.25, 0.5, 1.0]
     assert packing.marks(plan) == kept.marks() == {"gpus": "1", "out_of_memory": "3"}
     assert Packing(asked, 4, sweep, [plan]).fraction(plan) == packing.fraction(plan) == 1.0

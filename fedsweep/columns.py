@@ -1,0 +1,156 @@
+"""What a table can show of every arm beside its objective: columns by name, or any metric that rounds report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsweep.arms import is_accuracy
+from fedsweep.errors import UserError, near
+from fedsweep.front import Mode
+from fedsweep.history import last, total_megabytes
+from fedsweep.store import TrialRecord
+
+TARGET = "rounds_to="
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of a trial; an arm has the mean over its finished seeds."""
+
+    name: str
+    """As it is asked for in a search space or by `--columns`, and in table.csv."""
+    heading: str
+    """With its unit."""
+    of: Callable[[TrialRecord], float | None]
+    """In plain units: shares from 0 to 1, MB of 10^6 bytes, seconds, rounds."""
+    percent: bool = False
+    whole: bool = False
+    """Whether it is a count, shown without decimals."""
+    measured: bool = False
+    """Whether repetition changes it, as it does time and memory."""
+
+
+def _last(metric: str) -> Callable[[TrialRecord], float | None]:
+    def value(trial: TrialRecord) -> float | None:
+        found = last(trial.history, metric)
+        return found if found is not None and math.isfinite(found) else None
+
+    return value
+
+
+def _sum_of(metric: str, scale: float) -> Callable[[TrialRecord], float | None]:
+    return lambda trial: sum(record.metrics.get(metric, 0.0) for record in trial.history) / scale
+
+
+def _mean_of_rounds(metric: str) -> Callable[[TrialRecord], float | None]:
+    def value(trial: TrialRecord) -> float | None:
+        values = [record.metrics[metric] for record in trial.history if record.round and metric in record.metrics]
+        return sum(values) / len(values) if values else None
+
+    return value
+
+
+def megabytes(trial: TrialRecord) -> float | None:
+    """MB (10^6 bytes) sent in both directions in the whole run."""
+    return total_megabytes(trial.history)
+
+
+def gpu_seconds(trial: TrialRecord) -> float | None:
+    """Seconds of its rounds times the fraction of a GPU that each was played with; None of a trial without any."""
+    if not trial.attempts:
+        return None
+    seconds, gpus = 0.0, [(one.gpus, one.round) for one in trial.attempts]
+    for record in trial.history:
+        # The attempt that reported it: the first that came so far, or one that was cut off before it could tell.
+        share = next((given for given, reached in gpus if reached is not None and record.round <= reached), gpus[-1][0])
+        seconds += share * record.seconds
+    return seconds
+
+
+def gpu_memory(trial: TrialRecord) -> float | None:
+    """MB (10^6 bytes) that it held of its GPU at most."""
+    peaks = [one.peak for one in trial.attempts if one.peak is not None]
+    return max(peaks) / 1e6 if peaks else None
+
+
+def peak_memory(trial: TrialRecord) -> float | None:
+    """MB (10^6 bytes) of main memory that the process that played it has held at most."""
+    known = [record.memory for record in trial.history if record.memory is not None]
+    return max(known) / 1e6 if known else None
+
+
+def rounds_to(target: float, metric: str, mode: Mode) -> Callable[[TrialRecord], float | None]:
+    """The first round after which the metric is as good as the target; None of a trial that never was."""
+    sign = 1 if mode == "max" else -1
+
+    def value(trial: TrialRecord) -> float | None:
+        known = ((record.round, record.metrics.get(metric, math.nan)) for record in trial.history)
+        return next((float(number) for number, found in known if sign * found >= sign * target), None)
+
+    return value
+
+
+COLUMNS: Mapping[str, Column] = {
+    column.name: column
+    for column in (
+        Column("mean_over_domains", "mean of domains", _last("accuracy/mean"), percent=True),
+        Column("worst_domain", "worst domain", _last("accuracy/worst_domain"), percent=True),
+        Column("domain_spread", "sd of domains", _last("accuracy/domain_spread"), percent=True),
+        Column("out_of_domain", "out of domain", _last("accuracy/out_of_domain_mean"), percent=True),
+        Column("mean_client", "mean client", _last("accuracy/clients/mean"), percent=True),
+        Column("worst_client", "worst client", _last("accuracy/clients/worst"), percent=True),
+        Column("bottom_clients", "bottom 10% clients", _last("accuracy/clients/bottom_10"), percent=True),
+        Column("megabytes", "MB sent", megabytes),
+        Column("megabytes_up", "MB up", _sum_of("bytes/up", 1e6)),
+        Column("megabytes_down", "MB down", _sum_of("bytes/down", 1e6)),
+        Column("parameters_trained", "trained parameters", _mean_of_rounds("parameters/trained"), whole=True),
+        Column("parameters_held", "held parameters", _mean_of_rounds("parameters/held"), whole=True),
+        Column("seconds", "seconds", lambda trial: sum(one.seconds for one in trial.history), measured=True),
+        Column("gpu_seconds", "GPU seconds", gpu_seconds, measured=True),
+        Column("peak_memory", "peak MB", peak_memory, measured=True),
+        Column("gpu_memory", "peak GPU MB", gpu_memory, measured=True),
+    )
+}
+"""By name; `rounds_to=NUMBER` and metrics beside them."""
+
+
+def column(name: str, metric: str, mode: Mode) -> Column:
+    """A column by its name; `rounds_to` is of the objective `metric`, accuracies from 0 to 1.
+
+    >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
+    ('loss/train', 'rounds to 70%')
+    """
+    if (found := COLUMNS.get(name)) is not None:
+        return found
+    if name.startswith(TARGET):
+        target = float(name.removeprefix(TARGET))
+        shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
+        return Column(name, f"rounds to {shown}", rounds_to(target, metric, mode))
+    return Column(name, name, _last(name), percent=is_accuracy(name))
+
+
+def check_columns(names: Sequence[str], metrics: Collection[str], where: str) -> None:
+    """Refuse what is neither a column nor one of these metrics.
+
+    Raises:
+        UserError: one is not, or stands twice.
+    """
+    known = [*COLUMNS, *metrics]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise UserError(f"{where} names {name} twice.")
+        if name.startswith(TARGET):
+            if not _is_number(name.removeprefix(TARGET)):
+                raise UserError(f"{where} needs a number after {TARGET}, such as {TARGET}0.7, but it is {name}.")
+        elif name not in known:
+            rest = f"; there are {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics of its rounds."
+            raise UserError(f"{where} names {name}, which is no column{near(name, known) or rest}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

@@ -1,0 +1,127 @@
+"""The ablation table in full precision, as a DataFrame, CSV and Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+
+import pandas as pd
+
+from fedsweep.arms import IN_WORDS, identity
+from fedsweep.marks import SYNTHETIC
+from fedsweep.report.arms import ended, notes
+from fedsweep.report.statistics import ArmStatistics, domain_metric
+from fedsweep.report.table import MEGABYTES, AblationTable
+from fedsweep.report.wording import settings
+
+COUNTS = ("n_common", "seeds_needed", "last_round")
+DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")
+"""Columns that stand in every table under a longer name."""
+
+
+def frame(table: AblationTable) -> pd.DataFrame:
+    """One row per arm; accuracies 0 to 1, intervals and differences in the objective's own unit."""
+    found = pd.DataFrame([_record(table, one) for one in table.arms])
+    counts = [name for name in COUNTS if name in found]
+    return found.astype(dict.fromkeys(counts, "Int64"))
+
+
+def csv(table: AblationTable) -> str:
+    """`frame` as CSV; floats in the shortest digits that read back to the same bits."""
+    return frame(table).to_csv(index=False)
+
+
+def parquet(table: AblationTable) -> bytes:
+    """`frame` as Parquet, with the sweep's manifest as metadata of the schema under `fedsweep.manifest`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = frame(table)
+    for name in found:
+        if len({type(value) for value in found[name].dropna()}) > 1:
+            # A column of Parquet has one type; numbers beside words are written as in JSON.
+            found[name] = [None if pd.isna(value) else json.dumps(value) for value in found[name]]
+    content = pa.Table.from_pandas(found, preserve_index=False)
+    manifest = {b"fedsweep.manifest": table.manifest.model_dump_json().encode()}
+    file = io.BytesIO()
+    pq.write_table(content.replace_schema_metadata({**(content.schema.metadata or {}), **manifest}), file)
+    return file.getvalue()
+
+
+def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
+    values = {
+        name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in one.arm.values.items()
+    }
+    paper, printed = table.manifest.reference, table.paper(one)
+    furthest, reached = one.arm.reached(table.manifest.metric)
+    counts = Counter(ended(trial) for trial in one.arm.trials)
+    low, high = one.interval or (None, None)
+    return {
+        **{name: values.get(name) for name in table.names if name not in IN_WORDS},
+        **({"arm": settings(one, table.names)["arm"]} if {*IN_WORDS} & {*table.names} else {}),
+        "n": one.n,
+        "mean": one.mean,
+        "sd": one.sd,
+        "mean_low": low,
+        "mean_high": high,
+        "mean_of_last_4_rounds": one.mean_of_last,
+        **({"reference": printed, "reference_source": paper.source if printed is not None else None} if paper else {}),
+        **(_tests(one) if table.compared else {}),
+        "worst_client_accuracy": one.worst_client,
+        "worst_domain_accuracy": one.worst_domain,
+        "worst_domain": one.worst_domain_name,
+        **{metric: one.accuracies.get(metric) for metric in _accuracies(table)},
+        **({SYNTHETIC: one.marks.get(SYNTHETIC)} if _synthetic(table) else {}),
+        "megabytes_sent": one.megabytes,
+        **_second(table, one),
+        **{name: value for name, value in one.columns.items() if name not in DROPPED},
+        **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
+        "last_round": furthest if furthest >= 0 else None,
+        "value_at_last_round": reached,
+        "note": "; ".join(notes(one.arm, table.manifest.metric)),
+    }
+
+
+def _tests(one: ArmStatistics) -> dict[str, object]:
+    """The columns of the comparison with the baseline; empty in the baseline's own row."""
+    found = one.comparison
+    low, high = found.interval if found and found.interval else (None, None)
+    bootstrap_low, bootstrap_high = found.bootstrap if found and found.bootstrap else (None, None)
+    return {
+        "baseline": one.is_baseline,
+        "n_common": len(found.seeds) if found else None,
+        "difference": found.difference if found else None,
+        "interval_low": low,
+        "interval_high": high,
+        "bootstrap_low": bootstrap_low,
+        "bootstrap_high": bootstrap_high,
+        "p": found.p if found else None,
+        "p_holm": found.p_holm if found else None,
+        "p_exact": found.p_exact if found else None,
+        "p_exact_holm": found.p_exact_holm if found else None,
+        "effect": found.effect if found else None,
+        "detectable": found.detectable if found else None,
+        "seeds_needed": found.seeds_needed if found else None,
+        "verdict": found.verdict if found else None,
+    }
+
+
+def _second(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
+    against, key = table.manifest.against, identity(one.arm.values)
+    if against is None:
+        return {}
+    own: dict[str, object] = {} if against.metric == MEGABYTES else {against.metric: table.weighed.get(key)}
+    return own | {"efficient": key in table.efficient}
+
+
+def _accuracies(table: AblationTable) -> list[str]:
+    """The metrics of single domains, in and out of domain where they are so in some arm, and of their means."""
+    found = {metric for one in table.arms for metric in one.accuracies}
+    domains = [domain_metric(name, held_out) for held_out in (False, True) for name in table.manifest.domains]
+    return [metric for metric in [*table.means.values(), *domains] if metric in found]
+
+
+def _synthetic(table: AblationTable) -> bool:
+    """Whether a column says where synthetic images are from; where they are varied, one does already."""
+    return SYNTHETIC not in table.names and any(SYNTHETIC in one.marks for one in table.arms)

@@ -1,0 +1,100 @@
+"""The ablation table for a paper: LaTeX with booktabs, a paper's own values in grey."""
+
+from __future__ import annotations
+
+from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.table import PROSE, AblationTable
+from fedsweep.report.wording import NOTHING, short_names
+
+PREAMBLE = r"\usepackage{booktabs,xcolor}"
+SPECIAL = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': "''", "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "\N{MIDDLE DOT}": r"$\cdot$",
+}  # fmt: skip
+LEFT_OUT = ("note",)
+"""Columns that have no room on a page; what they say stands below."""
+
+
+def latex(table: AblationTable) -> str:
+    """A `table` environment, to be put into a document with the packages that its first line names.
+
+    A detectable difference is marked with an asterisk, the baseline in italics; nothing is bold, since the largest mean
+    need not be the best arm.
+    """
+    rows = [{name: cell for name, cell in row.items() if name not in LEFT_OUT} for row in table.cells()]
+    short = short_names(table.names)
+    columns = list(rows[0])
+    alignment = "".join("l" if name in PROSE or name in short else "r" for name in columns)
+    head = " & ".join(_heading(short.get(name, name)) for name in columns)
+    body = [
+        " & ".join(_cell(one, name, cell) for name, cell in row.items()) + r" \\"
+        for one, row in zip(table.arms, rows, strict=True)
+    ]
+    lines = [
+        f"% Needs {PREAMBLE}",
+        f"% {_escaped(f'{table.manifest.name}, sweep {table.manifest.id}')}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_caption(table)}}}",
+        rf"\label{{tab:{table.manifest.name.replace('/', ':').replace('_', '-')}}}",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        rf"{head} \\",
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _caption(table: AblationTable) -> str:
+    """What a reader of a paper needs: the arms, the test, and what was found to differ."""
+    detected = " An asterisk marks a detectable difference." * any(_detected(one) for one in table.arms)
+    lost = [
+        f"{name}: {row['note']}."
+        for row in table.cells()
+        for name in [_named(table, row)]
+        if row.get("note", NOTHING) != NOTHING
+    ]
+    title = f"{table.manifest.name} around {table.manifest.experiment}."
+    return (
+        _escaped(" ".join([title, *table.caption()]))
+        + _escaped(detected)
+        + _escaped("".join(f" {one}" for one in lost))
+    )
+
+
+def _named(table: AblationTable, row: dict[str, str]) -> str:
+    short = short_names(table.names)
+    return ", ".join(f"{short.get(name, name)} {cell}" for name, cell in row.items() if name in short or name == "arm")
+
+
+def _detected(one: ArmStatistics) -> bool:
+    return one.comparison is not None and one.comparison.verdict in ("higher", "lower")
+
+
+def _heading(name: str) -> str:
+    return rf"\textcolor{{gray}}{{{name}}}" if name == "paper" else _escaped(name)
+
+
+def _cell(one: ArmStatistics, name: str, cell: str) -> str:
+    """A cell; minus signs and ranges as they are set in print."""
+    text = _escaped(cell) if cell != NOTHING else "--"
+    if cell[:1] in "+-" and cell[1:2].isdigit():
+        text = f"${text}$"
+    elif " to " in cell and name not in PROSE:
+        low, high = cell.split(" to ")
+        text = rf"[${low}$, ${high}$]"
+    if name == "paper":
+        return rf"\textcolor{{gray}}{{{text}}}"
+    if name == "difference" and _detected(one):
+        return rf"{text}\rlap{{$^*$}}"
+    return rf"\textit{{{text}}}" if cell == "baseline" else text
+
+
+def _escaped(text: str) -> str:
+    return "".join(SPECIAL.get(letter, letter) for letter in text)
