@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from fedsweep.cli import data, verbs
 from fedsweep.cli.pretrain import pretrain
+from fedsweep.cli.report import compare, report
 from fedsweep.cli.tune import tune
 
 app = typer.Typer(
@@ -23,7 +24,7 @@ app = typer.Typer(
     help="Hyperparameter tuning and ablations for federated fine-tuning of foundation models.\n\n"
     "Start with `fedsweep tune ablations/lora_rank`: twelve federated runs, a table, and `fedsweep ui`.",
 )
-for verb in (verbs.run, tune, verbs.report, verbs.ui):
+for verb in (verbs.run, tune, report, compare, verbs.ui):
     app.command()(verb)
 app.command("list")(verbs.list_files)
 app.command()(verbs.show)

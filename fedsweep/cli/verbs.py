@@ -75,27 +75,6 @@ def run(
         raise SystemExit(1)
 
 
-def report(
-    space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
-    sweep: Annotated[str | None, typer.Option("--sweep", help="the sweep's id; the newest by default")] = None,
-    store: StoreOption = DEFAULT_STORE,
-) -> None:
-    """Make the table and figures of a sweep again from what is recorded.
-
-    Example: `fedsweep report ablations/lora_rank`
-    """
-
-    from fedsweep.report import write_report
-    from fedsweep.store import Store
-    from fedsweep.terminal import relative, result_console
-
-    found = Store.at(store).find(space, sweep)
-    made = write_report(found.manifest(), found.trials(), found.folder / "report")
-    console = result_console()
-    console.print(made.renderable)
-    console.print(f"Written to {relative(found.folder / 'report')}.")
-
-
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on this machine")] = 5000,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for all of the network")] = "127.0.0.1",

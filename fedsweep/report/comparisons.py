@@ -26,14 +26,15 @@ def comparisons(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Secti
     for one in arms:
         found = one.comparison or Comparison((), None)
         own = [str(one.n), units.value(one.mean), units.interval(one.interval)]
-        against = ["baseline", *[NOTHING] * (len(HEAD) - 4)] if one.is_baseline else _cells(found, units)
+        against = ["baseline", *[NOTHING] * (len(HEAD) - 4)] if one.is_baseline else cells(found, units)
         rows.append([*settings(one, dotted).values(), *own, *against])
     named = len(settings(arms[0], dotted))
+    tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
     head = [*settings(arms[0], dotted), *HEAD]
-    return Section("Comparisons with the baseline", head, rows, named, " ".join(_explained(arms, units)))
+    return Section("Comparisons with the baseline", head, rows, named, " ".join(explained(tested, units)))
 
 
-def _cells(found: Comparison, units: Units) -> list[str]:
+def cells(found: Comparison, units: Units) -> list[str]:
     """The numbers of one comparison, without the exact p where it could not fall to the level."""
     return [
         str(len(found.seeds)),
@@ -55,11 +56,11 @@ def _seeds(found: Comparison) -> str:
     return ">10000" if found.verdict == "no detectable difference" and found.effect is not None else NOTHING
 
 
-def _explained(arms: Sequence[ArmStatistics], units: Units) -> list[str]:
+def explained(tested: Sequence[Comparison], units: Units) -> list[str]:
+    """What the columns are, in sentences."""
     points = ", in percentage points" * units.percent
-    tested = [one.comparison for one in arms if one.comparison and one.comparison.p is not None]
     said = [
-        f"Differences to the baseline over common seeds{points}. 95% intervals, uncorrected: of the mean and of the "
+        f"Differences are over common seeds{points}. 95% intervals, uncorrected: of the mean and of the "
         "difference by Student's t, and of the difference by a studentized bootstrap, "
         f"which takes {LEAST_RESAMPLED} pairs.",
         "p: paired t-test. Effect: Hedges' g of the paired differences, their mean over their standard deviation.",

@@ -29,7 +29,7 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
             other = others[identity(one.arm.values)]
             apart = one.comparison.seeds and not _same_images(manifest.metric, [one, by_arm[identity(other)]])
             pair = _against(one.arm.values, other, manifest.baseline, dotted) + ", over different images" * bool(apart)
-            found.append(f"{pair}: {_finding(manifest, one.comparison, units)}.")
+            found.append(f"{pair}: {finding(manifest, one.comparison, units)}.")
     return [*found, *front.finding(manifest, arms)]
 
 
@@ -172,7 +172,8 @@ def _against(arm: Mapping[str, Json], other: Arm, baseline: Arm, dotted: Sequenc
     return f"{here}{arm_words(arm, differing)} against {arm_words(other, differing)}"
 
 
-def _finding(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
+def finding(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
+    """What may be said of one comparison, without a full stop."""
     seeds, verdict = len(comparison.seeds), comparison.verdict
     if comparison.difference is None:
         return "no seed that both finished, too few seeds to compare"

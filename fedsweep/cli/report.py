@@ -1,0 +1,154 @@
+"""`fedsweep report` and `fedsweep compare`: tables and figures from what is recorded. Nothing heavy at the top."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, listed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedsweep.arms import Arm
+    from fedsweep.report.compare import Side
+    from fedsweep.store import Store
+
+FILES = {
+    "markdown": "table.md",
+    "csv": "table.csv",
+    "parquet": "table.parquet",
+    "latex": "table.tex",
+    "html": "report.html",
+}
+"""What a format is called in the report's folder."""
+COMPARED = ("terminal", "markdown", "csv")
+
+
+def report(
+    space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
+    sweep: Annotated[str | None, typer.Option("--sweep", help="the sweep's id; the newest by default")] = None,
+    format: Annotated[
+        str, typer.Option("--format", help=f"what is printed: `terminal`, {', '.join(f'`{one}`' for one in FILES)}")
+    ] = "terminal",
+    columns: ColumnsOption = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Make the table, the figures and the page of a sweep again from what is recorded.
+
+    Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
+    """
+    from fedsweep.columns import check_columns
+    from fedsweep.report import write_report
+    from fedsweep.store import Store
+    from fedsweep.terminal import relative, result_console
+
+    check_format(format, ("terminal", *FILES))
+    if format == "parquet" and sys.stdout.isatty():
+        _refuse("`--format parquet` is no text: send it to a file, as in `... --format parquet > table.parquet`.")
+    found = Store.at(store).find(space, sweep)
+    manifest, trials = found.manifest(), found.trials()
+    if columns is not None:
+        metrics = dict.fromkeys(name for trial in trials for record in trial.history for name in record.metrics)
+        check_columns(listed(columns), list(metrics), "`--columns`")
+        manifest = manifest.model_copy(update={"columns": tuple(listed(columns))})
+    made = write_report(manifest, trials, found.folder / "report")
+    if format != "terminal":
+        sys.stdout.buffer.write((found.folder / "report" / FILES[format]).read_bytes())
+        return
+    console = result_console()
+    console.print(made.renderable)
+    console.print(f"Written to {relative(found.folder / 'report')}.")
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="SPACE[@SWEEP], or an arm of it: `...:lora.rank=4`")],
+    second: Annotated[str, typer.Argument(metavar="B", help="the same of another sweep, or of another arm")],
+    format: Annotated[str, typer.Option("--format", help="`terminal`, `markdown` or `csv`")] = "terminal",
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Compare two sweeps arm by arm, or two arms, paired over the seeds that both finished.
+
+    Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
+    """
+    from fedsweep.report.compare import Pairing
+    from fedsweep.store import Store
+    from fedsweep.terminal import result_console
+
+    check_format(format, COMPARED)
+    home = Store.at(store)
+    (here, arm), (there, other) = _side(home, first), _side(home, second)
+    if bool(arm) != bool(other):
+        _refuse(f"`{first}` and `{second}` must both name an arm or both name a sweep.")
+    found = Pairing.of(here, there, by_arm=not arm)
+    section = found.section()
+    if format == "csv":
+        sys.stdout.write(section.csv())
+    elif format == "markdown":
+        bullets = "\n".join(f"- {sentence}" for sentence in found.findings())
+        print(f"{section.markdown()}\n\n{bullets}")
+    else:
+        show(result_console(), section.terminal(), [*found.findings()], section.explained)
+
+
+def show(console: Console, table: object, findings: list[str], explained: str) -> None:
+    """A table, what was found, and how to read it."""
+    from rich.text import Text
+
+    console.print(table, "")
+    for sentence in findings:
+        console.print(Text(sentence))
+    console.print("", Text(explained, style="dim"))
+
+
+def check_format(given: str, known: tuple[str, ...]) -> None:
+    """Refuse a format that there is not.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    from fedsweep.errors import near
+
+    if given not in known:
+        _refuse(
+            f"`--format` must be {', '.join(known[:-1])} or {known[-1]}, but it is `{given}`{near(given, known) or '.'}"
+        )
+
+
+def _side(home: Store, given: str) -> tuple[Side, Arm]:
+    """`SPACE[@SWEEP][:NAME=VALUE,...]`, and the arm's values, none of a whole sweep."""
+    from fedsweep.plain import parse_overrides
+    from fedsweep.report.compare import Side
+
+    where, _, arm = given.partition(":")
+    space, _, sweep = where.partition("@")
+    values = dict(parse_overrides(_entries(arm)))
+    found = home.find(space, sweep or None)
+    trials = found.trials()
+    if not any(trial.history for trial in trials):
+        _refuse(f"`{given}`: no trial of sweep `{found.manifest().id}` of {space} has recorded a round.")
+    return Side.of(given, found.manifest(), trials, values), values
+
+
+def _entries(text: str) -> list[str]:
+    """What stands between commas outside of brackets.
+
+    >>> _entries("lora.rank=4,federation.depths=[4,8]")
+    ['lora.rank=4', 'federation.depths=[4,8]']
+    """
+    entries, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{(") - (letter in "]})")
+        if letter == "," and depth == 0:
+            entries.append("")
+        else:
+            entries[-1] += letter
+    return [entry.strip() for entry in entries if entry.strip()]
+
+
+def _refuse(sentence: str) -> None:
+    from fedsweep.errors import UserError
+
+    raise UserError(sentence)

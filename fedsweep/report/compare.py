@@ -1,0 +1,156 @@
+"""Two sweeps arm by arm, or two arms: paired over the seeds that both finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsweep.arms import Arm, agrees, arm_label, identity
+from fedsweep.config import flat
+from fedsweep.errors import UserError
+from fedsweep.plain import Json
+from fedsweep.report.comparison import Comparison, compare
+from fedsweep.report.comparisons import HEAD, cells, explained
+from fedsweep.report.prose import finding
+from fedsweep.report.section import Section
+from fedsweep.report.statistics import ArmStatistics, summarise
+from fedsweep.report.wording import Units
+from fedsweep.store import SweepManifest, TrialRecord
+
+SHOWN = 12
+"""Hyperparameters in which two sides differ that are named; of more, their number."""
+OF_COMPARISON = HEAD[4:]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A sweep, or one arm of it."""
+
+    name: str
+    """As the user named it."""
+    manifest: SweepManifest
+    arms: tuple[ArmStatistics, ...]
+
+    @classmethod
+    def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
+        """All arms of a sweep, or the one with these values.
+
+        Raises:
+            UserError: none has them, or several do.
+        """
+        arms = summarise(manifest, trials)
+        if not arm:
+            return cls(name, manifest, tuple(arms))
+        found = [one for one in arms if agrees(arm, one.arm.values)]
+        if len(found) != 1:
+            labels = "; ".join(arm_label(one.arm.values) for one in (found or arms)[:SHOWN])
+            says = f"{len(found)} arms of that sweep have these values: {labels}" if found else f"no arm has: {labels}"
+            raise UserError(f"`{name}` must name one arm by its values, but {says}.")
+        return cls(name, manifest, tuple(found))
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Arms of two sides with what the second has over the first."""
+
+    sides: tuple[Side, Side]
+    pairs: tuple[tuple[ArmStatistics, ArmStatistics], ...]
+    comparisons: tuple[Comparison, ...]
+
+    @classmethod
+    def of(cls, first: Side, second: Side, by_arm: bool) -> Pairing:
+        """The one arm of each, or with `by_arm` those that both have.
+
+        Raises:
+            UserError: they have different objectives, are the same, or have no arm in common.
+        """
+        one, other = first.manifest, second.manifest
+        if (one.metric, one.mode) != (other.metric, other.mode):
+            raise UserError(
+                f"`{first.name}` and `{second.name}` must have the same objective to be compared, but they have "
+                f"{one.metric} ({one.mode}) and {other.metric} ({other.mode})."
+            )
+        if by_arm:
+            known = {identity(arm.arm.values): arm for arm in second.arms}
+            pairs = [(arm, known[key]) for arm in first.arms if (key := identity(arm.arm.values)) in known]
+        else:
+            pairs = [(first.arms[0], second.arms[0])]
+        if not pairs:
+            raise UserError(
+                f"`{first.name}` and `{second.name}` have no arm in common; one arm of each can be compared, as in "
+                f"`{first.name}:{arm_label(first.arms[0].arm.values).replace(', ', ',')}`."
+            )
+        if one.id == other.id and all(a.arm.values == b.arm.values for a, b in pairs):
+            raise UserError(f"`{first.name}` and `{second.name}` are the same.")
+        return cls((first, second), tuple(pairs), tuple(compare([(b.values, a.values) for a, b in pairs])))
+
+    @property
+    def units(self) -> Units:
+        """Of the objective."""
+        return Units.of(self.sides[0].manifest.metric, [one for pair in self.pairs for one in pair])
+
+    def section(self) -> Section:
+        """A row for each pair: second minus first."""
+        units = self.units
+        rows = [
+            [
+                self._label(*pair), str(pair[0].n), units.value(pair[0].mean), str(pair[1].n),
+                units.value(pair[1].mean), *cells(found, units),
+            ]
+            for pair, found in zip(self.pairs, self.comparisons, strict=True)
+        ]  # fmt: skip
+        head = ["arm", "n of A", "mean of A", "n of B", "mean of B", "pairs", *OF_COMPARISON]
+        tested = [one for one in self.comparisons if one.p is not None]
+        said = " ".join([*self._who(), "Differences are B minus A.", *explained(tested, units)])
+        return Section("Comparison", head, rows, 1, said)
+
+    def findings(self) -> list[str]:
+        """A sentence on each pair, and in what the two sides differ."""
+        manifest = self.sides[1].manifest
+        seeds = manifest.model_copy(update={"seeds": self._seeds()})
+        said = [
+            f"{self._label(*pair)}, B against A: {finding(seeds, found, self.units)}."
+            for pair, found in zip(self.pairs, self.comparisons, strict=True)
+        ]
+        return [*said, self._apart(), *self._other_images()]
+
+    def _seeds(self) -> tuple[int, ...]:
+        """All seeds that either side was to have."""
+        return tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
+
+    def _label(self, first: ArmStatistics, second: ArmStatistics) -> str:
+        here, there = arm_label(first.arm.values), arm_label(second.arm.values)
+        return here if here == there else f"{here} / {there}"
+
+    def _who(self) -> list[str]:
+        return [
+            f"{letter}: {side.manifest.name}, sweep {side.manifest.id}, around {side.manifest.experiment}."
+            for letter, side in zip("AB", self.sides, strict=True)
+        ]
+
+    def _trials(self) -> tuple[TrialRecord, TrialRecord]:
+        """A trial of each side, of the first pair and of a common seed where there is one."""
+        first, second = (one.arm.trials for one in self.pairs[0])
+        seeds = {trial.plan.seed: trial for trial in second}
+        return next(
+            ((trial, seeds[trial.plan.seed]) for trial in first if trial.plan.seed in seeds), (first[0], second[0])
+        )
+
+    def _apart(self) -> str:
+        """The hyperparameters that differ, from the resolved runs."""
+        here, there = (flat(trial.plan.config) for trial in self._trials())
+        different = [name for name in {**here, **there} if name != "seed" and here.get(name) != there.get(name)]
+        if not different:
+            return "A and B are the same runs, but for what recorded them: every hyperparameter is equal."
+        named = "; ".join(f"{name} {_shown(here, name)} and {_shown(there, name)}" for name in different[:SHOWN])
+        more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
+        return f"A and B differ in {named}{more}."
+
+    def _other_images(self) -> list[str]:
+        """A caution where the images are not the same."""
+        here, there = (trial.plan.digests.get("data") for trial in self._trials())
+        return [] if here == there else ["A and B are over different images: common seeds pair nothing but numbers."]
+
+
+def _shown(values: dict[str, Json], name: str) -> str:
+    return "(none)" if name not in values else str(values[name])
