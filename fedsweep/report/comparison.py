@@ -13,8 +13,8 @@ from fedsweep.report.power import detectable_effect, seeds_needed
 
 ROUNDING = 1e-12
 """Paired differences that spread less than this, relative to the values, differ by rounding only."""
-ENUMERATED = 99_999
-"""Sign patterns: up to 16 pairs all are tried, of more pairs so many are drawn."""
+PATTERNS = 2**14
+"""Of signs: of up to 14 pairs all are tried, of more pairs so many are drawn."""
 
 Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
 
@@ -114,10 +114,10 @@ def pairs_for_exact(level: float) -> int:
 def sign_flip(differences: Sequence[float]) -> float:
     """Two-sided p of the sign-flip test of paired differences: the share of sign patterns with a mean as far from 0.
 
-    All patterns of up to 16 pairs; of more, 99,999 that are the same in every call, the observed one counted.
+    All patterns of up to 14 pairs; of more, 16,384 that are the same in every call, and the observed one.
     """
     test = stats.permutation_test(
-        (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=ENUMERATED, vectorized=True,
+        (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=PATTERNS, vectorized=True,
         rng=np.random.default_rng(0),
     )  # fmt: skip
     return float(test.pvalue)

@@ -12,6 +12,7 @@ from scipy import stats
 
 from fedsweep.arms import agrees, identity
 from fedsweep.plain import Json
+from fedsweep.report.arms import group
 from fedsweep.report.comparison import holm
 from fedsweep.report.intervals import Interval, t_interval
 from fedsweep.report.statistics import ArmStatistics
@@ -120,13 +121,13 @@ def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
     factors = _factors(names, arms)
     if len(factors) < 2:
         return "one factor varies"
-    levels = [
-        tuple({identity(level): level for one in arms for level in [_level(one, factor)]}.values())
-        for factor in factors
-    ]
+    canonical = [arm.values for arm in group(trial for one in arms for trial in one.arm.trials)]
+    levels = [tuple({identity(level): level for level in _parts(canonical, factor)}.values()) for factor in factors]
     if any(len(found) < 2 for found in levels):
         return "one factor varies"
-    by_cell = {tuple(identity(_level(one, factor)) for factor in factors): one for one in arms}
+    by_cell = {
+        tuple(identity(part) for factor in factors for part in _parts([one.arm.values], factor)): one for one in arms
+    }
     cells = [by_cell.get(key) for key in product(*([identity(level) for level in found] for found in levels))]
     if None in cells:
         return "the arms are not all combinations of their values"
@@ -149,8 +150,9 @@ def _factors(names: Sequence[str], arms: Sequence[ArmStatistics]) -> list[Names]
     return [tuple(together) for together in found.values()]
 
 
-def _level(one: ArmStatistics, factor: Names) -> dict[str, Json]:
-    return {name: one.arm.values[name] for name in factor}
+def _parts(arms: Sequence[Mapping[str, Json]], factor: Names) -> list[dict[str, Json]]:
+    """What each arm has of a factor."""
+    return [{name: arm[name] for name in factor} for arm in arms]
 
 
 def _flat(grid: _Grid) -> Array:

@@ -1,8 +1,10 @@
 """95% intervals of a mean over few seeds: Student's t, and a bootstrap that does not assume a normal spread."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from fedsweep.seeding import stream
@@ -28,7 +30,7 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     """The studentized bootstrap interval of the mean, from 9,999 resamples that are the same in every call.
 
     Percentile and BCa intervals of so few values are too short: at n = 6 they hold the mean in 85% of samples, this
-    one in 94 to 95% (`benchmarks/statistics.py`). None of fewer than five values, or where too many resamples have no
+    one in 94 to 95% (`benchmarks/honesty.py`). None of fewer than five values, or where too many resamples have no
     spread.
 
     Source: B. Efron (1981), Nonparametric standard errors and confidence intervals; P. Hall (1988).
@@ -38,11 +40,18 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
         return None
     observed = np.asarray(values, dtype=float)
     mean, error = observed.mean(), observed.std(ddof=1) / np.sqrt(n)
-    drawn = observed[stream(0, "bootstrap", n).integers(n, size=(RESAMPLES, n))]
-    spreads = drawn.std(axis=1, ddof=1)
+    drawn = observed[_places(n)]
+    means = drawn.mean(axis=1)
+    spreads = np.sqrt(np.square(drawn - means[:, None]).sum(axis=1) / (n - 1))
     usable = spreads > 1e-9 * spreads.max()  # equal values differ in the last bits of their deviations
     if usable.sum() < RESAMPLES * (1 - LEVEL / 5):
         return None  # a share of the resamples like that would move the ends
-    pivots = (drawn[usable].mean(axis=1) - mean) / (spreads[usable] / np.sqrt(n))
+    pivots = (means[usable] - mean) / (spreads[usable] / np.sqrt(n))
     low, high = np.quantile(pivots, (LEVEL / 2, 1 - LEVEL / 2))
     return float(mean - high * error), float(mean - low * error)
+
+
+@lru_cache(maxsize=4)
+def _places(n: int) -> NDArray[np.int64]:
+    """Which of n values each resample has."""
+    return stream(0, "bootstrap", n).integers(n, size=(RESAMPLES, n))

@@ -1,0 +1,143 @@
+"""Whether the report's intervals and tests keep what they say, on recorded metrics whose truth is known.
+
+    python benchmarks/honesty.py [--repetitions 1000] [--to benchmarks/results/honesty.md]
+
+Every repetition is a sweep of a baseline and three arms: an accuracy is the arm's true value, what its seed does to
+all arms alike, and what is left. They are read by the same code that makes a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from fedsweep.history import RoundRecord
+from fedsweep.report.comparison import holm
+from fedsweep.report.statistics import ArmStatistics, summarise
+from fedsweep.store import Outcome, SweepManifest, TrialPlan, TrialRecord
+
+METRIC = "accuracy/mean"
+TRUE, SEEDS, REST = 0.70, 0.02, 0.01
+"""Of the baseline: its accuracy, and the standard deviations of what a seed does to all arms, and to one alone."""
+APART = (0.0, 0.015, 0.03)
+"""What the arms have over the baseline, where they differ at all."""
+SKEW = 4.0
+"""Shape of the gamma distribution of the skewed rest: a skewness of 1."""
+MANIFEST = SweepManifest(
+    id="simulated",
+    name="simulated",
+    experiment="none",
+    created="2026-01-01T00:00:00Z",
+    metric=METRIC,
+    mode="max",
+    rounds=1,
+    varied=("arm",),
+    baseline={"arm": 0},
+    seeds=(0,),
+    scheduler="none",
+    search="grid",
+    domains=("one",),
+    digests={},
+)
+
+
+def sweep(rng: np.random.Generator, n: int, apart: tuple[float, ...], skewed: bool) -> list[TrialRecord]:
+    """Trials of all arms with n common seeds; of a skewed spread the arms', not the baseline's, leans to one side."""
+    shared = rng.normal(0, SEEDS, n)
+    records = []
+    for arm, more in enumerate((0.0, *apart)):
+        rest = rng.normal(0, REST, n)
+        if skewed and arm:
+            rest = (rng.gamma(SKEW, 1, n) - SKEW) / SKEW**0.5 * REST
+        for seed, value in enumerate(TRUE + more + shared + rest):
+            plan = TrialPlan(key=f"{arm}-{seed}", number=len(records), arm={"arm": arm}, seed=seed, config={})
+            history = [RoundRecord(0, {METRIC: 0.5}, 0.0), RoundRecord(1, {METRIC: float(value)}, 0.0)]
+            records.append(TrialRecord(plan, Outcome(outcome="finished", round=1), history))
+    return records
+
+
+@dataclass
+class Tally:
+    """Shares of repetitions."""
+
+    hits: dict[str, list[bool]] = field(default_factory=dict)
+
+    def add(self, name: str, hit: bool) -> None:
+        """Once more."""
+        self.hits.setdefault(name, []).append(hit)
+
+    def shares(self) -> Mapping[str, float]:
+        """In percent, of those that could be told."""
+        return {name: 100 * sum(hits) / len(hits) for name, hits in self.hits.items()}
+
+
+def covers(interval: tuple[float, float] | None, truth: float) -> bool:
+    """Whether an interval holds the truth."""
+    return interval is not None and interval[0] <= truth <= interval[1]
+
+
+def unpaired(arms: list[ArmStatistics]) -> list[float]:
+    """Holm-corrected p of Welch's test, which does not know that seeds are common."""
+    baseline, *others = [list(one.values.values()) for one in arms]
+    return holm([float(stats.ttest_ind(one, baseline, equal_var=False).pvalue) for one in others])
+
+
+def judge(tally: Tally, records: list[TrialRecord], apart: tuple[float, ...]) -> None:
+    """What one sweep's report says, against the truth."""
+    baseline, *others = arms = summarise(MANIFEST, records)
+    tally.add("mean", covers(baseline.interval, TRUE))
+    compared = [one.comparison for one in others if one.comparison is not None]
+    for one, truth in zip(compared, apart, strict=True):
+        tally.add("difference", covers(one.interval, truth))
+        if one.bootstrap is not None:
+            tally.add("bootstrap", covers(one.bootstrap, truth))
+    welch = unpaired(arms)
+    if not any(apart):
+        tally.add("false", any(one.p_holm is not None and one.p_holm <= 0.05 for one in compared))
+        if compared[0].exact_can_tell:
+            tally.add("false, exact", any((one.p_exact_holm or 1.0) <= 0.05 for one in compared))
+        tally.add("false, unpaired", any(p <= 0.05 for p in welch))
+        return
+    for place, more in enumerate(apart):
+        if more:
+            tally.add(f"found {100 * more:g}", compared[place].verdict == "higher")
+            tally.add(f"found {100 * more:g}, unpaired", welch[place] <= 0.05)
+
+
+def rows(repetitions: int) -> Iterator[dict[str, str]]:
+    """One for every number of seeds and kind of spread."""
+    for skewed in (False, True):
+        for n in (3, 5, 6, 8, 10, 20):
+            tally, rng = Tally(), np.random.default_rng(n + 100 * skewed)
+            for _ in range(repetitions):
+                for apart in ((0.0,) * len(APART), APART):
+                    judge(tally, sweep(rng, n, apart, skewed), apart)
+            shares = {name: f"{share:.1f}" for name, share in tally.shares().items()}
+            yield {"spread": "skewed" if skewed else "normal", "seeds": str(n), **shares}
+
+
+def main() -> None:
+    """Print the table, and write it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=1000)
+    parser.add_argument("--to", type=Path)
+    asked = parser.parse_args()
+    found = []
+    for row in rows(asked.repetitions):
+        found.append(row)
+        print(row, flush=True)
+    head = list(max(found, key=len))
+    lines = ["| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
+    lines += ["| " + " | ".join(row.get(name, "-") for name in head) + " |" for row in found]
+    print("\n".join(lines))
+    if asked.to:
+        asked.to.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

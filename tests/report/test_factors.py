@@ -1,0 +1,193 @@
+"""Main effects and interactions against statsmodels, loops, and grids whose effects are put in by hand."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from statsmodels.stats.anova import AnovaRM
+
+from fedsweep.report.effects import Effects
+from fedsweep.report.factors import Factorial, factorial
+from fedsweep.report.statistics import summarise
+from fedsweep.report.table import AblationTable
+
+NAMES = ("lora.rank", "optimizer.lr")
+RANKS, RATES = (4, 8, 16), (0.01, 0.1)
+BASELINE = {"lora.rank": 8, "optimizer.lr": 0.1}
+
+
+def fill(trials, value, seeds=range(4), grid=None) -> None:
+    """A finished trial for each cell and seed, of an accuracy that is a function of them."""
+    for rank, rate in grid or itertools.product(RANKS, RATES):
+        for seed in seeds:
+            trials.add({"lora.rank": rank, "optimizer.lr": rate}, seed, [0.2, value(rank, rate, seed)])
+
+
+def noisy(scale=0.01):
+    rng = np.random.default_rng(7)
+    drawn = {key: rng.normal(0, scale) for key in itertools.product(RANKS, RATES, range(8))}
+    return lambda rank, rate, seed: 0.5 + 0.01 * seed + 0.002 * rank * (rate == 0.1) + drawn[rank, rate, seed]
+
+
+def decompose(manifest, trials, names=NAMES, baseline=None) -> Factorial | str:
+    sweep = manifest(varied=names, baseline=baseline)
+    return factorial(names, summarise(sweep, trials.records), baseline)
+
+
+def test_f_is_that_of_repeated_measures_in_statsmodels(manifest, trials):
+    fill(trials, noisy())
+    found = decompose(manifest, trials)
+    rows = [
+        {"seed": one.plan.seed, "rank": one.plan.arm["lora.rank"], "rate": one.plan.arm["optimizer.lr"],
+         "value": one.history[-1].metrics["accuracy/mean"]}
+        for one in trials.records
+    ]  # fmt: skip
+    table = AnovaRM(pd.DataFrame(rows), "value", "seed", within=["rank", "rate"]).fit().anova_table
+    for effect, name in zip(found.effects, ("rank", "rate", "rank:rate"), strict=True):
+        assert effect.f == pytest.approx(table.loc[name, "F Value"])
+        free = table.loc[name, "Num DF"], table.loc[name, "Den DF"]
+        shrunk = effect.degrees[0] / free[0]
+        assert effect.degrees[1] == pytest.approx(shrunk * free[1])
+        assert 1 / free[0] - 1e-9 <= shrunk <= 1 + 1e-9
+        if free[0] == 1:
+            assert effect.p == pytest.approx(table.loc[name, "Pr > F"])
+
+
+def test_the_shrinkage_is_greenhouse_and_geissers(manifest, trials):
+    """From the covariance of orthonormal contrasts, as their paper has it."""
+    fill(trials, noisy())
+    effect = decompose(manifest, trials).effects[0]
+    by = {(one.plan.seed, *one.plan.arm.values()): one.history[-1].metrics["accuracy/mean"] for one in trials.records}
+    means = np.array([[np.mean([by[seed, rank, rate] for rate in RATES]) for rank in RANKS] for seed in range(4)])
+    contrasts = np.array([[1, -1, 0], [1, 1, -2]]) / np.array([[2**0.5], [6**0.5]])
+    covariance = contrasts @ np.cov(means.T) @ contrasts.T
+    epsilon = np.trace(covariance) ** 2 / (2 * (covariance**2).sum())
+    assert effect.degrees == pytest.approx((2 * epsilon, 6 * epsilon))
+
+
+def test_shares_add_up_to_one(manifest, trials):
+    fill(trials, noisy())
+    found = decompose(manifest, trials)
+    assert sum(one.share for one in found.effects) + found.higher + found.of_seeds + found.rest == pytest.approx(1)
+    assert found.higher == 0
+    assert [one.factors for one in found.effects] == [
+        (("lora.rank",),), (("optimizer.lr",),), (("lora.rank",), ("optimizer.lr",)),
+    ]  # fmt: skip
+
+
+def test_three_factors_leave_a_rest_to_all_of_them_together(manifest, trials):
+    rng = np.random.default_rng(0)
+    names = (*NAMES, "local.steps")
+    for rank, rate, steps, seed in itertools.product((4, 8), RATES, (1, 2), range(3)):
+        odd = 0.02 if (rank == 4) ^ (rate == 0.1) ^ (steps == 1) else 0.0
+        value = 0.5 + odd + rng.normal(0, 1e-4)
+        trials.add(dict(zip(names, (rank, rate, steps), strict=True)), seed, [0.2, value])
+    found = decompose(manifest, trials, names)
+    assert len(found.effects) == 6
+    assert found.higher > 0.99
+
+
+def test_an_effect_put_in_by_hand_is_found_alone(manifest, trials):
+    fill(trials, lambda rank, rate, seed: 0.5 + 0.01 * seed + 0.1 * (rate == 0.1) + 1e-4 * ((rank + 3 * seed) % 5))
+    found = decompose(manifest, trials)
+    rank, rate, both = found.effects
+    assert rate.share > 0.9
+    assert max(rank.share, both.share) < 0.001
+    assert rate.p_holm is None or rate.p_holm < 0.001
+
+
+def test_marginal_means_by_hand(manifest, trials):
+    fill(trials, noisy())
+    found = decompose(manifest, trials, baseline=BASELINE)
+    by = {(*one.plan.arm.values(), one.plan.seed): one.history[-1].metrics["accuracy/mean"] for one in trials.records}
+    for level in found.levels[:3]:
+        rank = level.value["lora.rank"]
+        assert level.mean == pytest.approx(np.mean([by[rank, rate, seed] for rate in RATES for seed in range(4)]))
+        apart = [
+            np.mean([by[rank, rate, seed] - by[8, rate, seed] for rate in RATES]) for seed in range(4)
+        ]  # fmt: skip
+        assert level.difference == (None if rank == 8 else pytest.approx(np.mean(apart)))
+        assert (level.difference_interval is None) == (rank == 8)
+
+
+def test_only_seeds_that_all_cells_finished_count(manifest, trials):
+    fill(trials, noisy(), seeds=range(3))
+    before = decompose(manifest, trials)
+    trials.add({"lora.rank": 4, "optimizer.lr": 0.1}, 3, [0.2, 0.9])
+    trials.add({"lora.rank": 4, "optimizer.lr": 0.1}, 4, [0.2, 0.9], "pruned")
+    assert decompose(manifest, trials) == before
+    assert before.seeds == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("grid", "seeds", "why"),
+    [
+        ([(4, 0.1), (8, 0.1), (8, 0.01)], range(3), "the arms are not all combinations of their values"),
+        ([(4, 0.1), (8, 0.1)], range(3), "one factor varies"),
+        (None, range(1), "fewer than two seeds finished in every arm"),
+    ],
+)
+def test_what_cannot_be_decomposed_is_said(manifest, trials, grid, seeds, why):
+    fill(trials, noisy(), seeds, grid)
+    assert decompose(manifest, trials) == why
+
+
+def test_trials_that_end_alike_have_no_effects(manifest, trials):
+    fill(trials, lambda rank, rate, seed: 0.5)
+    assert decompose(manifest, trials) == "all trials ended alike"
+
+
+def test_an_arm_that_lacks_a_factor_is_said(manifest, trials):
+    fill(trials, noisy())
+    trials.add({"lora.rank": 4}, 0, [0.2, 0.3])
+    assert decompose(manifest, trials) == "a hyperparameter is there in some arms only"
+
+
+def test_names_that_vary_together_are_one_factor(manifest, trials):
+    for rank, rate, seed in itertools.product((4, 8), RATES, range(3)):
+        arm = {"lora.rank": rank, "lora.alpha": 2 * rank, "optimizer.lr": rate}
+        trials.add(arm, seed, [0.2, noisy()(rank, rate, seed)])
+    found = decompose(manifest, trials, ("lora.rank", "lora.alpha", "optimizer.lr"))
+    assert found.effects[0].factors == (("lora.rank", "lora.alpha"),)
+    assert len(found.effects) == 3
+
+
+def test_the_report_says_what_each_factor_does(manifest, trials):
+    fill(trials, noisy())
+    sweep = manifest(varied=NAMES, baseline=BASELINE)
+    table = AblationTable(sweep, summarise(sweep, trials.records))
+    markdown = table.markdown()
+    assert "## Main effects and interactions" in markdown
+    assert "## Marginal means" in markdown
+    (said,) = [one for one in table.findings() if one.startswith("Of the variation")]
+    assert said.count("%") == 3
+    assert sum(share for _, share, *_ in table.effects.shares()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("false_positives", "repetitions"), [(0.05, 300)])
+def test_no_more_false_effects_than_the_level(false_positives, repetitions):
+    """Under no effect at all, with variances that differ from level to level: what the correction is for."""
+    rng = np.random.default_rng(3)
+    found = 0
+    for _ in range(repetitions):
+        values = rng.normal(0, 1, (5, 1, 1)) + rng.normal(0, 1, (5, 3, 2)) * np.array([0.2, 1, 3])[None, :, None]
+        found += min(_p(values)) <= 0.05
+    assert found / repetitions <= false_positives + 0.025
+
+
+def _p(values: np.ndarray) -> list[float]:
+    """Holm's p of the effects of a grid of (seed, rank, rate)."""
+    from tests.report.conftest import Trials, make_manifest
+
+    trials = Trials()
+    for seed, rank, rate in itertools.product(range(5), range(3), range(2)):
+        trials.add({"lora.rank": rank, "optimizer.lr": rate}, seed, [0.2, float(values[seed, rank, rate])])
+    found = factorial(NAMES, summarise(make_manifest(varied=NAMES, baseline=None), trials.records), None)
+    return [one.p_holm for one in found.effects]
+
+
+def test_one_factor_needs_no_decomposition(manifest, trials):
+    trials.arms({4: [0.5, 0.6], 8: [0.5, 0.7]})
+    effects = Effects.of(manifest(), summarise(manifest(), trials.records))
+    assert (effects.sections(), effects.findings(), effects.missing) == ([], [], "")

@@ -1,0 +1,131 @@
+"""CSV, Parquet, LaTeX, Markdown and the terminal say the same, and LaTeX compiles."""
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from fedsweep.arms import Reference, ReferenceArm
+from fedsweep.report import frame
+from fedsweep.report.latex import PREAMBLE, latex
+from fedsweep.report.statistics import summarise
+from fedsweep.report.table import AblationTable
+from fedsweep.report.terminal import TerminalTable
+from fedsweep.store import SweepManifest
+
+PDFLATEX = shutil.which("pdflatex")
+PAPER = Reference(source="FedMS, Fig. 9", arms=(ReferenceArm(arm={"lora.rank": 4}, values={"accuracy/mean": 54.73}),))
+COLUMNS = ("worst_domain", "megabytes_up", "megabytes_down", "rounds_to=0.5", "loss/test", "parameters_trained")
+
+
+@pytest.fixture
+def ablation(trials):
+    trials.arms({4: [0.5010, 0.5220, 0.4915], 8: [0.6012, 0.6204, 0.5921], 16: [0.61, 0.6137, 0.60]})
+    trials.add(32, 0, [0.2, 0.3], "pruned")
+    return trials
+
+
+def tabulate(manifest, trials, **changes) -> AblationTable:
+    sweep = manifest(**changes)
+    return AblationTable(sweep, summarise(sweep, trials.records))
+
+
+def _empty(value: object) -> bool:
+    return value is None or value != value
+
+
+def printed(table: AblationTable) -> str:
+    console = Console(width=220, file=io.StringIO(), color_system=None)
+    console.print(TerminalTable(table))
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [(), COLUMNS])
+def test_parquet_and_csv_are_the_same_numbers(manifest, ablation, columns):
+    table = tabulate(manifest, ablation, columns=columns, reference=PAPER)
+    stored = pq.read_table(io.BytesIO(frame.parquet(table)))
+    read = list(csv.DictReader(io.StringIO(frame.csv(table))))
+    assert list(read[0]) == stored.column_names
+    assert len(read) == stored.num_rows == 4
+    for row, other in zip(read, stored.to_pylist(), strict=True):
+        for name, cell in row.items():
+            value = other[name]
+            shown = "" if _empty(value) else str(value)
+            assert cell == shown or float(cell) == value, name
+    assert SweepManifest.model_validate_json(stored.schema.metadata[b"fedsweep.manifest"]) == table.manifest
+
+
+def test_what_the_table_shows_is_what_csv_has_rounded(manifest, ablation):
+    table = tabulate(manifest, ablation, columns=COLUMNS)
+    numbers = frame.frame(table).to_dict("records")
+    said = re.sub(r"\s+", " ", printed(table))
+    for row, record in zip(table.cells(), numbers, strict=True):
+        if row["mean"] == "-":
+            assert pd.isna(record["mean"])
+            continue
+        assert row["mean"] == f"{100 * record['mean']:.2f}"
+        assert row["sd"] == f"{100 * record['sd']:.2f}"
+        assert row["worst domain"] == f"{100 * record['worst_domain_accuracy']:.2f}"
+        assert float(row["MB up"]) == pytest.approx(record["megabytes_up"], abs=5e-4)
+        assert " ".join(row.values()) in said
+        assert f"| {' | '.join(row.values())} |" in table.markdown()
+
+
+def test_columns_that_are_asked_for_stand_in_place_of_the_usual_ones(manifest, ablation):
+    head = list(tabulate(manifest, ablation, columns=COLUMNS).cells()[0])
+    assert head[-7:] == ["worst domain", "MB up", "MB down", "rounds to 50%", "loss/test", "trained parameters", "note"]
+    assert "MB sent" not in head
+
+
+def test_a_target_that_some_seeds_never_reach_has_no_mean(manifest, ablation):
+    table = tabulate(manifest, ablation, columns=("rounds_to=0.52",))
+    four, eight, *_ = table.cells()
+    assert (four["rounds to 52%"], eight["rounds to 52%"]) == ("by 1 of 3", "4.000")
+    assert frame.frame(table)["rounds_to=0.52"].isna().tolist() == [True, False, False, True]
+
+
+def test_words_beside_numbers_are_kept_apart_in_parquet(manifest, trials):
+    for seed, value in enumerate([1, True, "1", None, [1, 2], {"name": "a"}]):
+        trials.add({"x": value}, seed, [0.1, 0.2])
+    sweep = manifest(baseline=None, varied=("x",))
+    table = AblationTable(sweep, summarise(sweep, trials.records))
+    stored = pq.read_table(io.BytesIO(frame.parquet(table)))["x"].to_pylist()
+    assert len({str(value) for value in stored}) == 6
+
+
+def test_a_paper_is_grey_and_a_detectable_difference_marked(manifest, ablation):
+    text = latex(tabulate(manifest, ablation, reference=PAPER))
+    assert r"\textcolor{gray}{54.73}" in text
+    assert r"$-9.97$\rlap{$^*$}" in text
+    assert r"$+0.33$" in text.replace(r"$+0.33$\rlap", "")
+    assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
+
+
+NASTY = {"method": 'a_b & 50% #1 {x} ~ ^ \\ $ <y> | "q" \N{MULTIPLICATION SIGN} \N{MIDDLE DOT}'}
+
+
+@pytest.mark.skipif(PDFLATEX is None, reason="pdflatex is not installed")
+@pytest.mark.slow
+def test_it_compiles_whatever_arms_are_called(manifest, trials, ablation, tmp_path):
+    tables = [
+        latex(tabulate(manifest, ablation, reference=PAPER)),
+        latex(tabulate(manifest, ablation, columns=COLUMNS)),
+    ]
+    trials.records.clear()
+    for seed in range(3):
+        trials.add(NASTY, seed, [0.2, 0.3 + seed / 100])
+        trials.add({"method": "plain"}, seed, [0.2, 0.4])
+    tables.append(latex(tabulate(manifest, trials, varied=("method",), baseline={"method": "plain"})))
+    body = "\n".join(tables)
+    document = rf"\documentclass{{article}}{PREAMBLE}\begin{{document}}{body}\end{{document}}"
+    (tmp_path / "all.tex").write_text(document)
+    command = [str(PDFLATEX), "-halt-on-error", "-interaction=nonstopmode", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "all.pdf").stat().st_size > 20_000

@@ -1,0 +1,82 @@
+"""Columns of a table: each against a loop over rounds, and what is refused."""
+
+import math
+
+import pytest
+
+from fedsweep.columns import COLUMNS, check_columns, column
+from fedsweep.errors import UserError
+from fedsweep.history import RoundRecord
+from fedsweep.store import Attempt, Outcome, TrialPlan, TrialRecord
+
+ROUNDS = [
+    RoundRecord(0, {"accuracy/mean": 0.2, "loss/test": 2.0}, 1.0, memory=500_000_000),
+    RoundRecord(1, {"accuracy/mean": 0.5, "loss/test": 1.0, "bytes/up": 1e6, "bytes/down": 3e6,
+                    "parameters/trained": 10.0}, 4.0, memory=700_000_000),
+    RoundRecord(2, {"accuracy/mean": 0.4, "loss/test": math.nan, "bytes/up": 2e6, "bytes/down": 3e6,
+                    "parameters/trained": 30.0}, 6.0, memory=600_000_000),
+]  # fmt: skip
+
+
+def trial(*attempts: Attempt) -> TrialRecord:
+    plan = TrialPlan(key="k", number=0, arm={}, seed=0, config={})
+    return TrialRecord(plan, Outcome(outcome="finished", round=2), ROUNDS, attempts=attempts)
+
+
+def value(name: str, *attempts: Attempt, metric: str = "accuracy/mean", mode: str = "max") -> float | None:
+    return column(name, metric, mode).of(trial(*attempts))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mean_over_domains", 0.4), ("megabytes", 9.0), ("megabytes_up", 3.0), ("megabytes_down", 6.0),
+        ("parameters_trained", 20.0), ("seconds", 11.0), ("peak_memory", 700.0), ("gpu_seconds", None),
+        ("gpu_memory", None), ("worst_domain", None), ("loss/test", None), ("accuracy/mean", 0.4),
+        ("rounds_to=0.3", 1), ("rounds_to=0.2", 0), ("rounds_to=0.51", None),
+    ],
+)  # fmt: skip
+def test_each_column_by_hand(name, expected):
+    assert value(name) == expected
+
+
+def test_a_target_for_a_loss_is_reached_from_above():
+    assert value("rounds_to=1.5", metric="loss/test", mode="min") == 1
+    assert value("rounds_to=0.5", metric="loss/test", mode="min") is None
+
+
+def test_seconds_of_a_gpu_are_those_of_the_share_that_a_round_was_played_with():
+    probe, then = Attempt(gpus=1.0, round=1, peak=2_000_000), Attempt(gpus=0.25, round=2, peak=3_000_000)
+    assert value("gpu_seconds", probe, then) == 1.0 + 4.0 + 0.25 * 6.0
+    assert value("gpu_memory", probe, then) == 3.0
+
+
+def test_rounds_that_no_attempt_told_of_are_those_of_the_last_one():
+    """Its worker was lost, or it goes on."""
+    assert value("gpu_seconds", Attempt(gpus=0.5, round=0), Attempt(gpus=0.25)) == 0.5 + 0.25 * 10.0
+
+
+def test_every_column_has_a_heading_of_its_own():
+    assert len(COLUMNS) == 16
+    assert len({one.heading for one in COLUMNS.values()}) == len(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["worst_domian"], "names worst_domian, which is no column; did you mean `worst_domain`"),
+        (["acuracy/mean"], "did you mean `accuracy/mean`"),
+        (["zzz"], "which is no column; there are mean_over_domains, worst_domain"),
+        (["seconds", "seconds"], "names seconds twice."),
+        (["rounds_to="], "needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=."),
+        (["rounds_to=nan"], "needs a number"),
+    ],
+)
+def test_what_is_no_column_is_refused(names, words):
+    with pytest.raises(UserError, match=r"^`columns` ") as error:
+        check_columns(names, ["accuracy/mean"], "`columns`")
+    assert words in str(error.value)
+
+
+def test_columns_and_metrics_are_taken():
+    check_columns([*COLUMNS, "rounds_to=0.7", "accuracy/mean"], ["accuracy/mean"], "`columns`")
