@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from fedsweep.store import SweepManifest, TrialRecord
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-FORESTS = 8
+FORESTS = 5
 """The forest is drawn so often, because one of few trials depends on its draw."""
 LEAST = 10
 """Finished trials from which on a forest says anything."""
@@ -46,58 +47,54 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
     ends = [(trial, final(trial, manifest.metric)) for trial in trials if ended(trial) == "finished"]
     known = [(trial, value) for trial, value in ends if value is not None]
     names = [name for name in manifest.varied if known and all(name in trial.plan.arm for trial, _ in known)]
-    axes = {name: axis for name in names if (axis := _axis(name, [trial for trial, _ in known], manifest))}
+    values = {
+        name: _coordinates([trial.plan.arm[name] for trial, _ in known], name in manifest.logarithmic) for name in names
+    }
+    values = {name: found for name, found in values.items() if len(set(found)) > 1}
     if len(known) < LEAST:
         return f"{len(known)} trials finished, and it takes {LEAST}"
-    if len(axes) < 2:
+    if len(values) < 2:
         return "fewer than two hyperparameters vary in every trial"
     if len({value for _, value in known}) < 2:
         return "all trials ended alike"
-    drawn = _forests(axes, known)
+    drawn = _forests(values, [value for _, value in known])
     found = [
         Importance(name, float(np.mean(shares)), min(shares), max(shares))
-        for name in axes
+        for name in values
         for shares in [[one[name] for one in drawn]]
     ]
     return sorted(found, key=lambda one: -one.share)
 
 
-def _forests(axes: dict[str, BaseDistribution], known: Sequence[tuple[TrialRecord, float]]) -> list[dict[str, float]]:
-    """The shares by each of several forests."""
+def _forests(values: Mapping[str, Sequence[float | str]], ends: Sequence[float]) -> list[dict[str, float]]:
+    """The shares by each of several forests, of what the trials have by name and how they ended."""
     import optuna
 
+    axes = {name: _axis(found) for name, found in values.items()}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study()
-    for trial, value in known:
-        study.add_trial(
-            optuna.create_trial(
-                params={name: _coordinate(axis, trial.plan.arm[name]) for name, axis in axes.items()},
-                distributions=axes,
-                value=value,
-            )
-        )
+    for place, end in enumerate(ends):
+        params = {name: found[place] for name, found in values.items()}
+        study.add_trial(optuna.create_trial(params=params, distributions=axes, value=end))
     return [
-        optuna.importance.get_param_importances(
-            study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=seed), params=list(axes), normalize=False
-        )
+        optuna.importance.FanovaImportanceEvaluator(seed=seed).evaluate(study, params=list(axes))
         for seed in range(FORESTS)
     ]
 
 
-def _axis(name: str, trials: Sequence[TrialRecord], manifest: SweepManifest) -> BaseDistribution | None:
-    """The range of numbers, or the different values, that trials have; None where it is one."""
+def _axis(values: Sequence[float | str]) -> BaseDistribution:
+    """The range of numbers, or the different words."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-    values = [trial.plan.arm[name] for trial in trials]
-    if len({identity(value) for value in values}) < 2:
-        return None
+    numbers = [value for value in values if not isinstance(value, str)]
+    if len(numbers) < len(values):
+        return CategoricalDistribution(list(dict.fromkeys(map(str, values))))
+    return FloatDistribution(min(numbers), max(numbers))
+
+
+def _coordinates(values: Sequence[Json], log: bool) -> list[float | str]:
+    """Numbers, or their logarithms, because Optuna's forests know no logarithmic axis; anything else as words."""
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):
-        return CategoricalDistribution(list(dict.fromkeys(map(identity, values))))
-    log = name in manifest.logarithmic and min(numbers) > 0
-    return FloatDistribution(min(numbers), max(numbers), log=log)
-
-
-def _coordinate(axis: BaseDistribution, value: Json) -> Any:
-    """A value as Optuna takes it on that axis."""
-    return identity(value) if hasattr(axis, "choices") else float(value)  # type: ignore[arg-type]
+        return [identity(value) for value in values]
+    return [math.log(number) for number in numbers] if log and min(numbers) > 0 else [*numbers]

@@ -1,0 +1,107 @@
+"""Two sweeps, or two arms: the same numbers as the arms' own comparison, and what makes a pair is told."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedsweep.errors import UserError
+from fedsweep.report.compare import Pairing, Side
+from fedsweep.report.statistics import summarise
+from tests.report.conftest import Trials
+
+
+@pytest.fixture
+def ranks(trials):
+    return trials.arms({4: [0.50, 0.52, 0.49], 8: [0.60, 0.62, 0.58]})
+
+
+def side(manifest, trials, arm=None, name="ablations/lora_rank", **changes) -> Side:
+    return Side.of(name, manifest(**changes), trials.records, arm or {})
+
+
+def other_sweep() -> Trials:
+    return Trials().arms({4: [0.55, 0.56, 0.57], 8: [0.60, 0.62, 0.58], 16: [0.7, 0.7, 0.7]})
+
+
+def test_two_arms_of_a_sweep_are_compared_as_its_table_does(manifest, ranks):
+    found = Pairing.of(side(manifest, ranks, {"lora.rank": 8}), side(manifest, ranks, {"lora.rank": 4}), by_arm=False)
+    (four, _) = summarise(manifest(), ranks.records)
+    assert found.comparisons == (four.comparison,)
+    (row,) = found.section().rows
+    assert row[:5] == ["lora.rank=8 / lora.rank=4", "3", "60.00", "3", "50.33"]
+
+
+def test_two_sweeps_are_compared_arm_by_arm_of_those_that_both_have(manifest, ranks):
+    found = Pairing.of(side(manifest, ranks), side(manifest, other_sweep(), id="b"), by_arm=True)
+    assert [row[0] for row in found.section().rows] == ["lora.rank=4", "lora.rank=8"]
+    assert found.comparisons[0].difference == pytest.approx(0.17 / 3)
+    assert found.comparisons[1].difference == 0.0
+    assert found.comparisons[0].level == 0.025
+
+
+def test_exchanging_the_sides_turns_the_differences(manifest, ranks):
+    here, there = side(manifest, ranks), side(manifest, other_sweep(), id="b")
+    one, back = Pairing.of(here, there, by_arm=True), Pairing.of(there, here, by_arm=True)
+    for a, b in zip(one.comparisons, back.comparisons, strict=True):
+        assert (a.difference, a.p_holm) == (-b.difference, b.p_holm)
+
+
+def test_only_common_seeds_are_paired(manifest, ranks):
+    other = other_sweep()
+    other.records = [one for one in other.records if one.plan.seed]
+    found = Pairing.of(side(manifest, ranks), side(manifest, other, id="b"), by_arm=True)
+    assert {one.seeds for one in found.comparisons} == {(1, 2)}
+    assert "over 2 of 3 seeds" in found.findings()[0]
+
+
+def configured(trials, digest="d", **values) -> Trials:
+    trials.records = [
+        replace(one, plan=one.plan.model_copy(update={"config": {"seed": one.plan.seed, **values},
+                                                       "digests": {"data": digest}}))
+        for one in trials.records
+    ]  # fmt: skip
+    return trials
+
+
+def test_what_differs_between_them_is_said_and_other_images_are_cautioned(manifest, ranks):
+    here = side(manifest, configured(ranks, lr=0.1, method={"name": "fedra"}))
+    there = side(manifest, configured(other_sweep(), "e", lr=0.2, method={"name": "fedra"}, extra=1), id="b")
+    *_, apart, images = Pairing.of(here, there, by_arm=True).findings()
+    assert apart == "A and B differ in lr 0.1 and 0.2; extra (none) and 1."
+    assert images.startswith("A and B are over different images")
+
+
+def test_equal_runs_are_said_to_be(manifest, ranks):
+    here, there = side(manifest, configured(ranks)), side(manifest, configured(other_sweep()), id="b")
+    assert Pairing.of(here, there, by_arm=True).findings()[-1].startswith("A and B are the same runs")
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        ({"lora.rank": 5}, "must name one arm by its values, but no arm has: lora.rank=4; lora.rank=8."),
+        ({"seed": 0}, "no arm has"),
+    ],
+)
+def test_an_arm_that_is_not_there_is_refused(manifest, ranks, arm, words):
+    with pytest.raises(UserError) as error:
+        side(manifest, ranks, arm)
+    assert words in str(error.value)
+
+
+def test_values_of_several_arms_name_none(manifest, trials):
+    for rank in (4, 8):
+        trials.add({"lora.rank": rank, "optimizer.lr": 0.1}, 0, [0.1, 0.2])
+    with pytest.raises(UserError, match="2 arms of that sweep have these values"):
+        side(manifest, trials, {"optimizer.lr": 0.1})
+
+
+def test_other_objectives_no_common_arm_and_the_same_are_refused(manifest, ranks):
+    here = side(manifest, ranks)
+    with pytest.raises(UserError, match="must have the same objective"):
+        Pairing.of(here, side(manifest, ranks, id="b", mode="min"), by_arm=True)
+    alone = Trials().arms({32: [0.5, 0.5]})
+    with pytest.raises(UserError, match="have no arm in common; one arm of each"):
+        Pairing.of(here, side(manifest, alone, id="b"), by_arm=True)
+    with pytest.raises(UserError, match="are the same"):
+        Pairing.of(here, side(manifest, ranks), by_arm=True)

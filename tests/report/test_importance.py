@@ -1,0 +1,91 @@
+"""fANOVA of samples whose objective is a known function of their hyperparameters."""
+
+import pytest
+
+from fedsweep.report.effects import Effects
+from fedsweep.report.importance import LEAST, importances
+from fedsweep.report.statistics import summarise
+from fedsweep.report.table import AblationTable
+from fedsweep.seeding import stream
+
+NAMES = ("optimizer.lr", "lora.rank", "method")
+
+
+def sample(trials, value, count=60) -> None:
+    rng = stream(0, "samples")
+    for _ in range(count):
+        arm = {
+            "optimizer.lr": float(10 ** rng.uniform(-4, -1)),
+            "lora.rank": int(rng.integers(1, 17)),
+            "method": ["fedra", "all_small"][rng.integers(2)],
+        }
+        trials.add(arm, 0, [0.2, value(arm)])
+
+
+@pytest.fixture
+def sampled(manifest):
+    return manifest(baseline=None, varied=NAMES, search="tpe", seeds=(0,), logarithmic=("optimizer.lr",))
+
+
+@pytest.mark.parametrize(
+    ("value", "first"),
+    [
+        (lambda arm: 0.5 + 0.02 * arm["lora.rank"], "lora.rank"),
+        (lambda arm: 0.5 + 0.2 * (arm["method"] == "fedra") + 0.001 * arm["lora.rank"], "method"),
+        (lambda arm: 0.9 if arm["optimizer.lr"] < 1e-3 else 0.4, "optimizer.lr"),
+    ],
+)
+def test_what_decides_the_objective_comes_first_and_the_rest_is_little(sampled, trials, value, first):
+    sample(trials, value)
+    found = importances(sampled, trials.records)
+    assert found[0].name == first
+    assert found[0].share > 0.8
+    assert sum(one.share for one in found) <= 1 + 1e-9
+    assert all(0 <= one.low <= one.share <= one.high <= 1 for one in found)
+
+
+def test_a_threshold_on_a_logarithm_is_weighed_there(sampled, manifest, trials):
+    """Below 1e-3 lies a third of the logarithmic range, and a hundredth of the linear one."""
+    sample(trials, lambda arm: (0.9 if arm["optimizer.lr"] < 1e-3 else 0.4) + 0.02 * arm["lora.rank"])
+    linear = sampled.model_copy(update={"logarithmic": ()})
+
+    def of_rate(sweep) -> float:
+        return next(one.share for one in importances(sweep, trials.records) if one.name == "optimizer.lr")
+
+    assert of_rate(sampled) > 0.5 > of_rate(linear)
+
+
+def test_it_is_the_same_twice_and_trials_that_were_pruned_count_nowhere(sampled, trials):
+    sample(trials, lambda arm: 0.02 * arm["lora.rank"])
+    before = importances(sampled, trials.records)
+    trials.add({"optimizer.lr": 0.05, "lora.rank": 1, "method": "fedra"}, 0, [0.2, 0.99], "pruned")
+    assert importances(sampled, trials.records) == before
+
+
+def test_what_is_there_in_some_trials_only_is_left_out(sampled, trials):
+    sample(trials, lambda arm: 0.02 * arm["lora.rank"])
+    del trials.records[0].plan.arm["method"]
+    assert {one.name for one in importances(sampled, trials.records)} == {"optimizer.lr", "lora.rank"}
+
+
+@pytest.mark.parametrize(
+    ("count", "value", "why"),
+    [
+        (LEAST - 1, lambda arm: 0.02 * arm["lora.rank"], "9 trials finished, and it takes 10"),
+        (LEAST, lambda arm: 0.5, "all trials ended alike"),
+    ],
+)
+def test_why_there_is_none_is_said_below_the_table(sampled, trials, count, value, why):
+    sample(trials, value, count)
+    assert importances(sampled, trials.records) == why
+    table = AblationTable(sampled, summarise(sampled, trials.records))
+    assert table.caption()[-1] == f"No importances: {why}."
+
+
+def test_the_report_has_it_in_a_sentence_and_a_table(sampled, trials):
+    sample(trials, lambda arm: 0.02 * arm["lora.rank"])
+    effects = Effects.of(sampled, summarise(sampled, trials.records))
+    (section,) = effects.sections()
+    assert section.rows[0][0] == "lora.rank"
+    assert effects.findings()[0].startswith("Importance for accuracy/mean by fANOVA: lora.rank ")
+    assert [name for name, *_ in effects.shares()] == [row[0] for row in section.rows]
