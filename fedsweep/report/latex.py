@@ -13,6 +13,8 @@ SPECIAL = {
     "|": r"\textbar{}", '"': "''", "\N{MULTIPLICATION SIGN}": r"$\times$",
     "\N{MIDDLE DOT}": r"$\cdot$",
 }  # fmt: skip
+ASIDE = ("Worst domain:", "Worst client:", "Trials:")
+"""Sentences of the caption that stand in a comment."""
 LEFT_OUT = ("note",)
 """Columns that have no room on a page; what they say stands below."""
 
@@ -35,6 +37,7 @@ def latex(table: AblationTable) -> str:
     lines = [
         f"% Needs {PREAMBLE}",
         f"% {_escaped(f'{table.manifest.name}, sweep {table.manifest.id}')}",
+        *(f"% {sentence}" for sentence in table.caption() if sentence.startswith(ASIDE)),
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{_caption(table)}}}",
@@ -54,18 +57,11 @@ def latex(table: AblationTable) -> str:
 def _caption(table: AblationTable) -> str:
     """What a reader of a paper needs: the arms, the test, and what was found to differ."""
     detected = " An asterisk marks a detectable difference." * any(_detected(one) for one in table.arms)
-    lost = [
-        f"{name}: {row['note']}."
-        for row in table.cells()
-        for name in [_named(table, row)]
-        if row.get("note", NOTHING) != NOTHING
-    ]
+    noted = [row for row in table.cells() if row.get("note", NOTHING) != NOTHING]
+    lost = "".join(f" {_named(table, row)}: {row['note']}." for row in noted)
+    said = [sentence for sentence in table.caption() if not sentence.startswith(ASIDE)]
     title = f"{table.manifest.name} around {table.manifest.experiment}."
-    return (
-        _escaped(" ".join([title, *table.caption()]))
-        + _escaped(detected)
-        + _escaped("".join(f" {one}" for one in lost))
-    )
+    return _escaped(" ".join([title, *said]) + detected + lost)
 
 
 def _named(table: AblationTable, row: dict[str, str]) -> str:
@@ -84,11 +80,11 @@ def _heading(name: str) -> str:
 def _cell(one: ArmStatistics, name: str, cell: str) -> str:
     """A cell; minus signs and ranges as they are set in print."""
     text = _escaped(cell) if cell != NOTHING else "--"
-    if cell[:1] in "+-" and cell[1:2].isdigit():
-        text = f"${text}$"
-    elif " to " in cell and name not in PROSE:
+    if " to " in cell and name not in PROSE:
         low, high = cell.split(" to ")
         text = rf"[${low}$, ${high}$]"
+    elif cell[:1] in ("+", "-") and cell[1:2].isdigit():
+        text = f"${text}$"
     if name == "paper":
         return rf"\textcolor{{gray}}{{{text}}}"
     if name == "difference" and _detected(one):

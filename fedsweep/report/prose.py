@@ -199,7 +199,8 @@ def _plan(comparison: Comparison, units: Units) -> str:
     """Of a difference that was not detected: which one would have been, and how many seeds this one takes."""
     if comparison.verdict != "no detectable difference" or comparison.detectable is None:
         return ""
-    many = f"about {comparison.seeds_needed}" if comparison.seeds_needed else "more than 10000"
+    needed = comparison.seeds_needed
+    many = f"about {float(f'{needed:.2g}'):.0f}" if needed else "more than 10000"
     return (
         f"; {len(comparison.seeds)} seeds detect {units.value(comparison.detectable)}{units.of_difference} or more, "
         f"and this difference would take {many}"

@@ -128,7 +128,7 @@ def test_findings_in_words(manifest, ablation):
         "rank 2 against 8: -10.12 points on the one seed that both finished, too few seeds to test.",
         "rank 4 against 8: -9.97 points (95% interval -10.26 to -9.68), lower.",
         "rank 16 against 8: +0.21 points (95% interval -2.48 to 2.90), no detectable difference; "
-        "3 seeds detect 5.01 points or more, and this difference would take about 256.",
+        "3 seeds detect 5.01 points or more, and this difference would take about 260.",
         "rank 32 against 8: no seed that both finished, too few seeds to compare.",
     ]
 
