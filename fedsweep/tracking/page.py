@@ -6,7 +6,9 @@ import contextlib
 import errno
 import ipaddress
 import socket
+import subprocess
 import sys
+import time
 import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (compared with what the user asks for)
+TRAINING = "workflowType=machine_learning"
+"""In an address: the page for training; MLflow's other one is for language models."""
 SIDE_BY_SIDE = 100
 """Runs in one address: more would neither fit into it nor be told apart."""
 
@@ -71,6 +75,16 @@ def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[st
     return command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
+def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
+    """Wait until a server that was just started takes connections; False if it ends before."""
+    while server.poll() is None:
+        with contextlib.suppress(OSError):
+            socket.create_connection((LOOPBACK if host in ANYWHERE else host, port), timeout=1).close()
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def page_url(host: str, port: int) -> str:
     """The page's address; that of all interfaces is shown by the machine's name."""
     return f"http://{_bracketed(socket.gethostname() if host in ANYWHERE else host)}:{port}"
@@ -115,18 +129,18 @@ def page_links(
     below = f"tags.`mlflow.parentRunId` = '{parent}'" if parent else "tags.`fedsweep.kind` = 'trial'"
     found = client.search_runs([number], below, max_results=SIDE_BY_SIDE)
     ids = ",".join(f'"{run.info.run_id}"' for run in found)
-    runs = f"{url}/#/experiments/{number}/runs?workflowType=machine_learning"
+    runs = f"{url}/#/experiments/{number}/runs?{TRAINING}"
     # Ordered by a metric, MLflow shows children beside their parent; otherwise it folds them below it.
     metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")
     charts = (
         f"{runs}&compareRunsMode=CHART&orderByKey={metric}&orderByAsc={'false' if manifest.mode == 'max' else 'true'}"
     )
-    compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]', safe="?=&")
+    compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]&{TRAINING}', safe="?=&")
     links = {"sweeps and their trials": runs, "curves": charts, "trials side by side": f"{url}/#/compare-runs{compare}"}
     if parent is None or not _saved(client, experiment, manifest, parent):
         return links
     by_arm = f"{runs}&compareRunsMode=CHART&viewStateShareKey={manifest.id}"
-    about = f"{url}/#/experiments/{number}/runs/{parent}"
+    about = f"{url}/#/experiments/{number}/runs/{parent}?{TRAINING}"
     return {"the sweep by arm": by_arm, "what it found": about, **links}
 
 

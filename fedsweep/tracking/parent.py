@@ -49,7 +49,7 @@ class Together:
         if len(self.images) < MOST:
             self.images |= dict.fromkeys(images_of(trial.plan))
         for record in trial.history:
-            for name, value in record.metrics.items():
+            for name, value in (*record.metrics.items(), *record.system.items()):
                 low, high = self.extent.get(name, (value, value))
                 self.extent[name] = min(low, value), max(high, value)
 

@@ -93,7 +93,7 @@ def points(trial: TrialRecord, start: int, after: int) -> list[list[Metric]]:
     written: of two equal points MLflow keeps one.
     """
     return [
-        _metrics({**record.metrics, "seconds/round": record.seconds}, moment, record.round)
+        _metrics({**record.metrics, **record.system, "seconds/round": record.seconds}, moment, record.round)
         for record, moment in zip(trial.history, _moments(trial, start)[1:], strict=True)
         if record.round > after
     ]

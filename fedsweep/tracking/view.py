@@ -74,7 +74,8 @@ def _parameters(manifest: SweepManifest) -> list[str]:
 
 def _folded(extent: Mapping[str, tuple[float, float]]) -> list[str]:
     """Sections that the page makes of all metrics by the first parts of their names; they stay closed below ours."""
-    return sorted({name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)})
+    first = {name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)}
+    return sorted({"System metrics" if name == "system" else name for name in first})
 
 
 def _charts(manifest: SweepManifest, extent: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
