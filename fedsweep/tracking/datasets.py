@@ -39,7 +39,7 @@ def images_of(plan: TrialPlan) -> list[Images]:
     """What a trial is tested on, and what its clients train on; none where the plan says nothing of its images.
 
     The digest for `eval` is that of all images and labels; that for `train` is of how they are divided too: data,
-    partition and seed. So two trials whose clients hold the same images have the same digest.
+    partition and seed. Where it is the same, each client holds the same images.
     """
     data, partition = plan.config.get("data"), plan.config.get("partition")
     content, _, of_synthetic = plan.digests.get("data", "").partition(" ")
