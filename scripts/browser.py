@@ -25,6 +25,13 @@ OPTIONS = [
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe",
 ]  # fmt: skip
 
+VISITED = {"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true"}
+"""What MLflow's page keeps of a visit: its assistant does not open by itself again."""
+
+UNFOLD = "document.querySelectorAll(`[col-id*='Run Name'] a`).length > 1 || "
+UNFOLD += "(document.querySelector(`[col-id*='Run Name'] button`)?.click(), false)"
+"""On MLflow's page of runs: open the first parent, until it is open. A click before the page is ready goes astray."""
+
 
 class Browser:
     """One page of one browser."""
@@ -67,6 +74,8 @@ class Browser:
             target = self._ask("Target.createTarget", url="about:blank")["targetId"]
             self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
             self._ask("Page.enable")
+            mouse = [{"name": "hover", "value": "hover"}, {"name": "pointer", "value": "fine"}]
+            self._ask("Emulation.setEmulatedMedia", features=mouse)  # else tools lie over each chart
             self.resize(*self._size)
             keep = (f"localStorage.setItem({json.dumps(k)}, {json.dumps(v)});" for k, v in self._storage.items())
             self._ask("Page.addScriptToEvaluateOnNewDocument", source=f"try {{ {''.join(keep)} }} catch (error) {{}}")
@@ -122,15 +131,17 @@ class Browser:
         drawn = "[...document.querySelectorAll('svg text')].map(one => one.textContent).join(' ')"
         return " ".join(str(self.run(f"(document.body ? document.body.innerText : '') + ' ' + {drawn}")).split())
 
-    def click(self, selector: str) -> None:
-        """Click the first element of a CSS selector.
+    def until(self, script: str, patience: float = 60) -> None:
+        """Wait until an expression of JavaScript is true.
 
         Raises:
-            LookupError: there is none.
+            TimeoutError: it is not, within so many seconds.
         """
-        found = self.run(f"(one => one ? (one.click(), true) : false)(document.querySelector({json.dumps(selector)}))")
-        if not found:
-            raise LookupError(f"the page has no {selector}")
+        end = time.monotonic() + patience
+        while not self.run(script):
+            if time.monotonic() > end:
+                raise TimeoutError(f"not true of the page: {script}; it shows:\n{self.text()[:3000]}")
+            time.sleep(0.2)
 
     def run(self, script: str) -> Any:
         """The value of an expression of JavaScript."""
