@@ -23,6 +23,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 OPTIONS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe",
+    # As with a mouse; without one, charts show their tools all the time.
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",
 ]  # fmt: skip
 
 VISITED = {"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true"}
@@ -74,8 +76,6 @@ class Browser:
             target = self._ask("Target.createTarget", url="about:blank")["targetId"]
             self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
             self._ask("Page.enable")
-            mouse = [{"name": "hover", "value": "hover"}, {"name": "pointer", "value": "fine"}]
-            self._ask("Emulation.setEmulatedMedia", features=mouse)  # else tools lie over each chart
             self.resize(*self._size)
             keep = (f"localStorage.setItem({json.dumps(k)}, {json.dumps(v)});" for k, v in self._storage.items())
             self._ask("Page.addScriptToEvaluateOnNewDocument", source=f"try {{ {''.join(keep)} }} catch (error) {{}}")
