@@ -78,7 +78,7 @@ def take(addresses: dict[str, str], into: Path) -> None:
     """The five pictures."""
     base = addresses["what it found"].partition("#")[0]
     page, _, query = addresses["what it found"].partition("?")
-    with Browser(1500, 960, VISITED) as browser:
+    with Browser(1500, 1120, VISITED) as browser:
 
         def picture(name: str) -> None:
             time.sleep(2)  # until animations have ended
