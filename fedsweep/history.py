@@ -2,18 +2,20 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Metrics after `round` rounds (0 is the untuned model). Repetition changes `seconds` and `memory` alone."""
+    """Metrics after `round` rounds (0 is the untuned model). Repetition changes `seconds`, `memory`, `system` alone."""
 
     round: int
     metrics: Mapping[str, float]
     seconds: float
-    memory: int | None = None
+    memory: int | None = field(default=None, compare=False)
     """Bytes of main memory that the process has held at most since it began to play the run."""
+    system: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """What the machine did meanwhile, where that was asked for."""
 
 
 History = Sequence[RoundRecord]
@@ -21,7 +23,8 @@ History = Sequence[RoundRecord]
 
 def to_json(history: History) -> str:
     """Exact: floats survive to the last bit."""
-    return json.dumps([asdict(record) for record in history])
+    rows = [asdict(record) for record in history]
+    return json.dumps([{name: value for name, value in row.items() if name != "system" or value} for row in rows])
 
 
 def from_json(text: str) -> list[RoundRecord]:

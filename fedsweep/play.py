@@ -1,7 +1,7 @@
 """Playing a run: its data divided, its model built, its rounds one after the other, durably."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -153,11 +153,16 @@ def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = N
 
 
 def run_durably(
-    config: RunConfig, checkpoint: Path, device: Device = "cpu", until: int | None = None
+    config: RunConfig,
+    checkpoint: Path,
+    device: Device = "cpu",
+    until: int | None = None,
+    measure: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[RoundRecord]:
     """Play a run with every round on disk before it is yielded; rounds found there are yielded again first.
 
-    With `until` it ends after that round, and a later call goes on from there.
+    With `until` it ends after that round, and a later call goes on from there. `measure` tells after each round what
+    the machine did in it; no metric depends on it.
 
     A t-SNE stands beside the checkpoint before that of the last round does: a run that has all rounds has its picture.
     A run that was stopped at any moment goes on as if it had not been.
@@ -172,7 +177,8 @@ def run_durably(
         history = list(found.history)
         yield from history
     for result in federate(federation, start):
-        history.append(RoundRecord(result.round, dict(result.metrics), result.seconds, resident_peak()))
+        measured = RoundRecord(result.round, dict(result.metrics), result.seconds, resident_peak(), measure())
+        history.append(measured)
         if result.round == config.federation.rounds and (embedding := federation.embed(result.state)):
             for name, content in files(embedding).items():
                 write_atomically(checkpoint.with_name(name), content)

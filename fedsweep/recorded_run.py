@@ -11,6 +11,7 @@ from fedsweep.history import RoundRecord
 from fedsweep.object_store import UnreachableError
 from fedsweep.play import Device, content_digests, run_durably
 from fedsweep.store import Outcome, Store, TrialPlan, TrialStore
+from fedsweep.system_metrics import SystemMeter
 from fedsweep.tracking import Destination, Recorder
 
 
@@ -21,6 +22,7 @@ def record_run(
     device: Device,
     show: Callable[[RoundRecord], None],
     destination: Destination | None = None,
+    system_metrics: bool = False,
 ) -> tuple[TrialStore, Recorder]:
     """Play a run, hand every round to `show`, and keep everything, an error's traceback included."""
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -31,7 +33,8 @@ def record_run(
     with Recorder(store, name, destination) as recorder:  # which waits for MLflow at the end
         recorder.sync(trial.read())
         try:
-            for record in run_durably(config, trial.checkpoint, device):
+            measure = SystemMeter().read if system_metrics else dict
+            for record in run_durably(config, trial.checkpoint, device, measure=measure):
                 trial.remote.push()
                 show(record)
                 recorder.sync(trial.read())

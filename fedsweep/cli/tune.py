@@ -37,6 +37,7 @@ SPACE_OPTIONS = {
     "cpus_per_trial": "resources.cpus_per_trial",
     "gpus_per_trial": "resources.gpus_per_trial",
     "columns": "columns",
+    "system_metrics": "resources.system_metrics",
 }
 """What an option of `tune` stands for in a search space."""
 
@@ -64,6 +65,9 @@ def tune(
     cpus_per_trial: Annotated[float | None, typer.Option(help="cores of a trial")] = None,
     gpus_per_trial: Annotated[
         str | None, typer.Option(help="GPUs of a trial; 0.5 shares one between two, `auto` measures how many can")
+    ] = None,
+    system_metrics: Annotated[
+        bool | None, typer.Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
     ] = None,
     at_once: Annotated[
         int | None, typer.Option(min=1, help="trials side by side, at most; on a cluster that adds nodes, as many")

@@ -25,6 +25,9 @@ def run(
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
     device: Annotated[str, typer.Option(help="`cpu` or `cuda`")] = "cpu",
+    system_metrics: Annotated[
+        bool, typer.Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
+    ] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
@@ -65,7 +68,7 @@ def run(
     clients, data = config.partition.test_share > 0, config.data
     with RoundTable(config.federation.rounds, data.training_domains, as_json, clients, data.held_out_domains) as table:
         try:
-            trial, recorder = record_run(experiment, config, home, device, table.add, destination)  # type: ignore[arg-type]
+            trial, recorder = record_run(experiment, config, home, device, table.add, destination, system_metrics)  # type: ignore[arg-type]
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
     page = page_command(store, destination.server)
@@ -76,51 +79,72 @@ def run(
 
 
 def ui(
+    space: Annotated[
+        str | None, typer.Argument(metavar="[SEARCH_SPACE]", help="whose newest sweep to point to; any by default")
+    ] = None,
+    sweep: Annotated[str | None, typer.Option("--sweep", help="the sweep's id; the newest by default")] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port on this machine")] = 5000,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for all of the network")] = "127.0.0.1",
+    open_browser: Annotated[bool, typer.Option("--open", help="open the first address in a browser")] = False,
     deliver: Annotated[bool, typer.Option("--deliver", help="first bring MLflow up to what the store holds")] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
     """Open MLflow's page over everything recorded, on this machine only; of a server, print the addresses in it.
 
-    Example: `fedsweep ui --port 5001`
+    Example: `fedsweep ui ablations/lora_rank --port 5001`
     """
     from fedsweep.errors import UserError
     from fedsweep.store import Store
     from fedsweep.terminal import progress_console, show_delivery
-    from fedsweep.tracking import Destination, check_free, check_server, page_links, page_url, server_command
+    from fedsweep.tracking import Destination, answers, check_free, check_server, page_links, page_url, server_command
 
+    if sweep is not None and space is None:
+        raise UserError("`--sweep` names a sweep of a search space, which must stand before it.")
     home = Store.at(store)
+    shown = home.find(space, sweep) if space is not None else None
     destination = Destination.of(home.root, mlflow)
     check_server(destination)
     local = destination.is_server or check_free(host, port)
     if deliver or (home.uri and not destination.is_server):  # the database of such a store is this machine's own
         show_delivery(progress_console(), home, destination)
-    if destination.server:
-        print(f"MLflow on {destination.server}")
-        for label, link in page_links(home, destination.server, destination).items():
-            print(f"  {label}: {link}")
-        return
-    if not (home.root / "mlflow.db").exists():
+    if not destination.server and not (home.root / "mlflow.db").exists():
         start = "`fedsweep tune ablations/lora_rank` would be a start"
         raise UserError(f"nothing is recorded in {home.where} yet; {start}.")
-    command, environment = server_command(home.root, port, host)
-    url = page_url(host, port)
-    print(f"MLflow on {url} (Ctrl-C ends it)")
-    for label, link in page_links(home, url).items():
+    url = destination.server or page_url(host, port)
+    print(f"MLflow on {url}{'' if destination.server else ' (Ctrl-C ends it)'}")
+    links = page_links(home, url, destination, shown)
+    for label, link in links.items():
         print(f"  {label}: {link}")
     sys.stdout.flush()
+    first = next(iter(links.values()), url)
+    if destination.server:
+        if open_browser:
+            _open(first)
+        return
     if not local:
         print(
             f"fedsweep: this page has no password: anyone who can reach port {port} of this machine can read, change "
             "and delete what is recorded.",
             file=sys.stderr,
         )
+    command, environment = server_command(home.root, port, host)
+    server = subprocess.Popen(command, env={**os.environ, **environment})
     try:
-        raise SystemExit(subprocess.run(command, env={**os.environ, **environment}).returncode)
-    except KeyboardInterrupt:
+        if open_browser and answers(server, host, port):
+            _open(first)
+        raise SystemExit(server.wait())
+    except KeyboardInterrupt:  # which at a terminal is the server's too
+        server.terminate()
+        server.wait()
         raise SystemExit(0) from None
+
+
+def _open(address: str) -> None:
+    import webbrowser
+
+    if not webbrowser.open(address):
+        print("fedsweep: no browser was found; open the first address by hand.", file=sys.stderr)
 
 
 def list_files() -> None:

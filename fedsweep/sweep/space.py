@@ -31,6 +31,9 @@ class Resources(Config):
     gpus_per_trial: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         0.0, description="GPUs of a trial; a fraction shares one, and `auto` measures how many trials can"
     )
+    system_metrics: bool = Field(
+        False, description="whether each round also records what the machine did, as `system/...` in MLflow"
+    )
 
     @property
     def threads(self) -> int:

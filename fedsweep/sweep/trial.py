@@ -34,6 +34,7 @@ def train(
     environment: dict[str, str],
     arrival: Arrival | None = None,
     elsewhere: Place | None = None,
+    system_metrics: bool = False,
 ) -> None:
     """Climb to round `until` of the trial whose plan lies under the key `trial`; a round is on disk before it is told.
 
@@ -46,7 +47,7 @@ def train(
     if arrival is None:
         os.environ.update(environment)  # a worker has another working directory
     with _at(elsewhere, config["trial"], SweepStore(Path(sweep)).trial(config["trial"])) as (store, send):
-        _play(config, store, send, threads, device, arrival)
+        _play(config, store, send, threads, device, arrival, system_metrics)
 
 
 def _play(
@@ -56,6 +57,7 @@ def _play(
     threads: int,
     device: Device,
     arrival: Arrival | None,
+    system_metrics: bool,
 ) -> None:
     """Tell the rounds of a trial in that folder, each after it was sent."""
     measure: Meter = NoMeter()
@@ -65,7 +67,7 @@ def _play(
         if arrival is not None:
             arrival.enter()
         measure = meter(device, config["gpus"])
-        with contextlib.closing(_rounds(store, config["until"], threads, device, measure)) as rounds:
+        with contextlib.closing(_rounds(store, config["until"], threads, device, measure, system_metrics)) as rounds:
             for number, record in enumerate(rounds):
                 if number >= there:
                     taken = measure.read()
@@ -99,7 +101,7 @@ def _at(elsewhere: Place | None, key: str, here: TrialStore) -> Iterator[tuple[T
 
 
 def _rounds(
-    store: TrialStore, until: int, threads: int, device: Device, measure: Meter
+    store: TrialStore, until: int, threads: int, device: Device, measure: Meter, system_metrics: bool
 ) -> Generator[RoundRecord, None, None]:
     """The trial's rounds up to `until`; nothing is built for those that are on disk."""
     history = store.history()
@@ -111,6 +113,7 @@ def _rounds(
     from fedsweep.experiment import RunConfig
     from fedsweep.models.kept import keep
     from fedsweep.play import check_digests, run_durably
+    from fedsweep.system_metrics import SystemMeter
 
     torch.set_num_threads(threads)
     keep()
@@ -118,7 +121,7 @@ def _rounds(
     run = RunConfig.of(plan.config, f"trial {plan.key}")
     check_digests(run, plan.digests)
     measure.start()
-    yield from run_durably(run, store.checkpoint, device, until)
+    yield from run_durably(run, store.checkpoint, device, until, SystemMeter().read if system_metrics else dict)
 
 
 def kind_of(error: Exception) -> str:

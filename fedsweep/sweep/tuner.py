@@ -170,6 +170,7 @@ def _tune(
         environment=environment(),
         arrival=arrival,
         elsewhere=sweep.remote.place,
+        system_metrics=resources.system_metrics,
     )
     shared = sweep.remote.place if not cluster.is_local else None  # Ray looks for a file of its own from each node
     scratch = sweep.folder / SCRATCH

@@ -4,7 +4,7 @@ from fedsweep.tracking.database import check_writable, tracking_uri
 from fedsweep.tracking.delivery import deliver_all
 from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.origin import environment, git_commit
-from fedsweep.tracking.page import check_free, page_links, page_url, server_command
+from fedsweep.tracking.page import answers, check_free, page_links, page_url, server_command
 from fedsweep.tracking.picture import run_name
 from fedsweep.tracking.recorder import Recorder
 from fedsweep.tracking.server import check_server
@@ -12,6 +12,7 @@ from fedsweep.tracking.server import check_server
 __all__ = [
     "Destination",
     "Recorder",
+    "answers",
     "check_free",
     "check_server",
     "check_writable",

@@ -6,17 +6,27 @@ import contextlib
 import errno
 import ipaddress
 import socket
+import subprocess
 import sys
+import time
 import urllib.parse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsweep.errors import UserError
-from fedsweep.store import Store
+from fedsweep.store import Store, SweepManifest, SweepStore
+from fedsweep.tracking import view
 from fedsweep.tracking.database import tracking_uri
 from fedsweep.tracking.destination import Destination
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment
+
 LOOPBACK = "127.0.0.1"
 ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (compared with what the user asks for)
+TRAINING = "workflowType=machine_learning"
+"""In an address: the page for training; MLflow's other one is for language models."""
 SIDE_BY_SIDE = 100
 """Runs in one address: more would neither fit into it nor be told apart."""
 
@@ -65,6 +75,16 @@ def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[st
     return command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
+def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
+    """Wait until a server that was just started takes connections; False if it ends before."""
+    while server.poll() is None:
+        with contextlib.suppress(OSError):
+            socket.create_connection((LOOPBACK if host in ANYWHERE else host, port), timeout=1).close()
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def page_url(host: str, port: int) -> str:
     """The page's address; that of all interfaces is shown by the machine's name."""
     return f"http://{_bracketed(socket.gethostname() if host in ANYWHERE else host)}:{port}"
@@ -87,26 +107,50 @@ def _bracketed(name: str) -> str:
     return f"[{name}]" if ":" in name else name
 
 
-def page_links(store: Store, url: str, destination: Destination | None = None) -> dict[str, str]:
-    """Addresses within MLflow's page: the runs of the newest sweep, their curves, its trials side by side."""
-    sweeps = store.sweeps()
+def page_links(
+    store: Store, url: str, destination: Destination | None = None, sweep: SweepStore | None = None
+) -> dict[str, str]:
+    """Addresses within MLflow's page for a sweep, the newest by default: its saved view, runs, curves, trials.
+
+    The view is saved here where it is missing, as for a sweep of an older version; what refuses it has none.
+    """
+    sweeps = [sweep] if sweep is not None else store.sweeps()[-1:]
     if not sweeps:
         return {}
-    manifest = sweeps[-1].manifest()
+    manifest = sweeps[0].manifest()
     client = (destination or Destination.of(store.root)).client()
     experiment = client.get_experiment_by_name(manifest.name)
     if experiment is None:
         return {}
     number = experiment.experiment_id
-    parents = client.search_runs([number], f"tags.`fedsweep.sweep` = '{manifest.id}'", max_results=1)
-    below = f"tags.`mlflow.parentRunId` = '{parents[0].info.run_id}'" if parents else "tags.`fedsweep.kind` = 'trial'"
+    of_sweep = f"tags.`fedsweep.kind` = 'sweep' and tags.`fedsweep.sweep` = '{manifest.id}'"
+    parents = client.search_runs([number], of_sweep, max_results=1)
+    parent = parents[0].info.run_id if parents else None
+    below = f"tags.`mlflow.parentRunId` = '{parent}'" if parent else "tags.`fedsweep.kind` = 'trial'"
     found = client.search_runs([number], below, max_results=SIDE_BY_SIDE)
     ids = ",".join(f'"{run.info.run_id}"' for run in found)
-    runs = f"{url}/#/experiments/{number}/runs?workflowType=machine_learning"
+    runs = f"{url}/#/experiments/{number}/runs?{TRAINING}"
     # Ordered by a metric, MLflow shows children beside their parent; otherwise it folds them below it.
     metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")
     charts = (
         f"{runs}&compareRunsMode=CHART&orderByKey={metric}&orderByAsc={'false' if manifest.mode == 'max' else 'true'}"
     )
-    compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]', safe="?=&")
-    return {"sweeps and their trials": runs, "curves": charts, "trials side by side": f"{url}/#/compare-runs{compare}"}
+    compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]&{TRAINING}', safe="?=&")
+    links = {"sweeps and their trials": runs, "curves": charts, "trials side by side": f"{url}/#/compare-runs{compare}"}
+    if parent is None or not _saved(client, experiment, manifest, parent):
+        return links
+    by_arm = f"{runs}&compareRunsMode=CHART&viewStateShareKey={manifest.id}"
+    about = f"{url}/#/experiments/{number}/runs/{parent}?{TRAINING}"
+    return {"the sweep by arm": by_arm, "what it found": about, **links}
+
+
+def _saved(client: MlflowClient, experiment: Experiment, manifest: SweepManifest, parent: str) -> bool:
+    """Whether the sweep has its saved view by now."""
+    name = view.TAG + manifest.id
+    if name in experiment.tags:
+        return True
+    with contextlib.suppress(Exception):  # a server that lets us only read
+        shown = view.encoded(view.sweep_view(manifest, parent, {}))
+        client.set_experiment_tag(experiment.experiment_id, name, shown)
+        return True
+    return False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.arms import setting
+from fedsweep.arms import IN_WORDS, setting, shown_setting
 from fedsweep.config import flat
 from fedsweep.history import mean_of_last, total_megabytes
 from fedsweep.plain import Json
@@ -23,6 +24,8 @@ STATUS = {"finished": "FINISHED", "pruned": "KILLED", "diverged": "FAILED", "fai
 OUTCOME = "fedsweep.outcome"
 ROUND = "fedsweep.round"
 KEY = "fedsweep.key"
+ARM = "arm"
+"""The tag that MLflow's page groups runs by: the run's name without its seed."""
 State = tuple[str, str | None]
 """The outcome and, of a trial that has ended, its round, as tags say them."""
 RUNNING: State = ("running", None)
@@ -39,12 +42,33 @@ def shown_state(tags: Mapping[str, str]) -> State:
     return outcome, tags.get(ROUND) if outcome in STATUS else None
 
 
-def starting(plan: TrialPlan) -> dict[str, str]:
-    """The tags that a run has from its start."""
-    tags = {"fedsweep.arm": plan.label, "fedsweep.seed": str(plan.seed), OUTCOME: RUNNING[0]}
+def starting(plan: TrialPlan, varied: Iterable[str] = ()) -> dict[str, str]:
+    """The tags that a run has from its start; `varied` names what differs between arms of its sweep."""
+    tags = {**grouping(plan, varied), "fedsweep.arm": plan.label, "fedsweep.seed": str(plan.seed), OUTCOME: RUNNING[0]}
     tags |= {f"fedsweep.{name}_digest": digest for name, digest in plan.digests.items()}
     start = {"fedsweep.start": f"{plan.start.key} after round {plan.start.round}"} if plan.start is not None else {}
     return {**tags, **start, **marks(plan), **origin()}
+
+
+def grouping(plan: TrialPlan, varied: Iterable[str] = ()) -> dict[str, str]:
+    """What a person groups runs by: each varied hyperparameter under its short name, and the arm in words."""
+    short = short_names(dict.fromkeys([*varied, *plan.arm]))
+    tags = {
+        short[name]: setting(name, value) if name in IN_WORDS else shown_setting(value, 6)
+        for name, value in plan.arm.items()
+    }
+    return {**tags, ARM: _in_words(plan)} if plan.arm else {}
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """For each dotted name the shortest end of it that no other has.
+
+    >>> short_names(["lora.rank", "optimizer.lr", "server.lr", "without"])
+    {'lora.rank': 'rank', 'optimizer.lr': 'optimizer.lr', 'server.lr': 'server.lr', 'without': 'without'}
+    """
+    ends = {name: [name.split(".", skip)[-1] for skip in range(name.count(".") + 1)] for name in names}
+    taken = Counter(end for several in ends.values() for end in several)
+    return {name: next((end for end in reversed(several) if taken[end] == 1), name) for name, several in ends.items()}
 
 
 def marks(plan: TrialPlan) -> dict[str, str]:
@@ -69,7 +93,7 @@ def points(trial: TrialRecord, start: int, after: int) -> list[list[Metric]]:
     written: of two equal points MLflow keeps one.
     """
     return [
-        _metrics({**record.metrics, "seconds/round": record.seconds}, moment, record.round)
+        _metrics({**record.metrics, **record.system, "seconds/round": record.seconds}, moment, record.round)
         for record, moment in zip(trial.history, _moments(trial, start)[1:], strict=True)
         if record.round > after
     ]
@@ -121,5 +145,9 @@ def requests(
 
 def run_name(plan: TrialPlan) -> str:
     """For people: `rank 4 · seed 0`, `without momentum · seed 0`."""
-    values = [setting(name.rsplit(".", 1)[-1], value) for name, value in plan.arm.items()]
-    return " · ".join([*values, f"seed {plan.seed}"])
+    arm = _in_words(plan)
+    return f"{arm} · seed {plan.seed}" if arm else f"seed {plan.seed}"
+
+
+def _in_words(plan: TrialPlan) -> str:
+    return " · ".join(setting(name.rsplit(".", 1)[-1], value) for name, value in plan.arm.items())

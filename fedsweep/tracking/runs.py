@@ -6,7 +6,7 @@ lost database. A repeated write is the same write.
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from fedsweep.paths import inside
 from fedsweep.plain import Json
 from fedsweep.store import SweepManifest, TrialPlan, TrialRecord
-from fedsweep.tracking import picture
+from fedsweep.tracking import note, parent, picture, view
+from fedsweep.tracking.datasets import images_of, inputs
 from fedsweep.tracking.destination import Destination
+from fedsweep.tracking.finding import DESCRIBED, Experiment
 from fedsweep.tracking.origin import environment, origin
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
 
-DESCRIBED = "fedsweep.described"
 NO_PARAMETERS: Mapping[str, bool | Mapping[str, bool]] = {
     **dict.fromkeys(("id", "name", "digests"), True),
     "reference": {"arms": True},
@@ -52,15 +52,16 @@ class Runs:
     """
 
     def __init__(self, destination: Destination, experiment: str) -> None:
-        self.destination, self.experiment = destination, experiment
-        self.client = destination.client()
+        self.experiment = experiment
+        self._found = Experiment(destination, experiment)
+        self.client = self._found.client
         self.sweep: SweepManifest | None = None
         self.parent: str | None = None
-        self._experiment_id: str | None = None
+        self._asked = ""  # what the search space says of itself
+        self._together = parent.Together()
         self._written: dict[str, _Written] = {}
         self._children: dict[str, Run] | None = None  # of the parent, as MLflow had them; None: ask for each
         self._opened: set[str] = set()  # trials that this session found or made
-        self._doubtful: set[str] = set()  # whose making had no answer
 
     def probe(self) -> None:
         """Ask for something small."""
@@ -69,9 +70,7 @@ class Runs:
     @property
     def experiment_id(self) -> str:
         """The experiment, made on first use."""
-        if self._experiment_id is None:
-            self._experiment_id = self._open_experiment()
-        return self._experiment_id
+        return self._found.id
 
     def open_database(self, root: Path) -> None:
         """Open the store's own database, which the first use creates; that is not safe in two processes at once."""
@@ -81,36 +80,48 @@ class Runs:
     def belong(self, sweep: SweepManifest) -> None:
         """From now on trials are those of this sweep. Asks MLflow nothing."""
         self.sweep, self.parent, self._children = sweep, None, None
+        self._together = parent.Together()
         self._written.clear()
         self._opened.clear()
 
     def open_sweep(self, folder: Path) -> None:
         """Show the sweep as running, with its YAMLs, package versions and commit."""
-        parent = self._open_parent()
-        run = self.client.get_run(parent)
+        run = self.client.get_run(self._open_parent())
+        run_id = run.info.run_id
+        self._asked = note.question(folder)
         if DESCRIBED not in run.data.tags:
             for file in ("search_space.yaml", "experiment.yaml", "sweep.json"):
-                self.client.log_artifact(parent, str(folder / file))
-            self.client.log_dict(parent, environment(), "environment.json")
+                self.client.log_artifact(run_id, str(folder / file))
+            self.client.log_dict(run_id, environment(), "environment.json")
             values = self._manifest.model_dump(mode="json", exclude=NO_PARAMETERS)
-            self._send(parent, (), values, {DESCRIBED: "yes"})
+            if self._asked:
+                self.client.set_experiment_tag(self.experiment_id, note.NOTE, self._asked)
+            described = {note.NOTE: note.sweep_note(self._manifest, self._asked), DESCRIBED: "yes"}
+            self._send(run_id, (), values, described)
         if run.info.status != "RUNNING":
-            self.client.update_run(parent, status="RUNNING")
+            self.client.update_run(run_id, status="RUNNING")
+        self._show_view(run_id)
 
     def close_sweep(self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None) -> None:
         """End the parent run with its summary and the report."""
-        parent = self._open_parent()
+        run_id = self._open_parent()
         if artifacts is not None:
-            self.client.log_artifacts(parent, str(artifacts), "report")
-        there = self.client.get_run(parent).data.metrics
+            self.client.log_artifacts(run_id, str(artifacts), "report")
+        there = self.client.get_run(run_id).data.metrics
         for name, value in metrics.items():
             if there.get(name) != value:
-                self.client.log_metric(parent, name, value)
-        self.client.set_terminated(parent, status)
-        self._delete_late(self._manifest.id, self._parent_tags(), parent)
+                self.client.log_metric(run_id, name, value)
+        if self._together.images:
+            self.client.log_inputs(run_id, inputs(self._together.images))
+        described = note.sweep_note(self._manifest, self._asked, artifacts)
+        self._send(run_id, (), {}, {**self._together.tags, note.NOTE: described})
+        self.client.set_terminated(run_id, status)
+        self._found.delete_late(self._manifest.id, self._parent_tags(), run_id)
+        self._show_view(run_id)
 
     def sync(self, trial: TrialRecord) -> None:
         """Bring MLflow up to what the store holds of one trial: its parameters, missing rounds and outcome."""
+        self._together.add(trial)
         key, state = trial.plan.key, picture.state(trial)
         written = self._written.pop(key, None) or self._open(trial.plan)
         changed = written.state != state
@@ -119,6 +130,8 @@ class Runs:
         if changed:
             self._change(written.run_id, trial)
         described = {} if written.described else {DESCRIBED: "yes"}
+        if described and (images := images_of(trial.plan)):
+            self.client.log_inputs(written.run_id, inputs(images))
         rounds = [] if written.step is None else picture.points(trial, written.start, written.step)
         rounds += picture.summary(trial, written.start) if changed else []
         marks = picture.marks(trial.plan)
@@ -127,7 +140,7 @@ class Runs:
         tags = {**described, **news, **(picture.standing(trial) if changed else {})}
         self._send(written.run_id, rounds, trial.plan.config if described else {}, tags)
         if trial.outcome is not None:
-            self._delete_late(key, self._tags(key), written.run_id)
+            self._found.delete_late(key, self._tags(key), written.run_id)
         step = None if written.step is None else max(written.step, trial.last_round)
         self._written[key] = replace(written, described=True, state=state, marks=marks, step=step)
 
@@ -147,21 +160,6 @@ class Runs:
             raise RuntimeError("these runs belong to no sweep")
         return self.sweep
 
-    def _open_experiment(self) -> str:
-        found = self.client.get_experiment_by_name(self.experiment)
-        if found is None:
-            folder = self.destination.artifacts
-            location = None if folder is None else inside(folder, self.experiment).as_uri()
-            try:
-                return str(self.client.create_experiment(self.experiment, artifact_location=location))
-            except Exception:  # another process made it just now, or it was made and the answer lost
-                found = self.client.get_experiment_by_name(self.experiment)
-                if found is None:
-                    raise
-        if found.lifecycle_stage == "deleted":  # on MLflow's page; whoever runs it again wants to see it again
-            self.client.restore_experiment(found.experiment_id)
-        return str(found.experiment_id)
-
     def _parent_tags(self) -> dict[str, str]:
         return {"fedsweep.kind": "sweep", "fedsweep.sweep": self._manifest.id}
 
@@ -170,15 +168,15 @@ class Runs:
         if self.parent is not None:
             return self.parent
         sweep, tags = self._manifest, self._parent_tags()
-        if found := self._one(self._search(tags)):
+        if found := self._found.one(self._found.search(tags)):
             children: dict[str, list[Run]] = {}
-            for run in self._search({"mlflow.parentRunId": found.info.run_id}):
+            for run in self._found.search({"mlflow.parentRunId": found.info.run_id}):
                 children.setdefault(run.data.tags.get(picture.KEY, ""), []).append(run)
-            self._children = {key: one for key, same in children.items() if (one := self._one(same))}
+            self._children = {key: one for key, same in children.items() if (one := self._found.one(same))}
             self.parent = found.info.run_id
         else:
-            shown = {**tags, **origin(), "fedsweep.varied": ", ".join(sweep.varied)}
-            self.parent = self._make(sweep.id, f"{sweep.name} {sweep.id}", shown).info.run_id
+            shown = {**tags, **origin(), **parent.tags(sweep)}
+            self.parent = self._found.make(sweep.id, f"{sweep.name} {sweep.id}", shown).info.run_id
             self._children = {}
         return self.parent
 
@@ -193,55 +191,17 @@ class Runs:
         if self._children is not None and plan.key not in self._opened:
             found = self._children.pop(plan.key, None)
         else:
-            found = self._one(self._search(tags))
+            found = self._found.one(self._found.search(tags))
         self._opened.add(plan.key)
         if found is None:
-            made = self._make(plan.key, picture.run_name(plan), {**tags, **picture.starting(plan)}).info
+            varied = () if self.sweep is None else self.sweep.varied
+            shown = {**tags, **picture.starting(plan, varied)}
+            made = self._found.make(plan.key, picture.run_name(plan), shown).info
             return _Written(made.run_id, made.start_time, False, picture.RUNNING, picture.marks(plan), -1)
         info, there = found.info, found.data.tags
         return _Written(
             info.run_id, info.start_time, DESCRIBED in there, picture.shown_state(there), marks=there, step=None
         )
-
-    def _make(self, key: str, name: str, tags: dict[str, str]) -> Run:
-        now = int(time.time() * 1000)
-        try:
-            return self.client.create_run(self.experiment_id, start_time=now, run_name=name, tags=tags)
-        except Exception:
-            self._doubtful.add(key)
-            raise
-
-    def _search(self, tags: Mapping[str, str]) -> list[Run]:
-        """All runs with these tags, oldest first."""
-        where = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        found: list[Run] = []
-        page = None
-        while page is None or page.token:
-            page = self.client.search_runs(
-                [self.experiment_id],
-                where,
-                max_results=1000,
-                order_by=["attributes.start_time ASC"],
-                page_token=page.token if page else None,
-            )
-            found += page
-        return found
-
-    def _one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:
-        """The run to go on with among those with the same tags.
-
-        Others are deleted: a server made them, but its answer was lost, or it was made only after we had asked again.
-        """
-        runs = sorted(same, key=lambda run: (run.info.run_id != keep, DESCRIBED not in run.data.tags))
-        for late in runs[1:]:
-            self.client.delete_run(late.info.run_id)
-        return runs[0] if runs else None
-
-    def _delete_late(self, key: str, tags: Mapping[str, str], keep: str) -> None:
-        """Once more, where a run's making had no answer: a slow server may have made another one since."""
-        if key in self._doubtful:
-            self._one(self._search(tags), keep)
-            self._doubtful.discard(key)
 
     # Writing
 
@@ -259,6 +219,12 @@ class Runs:
         for path in trial.artifacts.values():
             self.client.log_artifact(run_id, str(path))
         self.client.set_terminated(run_id, picture.STATUS[trial.outcome.outcome])
+
+    def _show_view(self, run_id: str) -> None:
+        """The saved view of the page. Its form is MLflow's own and undocumented, so that nothing hangs on it."""
+        with contextlib.suppress(Exception):
+            shown = view.encoded(view.sweep_view(self._manifest, run_id, self._together.extent))
+            self.client.set_experiment_tag(self.experiment_id, view.TAG + self._manifest.id, shown)
 
     def _send(
         self, run_id: str, rounds: Iterable[list[Metric]], parameters: Mapping[str, Json], tags: Mapping[str, str]

@@ -513,6 +513,8 @@ def test_the_page_needs_something_to_show_and_a_free_port(refused: Refused, tmp_
     assert refused("ui") == nothing
     store.mkdir()
     assert refused("ui") == nothing
+    assert refused("ui", SPACE) == f"there is no sweep of {SPACE} in {store}."
+    assert refused("ui", "--sweep", "s1") == "`--sweep` names a sweep of a search space, which must stand before it."
     (store / "mlflow.db").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -37,10 +37,10 @@ OVERRIDES = ["optimizer.lr=0.05"]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the small grid ran to its end, with an override."""
+    """A folder in which the small grid ran to its end, with an override, and measured: others below are not."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_space(folder, "tiny", GRID)
-    fedsweep(folder, "tune", "tiny", *OVERRIDES)
+    fedsweep(folder, "tune", "tiny", *OVERRIDES, "--system-metrics")
     return folder
 
 
@@ -49,6 +49,14 @@ def test_every_trial_finishes_and_mlflow_holds_what_the_store_holds(undisturbed:
     assert [trial.outcome and trial.outcome.outcome for trial in trials] == ["finished"] * 4
     assert all([record.round for record in trial.history] == list(range(ROUNDS + 1)) for trial in trials)
     assert_mlflow_equals_store(undisturbed, "tiny")
+
+
+def test_what_the_machine_did_is_in_mlflow_for_each_round(undisturbed: Path) -> None:
+    _, children, client = runs(undisturbed, "tiny")
+    for run in children:
+        for metric in ("system/cpu_utilization_percentage", "system/process_memory_usage_megabytes"):
+            written = client.get_metric_history(run.info.run_id, metric)
+            assert sorted(one.step for one in written) == list(range(ROUNDS + 1))
 
 
 def test_the_walk_of_lora_rank(undisturbed: Path) -> None:

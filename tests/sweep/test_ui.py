@@ -1,8 +1,6 @@
-"""The MLflow page in a real browser: the parent with its children, and their comparison by `lora.rank`."""
+"""MLflow's page in a real browser: what a person sees of a sweep, and that the page understands the saved view."""
 
 import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,37 +11,65 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.store import Outcome, Store, TrialPlan
+from fedsweep.history import RoundRecord
+from fedsweep.report import write_report
+from fedsweep.store import Outcome, Store, TrialPlan, TrialRecord
 from fedsweep.tracking import Recorder, page_links
+from scripts.browser import CHROMIUM, UNFOLD, VISITED, Browser
 from tests.sweep.helpers import command, environment
-from tests.tracking.helpers import MANIFEST, trial
+from tests.tracking.helpers import MANIFEST, PLAN
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
+
+SWEEP = MANIFEST.model_copy(
+    update={
+        "varied": ("lora.rank", "optimizer.lr"), "seeds": (0, 1), "trials": 8, "domains": ("plain", "noisy"),
+        "baseline": {"lora.rank": 8, "optimizer.lr": 0.1},
+    }
+)  # fmt: skip
+ARMS = [{"lora.rank": rank, "optimizer.lr": lr} for rank in (4, 8) for lr in (0.1, 0.2)]
+NAMES = [f"rank {arm['lora.rank']} · lr {arm['optimizer.lr']}" for arm in ARMS]
+
+
+def played(number: int, seed: int) -> TrialRecord:
+    """A trial of three rounds, made up."""
+    arm = ARMS[number]
+    config = {**PLAN.config, "seed": seed, "lora": {"rank": arm["lora.rank"]}, "optimizer": {"lr": arm["optimizer.lr"]}}
+    plan = TrialPlan(
+        key=f"k{number}-{seed}", number=2 * number + seed, arm=arm, seed=seed, config=config, digests=PLAN.digests
+    )
+    history = []
+    for one in range(4):
+        accuracy = 0.5 + 0.05 * one + 0.02 * number + 0.01 * seed
+        metrics = {"accuracy/mean": accuracy, "accuracy/worst_domain": accuracy - 0.2, "loss/test": 2.0 - accuracy}
+        domains = {"accuracy/domain/plain": accuracy + 0.2, "accuracy/domain/noisy": accuracy - 0.2}
+        history.append(RoundRecord(one, {**metrics, **domains, "bytes/up": 1e6 * one * (number + 1)}, 0.5))
+    return TrialRecord(plan, Outcome(outcome="finished", round=3), history)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store]]:
-    """A recorded sweep of three ranks behind `fedsweep ui`."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A recorded sweep of four arms with two seeds and its report behind `fedsweep ui`; the addresses it prints."""
     folder = tmp_path_factory.mktemp("ui")
     store = Store(folder / "mlruns")
     store.root.mkdir()
-    sweep = store.sweep(MANIFEST.name, MANIFEST.id)
-    sweep.create(MANIFEST, {"search_space.yaml": "seed: 0\n", "experiment.yaml": "seed: 0\n"})
-    recorder = Recorder(store, MANIFEST.name)
-    recorder.open_sweep(MANIFEST, sweep.folder)
-    for number, rank in enumerate((1, 4, 8)):
-        plan = TrialPlan(
-            key=f"k{rank}", number=number, arm={"lora.rank": rank}, seed=0, config={"seed": 0, "lora": {"rank": rank}}
-        )
-        recorder.sync(trial(4, Outcome(outcome="finished", round=3), plan))
-    recorder.close_sweep("FINISHED", {})
+    sweep = store.sweep(SWEEP.name, SWEEP.id)
+    asked = "# Does it matter?\nseed: 0\n"
+    sweep.create(SWEEP, {"search_space.yaml": asked, "experiment.yaml": "seed: 0\n"})
+    recorder = Recorder(store, SWEEP.name)
+    recorder.open_sweep(SWEEP, sweep.folder)
+    trials = [played(number, seed) for seed in (0, 1) for number in range(4)]
+    for trial in trials:
+        recorder.sync(trial)
+    report = write_report(SWEEP, trials, sweep.folder / "report")
+    recorder.close_sweep("FINISHED", {"trials/finished": 8.0}, report.csv.parent)
+    assert recorder.unsynced == {}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen(
-        command("ui", "--port", str(port)), cwd=folder, env=environment(), start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        command("ui", SWEEP.name, "--port", str(port)), cwd=folder, env=environment(), start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
@@ -54,45 +80,96 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Stor
             except OSError:
                 assert server.poll() is None, "the server ended"
                 time.sleep(0.1)
-        yield url, store
+        links = page_links(store, url)
+        assert server.stdout is not None
+        printed = [server.stdout.readline() for _ in range(len(links) + 1)]
+        assert [line.split(": ", 1)[1].strip() for line in printed[1:]] == list(links.values())
+        yield {"experiments": f"{url}/#/experiments?workflowType=machine_learning", **links}
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
+        if server.stdout:
+            server.stdout.close()
 
 
-def page(url: str, folder: Path) -> str:
-    """The page's text as the browser draws it; a screenshot lies beside for the eye."""
-    options = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-        "--disable-background-networking", "--disable-component-update", f"--user-data-dir={folder / 'profile'}",
-        "--window-size=1600,1000", "--virtual-time-budget=20000",
-    ]  # fmt: skip
-    assert CHROMIUM is not None
-    shot = folder / "page.png"
-    subprocess.run([CHROMIUM, *options, f"--screenshot={shot}", url], capture_output=True, timeout=120, check=True)
-    assert shot.stat().st_size > 20_000
-    dom = subprocess.run(
-        [CHROMIUM, *options, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser(1600, 1000, VISITED) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _shot(browser: Browser, tmp_path: Path) -> Iterator[None]:
+    """For the eye, whatever comes out."""
+    yield
+    browser.shot(tmp_path / "page.png")
+
+
+def test_the_list_of_experiments_says_what_each_asks(served: dict[str, str], browser: Browser) -> None:
+    browser.open(served["experiments"], "tiny", "Does it matter?")
+
+
+def test_the_runs_table_shows_the_parent_with_its_data_and_unfolds_its_trials(
+    served: dict[str, str], browser: Browser
+) -> None:
+    text = browser.open(served["sweeps and their trials"], "tiny s1", "9 matching runs")
+    assert "rank 4" not in text
+    assert "digits (0123456789ab) Eval" in text
+    browser.until(UNFOLD)
+    text = browser.wait(*(f"{name} · seed {seed}" for name in NAMES for seed in (0, 1)))
+    assert "digits/feature_skew (" in text
+
+
+def test_the_saved_view_draws_each_arm_over_its_seeds(served: dict[str, str], browser: Browser) -> None:
+    text = browser.open(
+        served["the sweep by arm"],
+        *(f"Group: {name}" for name in NAMES),
+        *(f"{name} ({metric})" for name in NAMES for metric in ("accuracy/mean", "loss/test")),
+        "megabytes/sent vs. accuracy/mean",
+        "sweep (6)",
+        patience=120,
     )
-    return re.sub(r"<[^>]+>", " ", dom.stdout)
+    assert "8 matching runs" in text
+    assert "tiny s1" not in text, "the parent is none of the runs"
+    assert "Group by: arm" in text
+    assert "does not exist" not in text
+    drawn = browser.run("document.querySelectorAll('.js-plotly-plot .scatterlayer .trace').length")
+    assert drawn >= 3 * len(ARMS), "a curve of each arm in three charts"
+    assert browser.run("document.querySelectorAll('.js-plotly-plot .barlayer .point').length") == len(ARMS)
 
 
-def test_the_runs_table_shows_the_parent(served: tuple[str, Store], tmp_path: Path) -> None:
-    url, store = served
-    text = page(page_links(store, url)["sweeps and their trials"], tmp_path)
-    assert "tiny s1" in text
-    assert "4 matching runs" in " ".join(text.split()), "three children hang below their parent"
+def test_the_saved_view_has_parallel_coordinates_of_several_hyperparameters(
+    served: dict[str, str], browser: Browser
+) -> None:
+    browser.open(served["the sweep by arm"], "Group: rank 4 · lr 0.1")
+    browser.until("document.querySelectorAll('[data-testid*=arallel], .parcoords').length > 0")
+    browser.wait("optimizer.lr", "lora.rank")
 
 
-def test_the_charts_show_the_children_beside_their_parent(served: tuple[str, Store], tmp_path: Path) -> None:
-    url, store = served
-    text = page(page_links(store, url)["curves"], tmp_path)
-    assert all(name in text for name in ("tiny s1", "rank 1 · seed 0", "rank 4 · seed 0", "rank 8 · seed 0"))
+def test_the_charts_show_the_children_beside_their_parent(served: dict[str, str], browser: Browser) -> None:
+    browser.open(served["curves"], "tiny s1", *(f"{name} · seed 0" for name in NAMES))
 
 
-def test_the_compare_view_shows_lora_rank(served: tuple[str, Store], tmp_path: Path) -> None:
-    url, store = served
-    text = page(page_links(store, url)["trials side by side"], tmp_path)
-    assert "Comparing 3 Runs" in " ".join(text.split())
-    assert "lora.rank" in text
-    assert all(f"rank {rank} · seed 0" in text for rank in (1, 4, 8))
+def test_the_compare_view_has_parallel_coordinates_of_what_varies(served: dict[str, str], browser: Browser) -> None:
+    text = browser.open(served["trials side by side"], "Comparing 8 Runs", "Parallel Coordinates Plot")
+    text = browser.wait(*(f"{name} · seed {seed}" for name in NAMES for seed in (0, 1)))
+    axes = "[...document.querySelectorAll('.js-plotly-plot text, .parcoords text')].map(one => one.textContent)"
+    browser.until(
+        f"{axes}.includes('lora.rank') && {axes}.includes('optimizer.lr') && {axes}.includes('accuracy/mean')"
+    )
+    assert "Model training" in text
+
+
+def test_the_sweeps_own_page_has_the_table_the_findings_and_the_datasets(
+    served: dict[str, str], browser: Browser
+) -> None:
+    text = browser.open(served["what it found"], "Does it matter?", "Holm p", "fedsweep report tiny --sweep s1")
+    assert "lora.rank=8, optimizer.lr=0.1" in text
+    assert "digits (0123456789ab)" in text
+
+
+def test_the_report_is_among_the_artifacts_and_its_figures_are_shown(served: dict[str, str], browser: Browser) -> None:
+    page, _, query = served["what it found"].partition("?")
+    browser.open(f"{page}/artifacts/report/table.md?{query}", "By domain", "no test is possible")
+    browser.open(f"{page}/artifacts/report/curves.png?{query}", "curves.png")
+    browser.until("[...document.images].some(one => one.naturalWidth > 500)")

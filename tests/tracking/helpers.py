@@ -11,7 +11,14 @@ PLAN = TrialPlan(
     number=0,
     arm={"lora.rank": 4, "optimizer.lr": 0.0123456},
     seed=2,
-    config={"seed": 2, "lora": {"rank": 4, "alpha": None}, "data": {"domains": ["plain"]}, "method": {"name": "fedra"}},
+    config={
+        "seed": 2,
+        "lora": {"rank": 4, "alpha": None},
+        "data": {"name": "digits", "domains": ["plain"]},
+        "partition": {"name": "feature_skew"},
+        "method": {"name": "fedra"},
+    },
+    digests={"data": "0123456789abcdef" * 4},
 )
 MANIFEST = SweepManifest(
     id="s1",

@@ -6,15 +6,17 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fedsweep.cli import verbs
 from fedsweep.errors import UserError
 from fedsweep.store import Store
-from fedsweep.tracking import Recorder, check_free, page_url, server_command
+from fedsweep.tracking import Recorder, answers, check_free, page_url, server_command
 from tests.sweep.helpers import command, environment
 from tests.tracking.helpers import MANIFEST, finished, sweep_folder
 from tests.tracking.servers import free_port
@@ -53,6 +55,25 @@ def test_only_other_hosts_need_names(tmp_path: Path) -> None:
     assert not any("*" in name for name in names)
     assert page_url(ANYWHERE, 5001) == f"http://{socket.gethostname()}:5001"
     assert page_url("::1", 5001) == "http://[::1]:5001"
+
+
+def test_a_server_is_waited_for_until_it_answers_or_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        assert answers(ended, "127.0.0.1", free_port()) is False
+    waiting = [sys.executable, "-c", "input()"]
+    with socket.create_server(("127.0.0.1", 0)) as taken, subprocess.Popen(waiting, stdin=subprocess.PIPE) as on:
+        assert answers(on, ANYWHERE, taken.getsockname()[1]) is True
+        on.kill()
+
+
+def test_without_a_browser_the_address_is_left_to_the_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: bool(asked.append(address)))
+    verbs._open("http://127.0.0.1:5000")
+    assert asked == ["http://127.0.0.1:5000"]
+    assert capsys.readouterr().err == "fedsweep: no browser was found; open the first address by hand.\n"
 
 
 def listening(port: int) -> bool:

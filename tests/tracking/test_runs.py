@@ -70,7 +70,9 @@ def test_all_resolved_values_are_parameters_under_their_dotted_names(runs: Runs)
         "seed": "2",
         "lora.rank": "4",
         "lora.alpha": "null",
+        "data.name": "digits",
         "data.domains": '["plain"]',
+        "partition.name": "feature_skew",
         "method.name": "fedra",
     }
     assert child(runs).data.params == expected
@@ -224,6 +226,7 @@ def test_a_store_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Pat
 
 FINISHED = Outcome(outcome="finished", round=3)
 WRITES = ("log_batch", "log_metric", "set_tag", "set_terminated", "create_run", "update_run", "log_text", "delete_run")
+WRITES += ("log_inputs",)
 
 
 class Death(BaseException):
@@ -267,10 +270,11 @@ def assert_whole(runs: Runs) -> None:
     run = child(runs)
     assert (run.data.params["lora.rank"], run.info.status) == ("4", "FINISHED")
     assert (run.data.tags["fedsweep.outcome"], run.data.tags["fedsweep.round"]) == ("finished", "3")
+    assert [one.dataset.name for one in run.inputs.dataset_inputs] == ["digits", "digits/feature_skew"]
 
 
 @pytest.mark.parametrize("committed", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("fatal", range(5))
+@pytest.mark.parametrize("fatal", range(6))
 def test_a_death_at_any_write_leaves_nothing_doubled_or_missing(
     runs: Runs, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: int, committed: bool
 ) -> None:
@@ -284,14 +288,14 @@ def test_a_death_at_any_write_leaves_nothing_doubled_or_missing(
     assert_whole(runs)
 
 
-def test_a_trial_takes_five_writes_and_no_question(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_takes_six_writes_and_no_question(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     made = dying(runs, monkeypatch, 1000, committed=True)
     for name in ("search_runs", "get_run", "get_metric_history", "get_experiment_by_name"):
         monkeypatch.setattr(runs.client, name, lambda *_, name=name, **__: asked.append(name))
     play(runs)
     monkeypatch.undo()
-    assert made == ["create_run", "log_batch", "log_batch", "set_terminated", "log_batch"]
+    assert made == ["create_run", "log_inputs", "log_batch", "log_batch", "set_terminated", "log_batch"]
     assert asked == []
     assert_whole(runs)
 
@@ -309,7 +313,7 @@ def test_a_resumed_sweep_asks_once_for_all_trials_that_have_ended(
         again.sync(one)
 
 
-@pytest.mark.parametrize("fatal", range(5))
+@pytest.mark.parametrize("fatal", range(6))
 def test_a_lost_answer_within_a_session_doubles_nothing(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, fatal: int
 ) -> None:

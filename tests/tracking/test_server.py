@@ -15,7 +15,7 @@ from tests.tracking.helpers import MANIFEST, PLAN, finished, trial
 from tests.tracking.servers import POSTGRES, Proxy, Server, mlflow_server, postgres
 
 pytestmark = pytest.mark.slow
-WRITES = {"runs/create", "runs/log-batch", "runs/update"}
+WRITES = {"runs/create", "runs/log-batch", "runs/log-inputs", "runs/update"}
 PLANS = [PLAN.model_copy(update={"key": f"k{number}", "number": number}) for number in range(4)]
 
 
@@ -58,6 +58,7 @@ def assert_whole(made: Recorder, rounds: int = 3) -> None:
         assert (run.info.status, run.data.tags["fedsweep.outcome"]) == ("FINISHED", "finished")
         assert run.data.tags["mlflow.parentRunId"] == parents[0].info.run_id
         assert run.data.params["lora.rank"] == "4"
+        assert [one.dataset.name for one in run.inputs.dataset_inputs] == ["digits", "digits/feature_skew"]
         for metric in ("accuracy/mean", "seconds/round", "bytes/up"):
             written = sorted(one.step for one in runs.client.get_metric_history(run.info.run_id, metric))
             assert written == list(range(rounds + 1)), metric

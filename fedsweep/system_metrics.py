@@ -1,0 +1,56 @@
+"""What the machine and this process did during a round, under the names that MLflow gives such metrics. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+
+try:
+    import pynvml  # with NVIDIA's nvidia-ml-py, which not every machine has
+except ImportError:
+    pynvml = None
+MEGABYTE = 1e6
+
+
+class SystemMeter:
+    """Reads what happened since it was last read.
+
+    `system/process_...` is this process, one trial; all else is the whole machine with whatever else runs on it. GPUs
+    are there where `pynvml` is, numbered as the driver numbers them.
+    """
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._process = psutil.Process()
+        self._gpus = list(_gpus())
+        psutil.cpu_percent()  # the first call of each begins a span
+        self._process.cpu_percent()
+
+    def read(self) -> dict[str, float]:
+        """Metrics by name: percent of all cores, of one core for the process, megabytes of 10^6 bytes."""
+        memory = psutil.virtual_memory()
+        found = {
+            "system/cpu_utilization_percentage": psutil.cpu_percent(),
+            "system/system_memory_usage_megabytes": memory.used / MEGABYTE,
+            "system/system_memory_usage_percentage": 100 * memory.used / memory.total,
+            "system/process_cpu_utilization_percentage": self._process.cpu_percent(),
+            "system/process_memory_usage_megabytes": self._process.memory_info().rss / MEGABYTE,
+        }
+        for number, handle in enumerate(self._gpus):
+            taken, busy = pynvml.nvmlDeviceGetMemoryInfo(handle), pynvml.nvmlDeviceGetUtilizationRates(handle)
+            found[f"system/gpu_{number}_memory_usage_megabytes"] = taken.used / MEGABYTE
+            found[f"system/gpu_{number}_memory_usage_percentage"] = 100 * taken.used / taken.total
+            found[f"system/gpu_{number}_utilization_percentage"] = float(busy.gpu)
+        return found
+
+
+def _gpus() -> Iterator[object]:
+    if pynvml is None:
+        return
+    try:
+        pynvml.nvmlInit()
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            yield pynvml.nvmlDeviceGetHandleByIndex(number)
+    except pynvml.NVMLError:  # a machine without a driver
+        return

@@ -1,0 +1,110 @@
+"""Screenshots of MLflow's page over a sweep, for the documentation.
+
+    python scripts/screenshots.py                       runs `ablations/lora_rank`, four to six minutes on two cores
+    python scripts/screenshots.py --store mlruns        of the newest sweep in a store
+    python scripts/screenshots.py --store mlruns --sweep 20260101-120000-ab12
+
+Needs Chromium. Nothing but loopback is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from PIL import Image
+
+from browser import UNFOLD, VISITED, Browser
+from fedsweep.tracking import answers
+
+SPACE = "ablations/lora_rank"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+COLOURS = 64
+"""Of a picture's palette: a page has few, and a file of a few of them is a third of the size."""
+HIDE_PATH = "[...document.querySelectorAll('body *')].filter(one => one.textContent.startsWith('Path: '))"
+HIDE_PATH += ".forEach(one => one.style.visibility = 'hidden')"
+"""Where artifacts lie on the machine of whoever takes the picture."""
+FEDSWEEP = [sys.executable, "-m", "fedsweep.cli"]
+
+
+def main() -> None:
+    """Run what is missing, serve it on loopback, and take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, help="a store with a sweep; without it, one is run")
+    parser.add_argument("--sweep", help="its id; the newest by default")
+    parser.add_argument("--into", type=Path, default=IMAGES, help="the folder for the pictures")
+    given = parser.parse_args()
+    given.into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        store = given.store or Path(scratch)
+        if given.store is None:
+            subprocess.run([*FEDSWEEP, "tune", SPACE, "--store", str(store)], check=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        which = ["--sweep", given.sweep] if given.sweep else []
+        server = subprocess.Popen(
+            [*FEDSWEEP, "ui", SPACE, *which, "--store", str(store), "--port", str(port)],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            take(links(server, port), given.into)
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
+
+
+def links(server: subprocess.Popen[bytes], port: int) -> dict[str, str]:
+    """The addresses that `fedsweep ui` prints, by their label, once something answers there."""
+    found: dict[str, str] = {}
+    for line in map(bytes.decode, server.stdout or ()):
+        if line.startswith("  "):
+            label, _, address = line.strip().partition(": ")
+            found[label] = address
+        if "trials side by side" in found:  # the last
+            break
+    if not answers(server, "127.0.0.1", port):
+        raise SystemExit("fedsweep ui ended before its page answered")
+    return found
+
+
+def take(addresses: dict[str, str], into: Path) -> None:
+    """The five pictures."""
+    base = addresses["what it found"].partition("#")[0]
+    page, _, query = addresses["what it found"].partition("?")
+    with Browser(1500, 1120, VISITED) as browser:
+
+        def picture(name: str) -> None:
+            time.sleep(2)  # until animations have ended
+            browser.shot(into / f"{name}.png")
+            shrink(into / f"{name}.png")
+
+        browser.open(addresses["the sweep by arm"], "Group: rank", "loss/train", "rank 16 (loss/test)")
+        picture("mlflow_view")
+        browser.open(addresses["trials side by side"], "Parallel Coordinates Plot", "Run details")
+        picture("mlflow_compare")
+        browser.open(addresses["sweeps and their trials"], "matching runs")
+        browser.until(UNFOLD)
+        picture("mlflow_runs")
+        browser.open(f"{page}/artifacts/report/table.md?{query}", "By domain", "Holm p", "Path: ")
+        browser.run(HIDE_PATH)
+        picture("mlflow_artifacts")
+        browser.resize(1500, 420)
+        browser.open(f"{base}#/experiments?{query}", SPACE)
+        picture("mlflow_experiments")
+
+
+def shrink(path: Path) -> None:
+    """A palette in place of 24 bits a pixel."""
+    with Image.open(path) as whole:
+        whole.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What the machine did in a round: beside the metrics, never among them."""
+
+import json
+
+from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+
+from fedsweep.experiment import RunConfig
+from fedsweep.history import RoundRecord, from_json, to_json
+from fedsweep.play import run_durably
+from fedsweep.system_metrics import SystemMeter
+
+
+def test_the_machines_metrics_have_mlflows_names_and_the_process_its_own() -> None:
+    theirs = CPUMonitor()
+    theirs.collect_metrics()
+    found = SystemMeter().read()
+    assert {f"system/{name}" for name in theirs.aggregate_metrics()} <= set(found)
+    assert {"system/process_cpu_utilization_percentage", "system/process_memory_usage_megabytes"} <= set(found)
+    assert all(value >= 0 for value in found.values())
+    assert found["system/system_memory_usage_percentage"] <= 100
+    assert 0 < found["system/process_memory_usage_megabytes"] <= found["system/system_memory_usage_megabytes"] * 2
+
+
+def test_a_history_keeps_them_and_is_what_it_was_without() -> None:
+    plain = [RoundRecord(0, {"accuracy/mean": 0.1}, 0.5)]
+    measured = [RoundRecord(0, {"accuracy/mean": 0.1}, 0.5, {"system/cpu_utilization_percentage": 7.0})]
+    assert from_json(to_json(measured))[0].system == {"system/cpu_utilization_percentage": 7.0}
+    assert measured == plain
+    assert json.loads(to_json(plain)) == [{"round": 0, "metrics": {"accuracy/mean": 0.1}, "seconds": 0.5}]
+
+
+def test_a_run_that_is_measured_has_the_same_metrics(tiny: RunConfig, tmp_path) -> None:
+    config = tiny.override({"federation.rounds": 1}, "test")
+    plain = list(run_durably(config, tmp_path / "a" / "checkpoint"))
+    measured = list(run_durably(config, tmp_path / "b" / "checkpoint", measure=SystemMeter().read))
+    assert [one.metrics for one in plain] == [one.metrics for one in measured]
+    assert [set(one.system) for one in plain] == [set(), set()]
+    assert all("system/process_memory_usage_megabytes" in one.system for one in measured)
+    again = list(run_durably(config, tmp_path / "b" / "checkpoint"))  # read from disk
+    assert [one.system for one in again] == [one.system for one in measured]

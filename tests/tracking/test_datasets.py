@@ -1,0 +1,98 @@
+"""What a trial read, as MLflow's dataset inputs: the same digest where clients hold the same images, and only there."""
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from fedsweep.experiment import RunConfig
+from fedsweep.play import content_digests, split
+from fedsweep.store import TrialPlan
+from fedsweep.tracking.datasets import Images, images_of, inputs
+from tests.tracking.helpers import PLAN
+
+
+def plan_of(config: RunConfig, marks: dict[str, str] | None = None) -> TrialPlan:
+    resolved, digests = config.model_dump(mode="json"), content_digests(config)
+    return TrialPlan(
+        key="k", number=0, arm={}, seed=config.seed, config=resolved, digests=digests, marks=marks or config.marks()
+    )
+
+
+def of(plan: TrialPlan, context: str) -> Images:
+    (found,) = [one for one in images_of(plan) if one.context == context and not one.name.startswith("synthetic")]
+    return found
+
+
+def divided(config: RunConfig) -> str:
+    """What each client holds, by the images themselves."""
+    whole = hashlib.sha256()
+    for client in split(config)[1].clients:
+        images, labels = client.train.take(torch.arange(len(client.train)))
+        whole.update(f"{client.id} {hashlib.sha256(images.numpy().data).hexdigest()} {labels.tolist()}".encode())
+    return whole.hexdigest()
+
+
+IID = {"partition": {"name": "iid", "clients": 3}}
+LABELS = {"partition": {"name": "label_skew", "clients": 3}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({}, {"lora.rank": 2, "method": {"name": "all_small"}}, True),
+        ({**IID, "seed": 3}, {**IID, "seed": 3, "optimizer.lr": 0.5, "federation.depths": [3]}, True),
+        (IID, {**IID, "seed": 1}, False),
+        (IID, LABELS, False),
+        (LABELS, {"partition": {**LABELS["partition"], "alpha": 0.2}}, False),
+        ({}, {"data.held_out_domains": ["noisy"], "federation.depths": [12, 6]}, False),
+    ],
+)
+def test_the_digest_for_training_is_of_what_clients_hold(
+    tiny: RunConfig, one: dict[str, Any], other: dict[str, Any], same: bool
+) -> None:
+    first, second = tiny.override(one, "test"), tiny.override(other, "test")
+    assert (divided(first) == divided(second)) is same
+    assert (of(plan_of(first), "train").digest == of(plan_of(second), "train").digest) is same
+
+
+def test_the_digest_for_tests_is_that_of_all_images(tiny: RunConfig) -> None:
+    first, second = of(plan_of(tiny), "eval"), of(plan_of(tiny.override({**IID, "seed": 1}, "test")), "eval")
+    assert first == second
+    assert content_digests(tiny)["data"].startswith(first.digest)
+    assert json.loads(first.profile)["names"] == ["plain", "inverted", "noisy"]
+    fewer = of(plan_of(tiny.override({"data.domains": ["plain"], "federation.depths": [3]}, "test")), "eval")
+    assert fewer.digest != first.digest
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients"),
+    [
+        ({"name": "feature_skew"}, 3),
+        ({"name": "feature_label_skew", "clients_per_domain": 2}, 6),
+        ({"name": "iid", "clients": 4}, 4),
+        ({"name": "centralized"}, 1),
+    ],
+)
+def test_the_profile_counts_clients_as_the_split_does(tiny: RunConfig, partition: dict[str, Any], clients: int) -> None:
+    config = tiny.override({"partition": partition, "federation.depths": [3]}, "test")
+    found = of(plan_of(config), "train")
+    assert found.name == f"digits/{partition['name']}"
+    assert json.loads(found.profile)["clients"] == clients == len(split(config)[1].clients)
+
+
+def test_synthetic_images_are_an_input_of_their_own(tiny: RunConfig) -> None:
+    plan = plan_of(tiny, {"synthetic": "surrogate"})
+    assert [one.name for one in images_of(plan)] == ["digits", "digits/feature_skew", "synthetic/surrogate"]
+    filed = plan.model_copy(update={"digests": {"data": f"{plan.digests['data']} {'ab' * 32}"}})
+    assert images_of(filed)[2].digest == "ab" * 6
+    assert images_of(filed)[:2] == images_of(plan)[:2]
+
+
+def test_mlflow_takes_them_and_a_plan_without_images_has_none(tiny: RunConfig) -> None:
+    made = inputs(images_of(plan_of(tiny)))
+    assert [one.tags[0].value for one in made] == ["eval", "train"]
+    assert all(len(one.dataset.digest) <= 36 and json.loads(one.dataset.source) for one in made)
+    assert images_of(PLAN.model_copy(update={"digests": {}})) == []

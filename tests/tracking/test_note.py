@@ -1,0 +1,53 @@
+"""What MLflow's page says of a sweep in words."""
+
+from pathlib import Path
+
+import pytest
+
+from fedsweep.tracking.note import LONGEST, question, shortened, sweep_note
+from tests.tracking.helpers import MANIFEST
+
+TABLE = "# tiny around fedra_digits\n\n| lora.rank | n |\n| --- | --- |\n| 4 | 3 |\n\n- no detectable difference.\n"
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    (tmp_path / "table.md").write_text(TABLE)
+    return tmp_path
+
+
+def test_a_note_has_the_question_the_table_the_findings_and_the_commands(report: Path) -> None:
+    note = sweep_note(MANIFEST, "Does it matter?", report)
+    assert note.startswith("Does it matter?\n\n| lora.rank | n |\n")
+    assert "- no detectable difference.\n" in note
+    for command in ("report tiny --sweep s1", "tune tiny --resume --sweep s1", "ui tiny --sweep s1"):
+        assert f"\nfedsweep {command}\n" in note
+
+
+def test_a_note_from_the_start_says_that_there_is_no_report(tmp_path: Path) -> None:
+    for folder in (None, tmp_path):
+        assert sweep_note(MANIFEST, "", folder).startswith("No report yet. 1 seeds, 3 rounds, around `fedra_digits`.")
+
+
+def test_a_long_table_is_cut_at_a_row_and_says_so(report: Path) -> None:
+    rows = [f"| {number} | a long name of an arm |" for number in range(1000)]
+    (report / "table.md").write_text("\n".join(["# title", *rows]))
+    note = sweep_note(MANIFEST, "Why?", report)
+    assert LONGEST - 100 < len(note) <= LONGEST
+    assert "the whole table is `report/table.md` among the artifacts" in note
+    kept = [line for line in note.splitlines() if line.startswith("| ")]
+    assert 100 < len(kept) < 1000
+    assert kept == rows[: len(kept)]
+    assert note.endswith("```")
+
+
+@pytest.mark.parametrize("text", ["x" * 500, "a\n" * 300, "short"])
+@pytest.mark.parametrize("longest", [200, 300])
+def test_a_shortened_text_is_never_longer(text: str, longest: int) -> None:
+    assert len(shortened(text, longest)) <= max(longest, len("short"))
+
+
+def test_the_question_is_the_first_comment_of_the_search_space(tmp_path: Path) -> None:
+    assert question(tmp_path) == ""
+    (tmp_path / "search_space.yaml").write_text("# Does it matter?\n#\n# More.\nseeds: [0]\n")
+    assert question(tmp_path) == "Does it matter?"
