@@ -1,6 +1,7 @@
-"""The accuracies by domain as a section of table.md, an arm's row above what a paper printed for it."""
+"""The accuracies by domain as a second table, an arm's row above what a paper printed for it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
 from fedsweep.report.wording import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, markdown_table, names, settings
@@ -9,27 +10,48 @@ from fedsweep.store import SweepManifest
 EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials."
 MARK = "*"
 MARKED = f"With {MARK}: out of domain, no client of that arm has images of the domain."
+PAPER = "paper"
+"""What the row of a paper is called, in the place of an arm."""
 
 
-def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> str:
-    """Heading, table and what its numbers are; nothing where there is one domain, or no finished trial."""
+@dataclass(frozen=True)
+class DomainTable:
+    """Cells as text; `papers` says of each row whether it is what a paper printed for the arm above."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    papers: Sequence[bool]
+    words: Sequence[bool]
+    """Of each column whether it is words, aligned to the left."""
+    explained: str
+
+    def markdown(self) -> str:
+        """Heading, table and what its numbers are."""
+        rows = [[f"*{row[0]}*", *row[1:]] if paper else row for row, paper in zip(self.rows, self.papers, strict=True)]
+        return "\n\n".join(["## By domain", markdown_table(self.head, rows, self.words), self.explained])
+
+
+def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> DomainTable | None:
+    """The table; None where there is one domain, or no finished trial."""
     if len(manifest.domains) < 2 or not any(one.n for one in arms):
-        return ""
+        return None
     dotted, held_out = names(manifest, arms), any(one.held_out for one in arms)
     apart = {f"mean {IN_DOMAIN}": MEAN_ACCURACY, f"mean {OUT_OF_DOMAIN}": MEAN_OUT_OF_DOMAIN}
     means = apart if held_out else {"mean": MEAN_ACCURACY}
     head = [*settings(arms[0], dotted), "n", *manifest.domains, *means]
     rows: list[list[str]] = []
+    papers: list[bool] = []
     for one in arms:
         named = [*settings(one, dotted).values()]
         metrics = [*map(one.metric_on, manifest.domains), *means.values()]
         rows.append([*named, str(one.n), *(_cell(one, metric, one.accuracies.get(metric)) for metric in metrics)])
+        papers.append(False)
         paper = [_cell(one, metric, _printed(manifest, one, metric)) for metric in metrics]
         if any(value != NOTHING for value in paper):
-            rows.append(["*paper*", *[""] * (len(named) - 1), NOTHING, *paper])
+            rows.append([PAPER, *[""] * (len(named) - 1), NOTHING, *paper])
+            papers.append(True)
     words = [place < len(dotted or ["arm"]) for place in range(len(head))]
-    explained = " ".join([EXPLAINED, *([MARKED] if held_out else [])])
-    return "\n\n".join(["## By domain", markdown_table(head, rows, words), explained])
+    return DomainTable(head, rows, papers, words, " ".join([EXPLAINED, *([MARKED] if held_out else [])]))
 
 
 def _printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:

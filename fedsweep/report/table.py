@@ -198,7 +198,8 @@ class AblationTable:
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)
         bullets = "\n".join(f"- {sentence}" for sentence in self.findings())
         head = f"# {self.manifest.name} around {self.manifest.experiment}"
-        parts = [head, table, bullets, " ".join(self.caption()), by_domain(self.manifest, self.arms)]
+        domains = by_domain(self.manifest, self.arms)
+        parts = [head, table, bullets, " ".join(self.caption()), domains.markdown() if domains else ""]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -1,0 +1,91 @@
+"""A sweep's report as one HTML file that needs nothing else: no server, no network, no file beside it."""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedsweep.arms import arm_label
+from fedsweep.report.arms import ended, final, group
+from fedsweep.report.by_domain import by_domain
+from fedsweep.report.figures.canvas import Figure
+from fedsweep.report.page.vector import inline
+from fedsweep.report.table import PROSE, AblationTable
+from fedsweep.report.wording import Units, arm_words
+from fedsweep.store import SweepManifest, TrialRecord
+
+TEMPLATE, LOOK, SCRIPT = "report.html.jinja", "report.css", "report.js"
+DIGITS = 12
+"""Of a digest; the manifest has all."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm's cells by column."""
+
+    cells: Mapping[str, str]
+    is_baseline: bool
+
+
+def html(
+    table: AblationTable, figures: Sequence[Figure], trials: Sequence[TrialRecord], question: str | None = None
+) -> str:
+    """The page: the same bytes for the same sweep. `question` is what was asked, in the search space's own words."""
+    rows = [(one.n, Row(cells, one.is_baseline)) for one, cells in zip(table.arms, table.cells(), strict=True)]
+    script = files(__name__).joinpath(SCRIPT).read_text(encoding="utf-8")
+    environment = Environment(
+        loader=PackageLoader(__name__, ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    manifest = table.manifest
+    return environment.get_template(TEMPLATE).render(
+        manifest=manifest,
+        question=question,
+        started=datetime.fromisoformat(manifest.created),
+        changes={**manifest.overrides, **manifest.options},
+        findings=table.findings(),
+        caption=table.caption(),
+        finished=[row for n, row in rows if n],
+        lost=[row for n, row in rows if not n],
+        is_word=lambda column: column in PROSE or column in table.names,
+        by_domain=by_domain(manifest, table.arms),
+        figures=[(figure, inline(figure.svg, figure.name)) for figure in figures],
+        trials=_trials(table, trials),
+        digests=_digests(manifest),
+        shown=arm_label,
+        # What a script or a style is may not be escaped; both are files of this package.
+        look=Markup(files(__name__).joinpath(LOOK).read_text(encoding="utf-8")),  # noqa: S704
+        script=Markup(script),  # noqa: S704
+        script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[str, str]]:
+    """A row for every trial, arm by arm in the order of the table's hyperparameters."""
+    metric, units = table.manifest.metric, Units.of(table.manifest.metric, table.arms)
+    return [
+        {
+            "arm": arm_words(trial.plan.arm, table.names),
+            "seed": str(trial.plan.seed),
+            "outcome": ended(trial),
+            "round": str(trial.last_round) if trial.history else "-",
+            metric: units.value(final(trial, metric)),
+            "trial": trial.plan.key,
+        }
+        for arm in group(trials)
+        for trial in arm.trials
+    ]
+
+
+def _digests(manifest: SweepManifest) -> dict[str, str]:
+    """Digests by the first of their digits; what is no digest, such as the packages' versions, as it is."""
+    hexadecimal = set("0123456789abcdef")
+    return {
+        name: digest[:DIGITS] if len(digest) > DIGITS and set(digest) <= hexadecimal else digest
+        for name, digest in manifest.digests.items()
+    }
