@@ -20,6 +20,7 @@ STYLE: dict[str, Any] = {
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica"],
     "svg.fonttype": "none",
     "text.parse_math": False,  # an arm may be called $5$
+    "figure.constrained_layout.h_pad": 0.08,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "xtick.color": INK,
@@ -49,7 +50,8 @@ def style(**changes: Any) -> Iterator[None]:
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**STYLE, **changes})
+        settings: Any = STYLE | changes
+        matplotlib.rcParams.update(settings)
         yield
 
 

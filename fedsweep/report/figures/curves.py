@@ -63,7 +63,11 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
     axes.set_ylabel(title(manifest.metric))
     axes.set_xlim(0, max(1, *(trial.last_round for one in arms for trial in one.arm.trials)))
     axes.locator_params(axis="x", integer=True)
-    _label_ends(axes, [(*ends[place], drawn[place][2], drawn[place][1]) for place in ends if drawn[place][1] != GREY])
+    named = {place: (*ends[place], label, colour) for place, (_, colour, label) in enumerate(drawn) if place in ends}
+    shown = {place: end for place, end in named.items() if end[-1] != GREY}
+    lowest = _label_ends(axes, [end for place, end in shown.items() if arms[place].n])
+    lost = [(shown[place][2], shown[place][3], _fate(arms[place])) for place in shown if not arms[place].n]
+    _label_lost(axes, lost, lowest)
     _legend(axes, kinds)
     return canvas.save(figure, path, f"{heading_of(manifest.metric)} by round", _reading(kinds, bounded))
 
@@ -94,7 +98,7 @@ def _reading(kinds: set[str], bounded: bool) -> str:
     elif "mean" in kinds or "finished" in kinds:
         said.append("Lines are single finished seeds.")
     if lost := [kind for kind in LOOKS if kind in kinds]:
-        said.append(f"Trials that are {_listed(lost)} stand alone, in no mean.")
+        said.append(f"{_listed(lost).capitalize()} trials stand alone and are in no mean.")
         if not bounded:
             said.append("Of those, values far from all finished ones lie outside the picture.")
     if "grey" in kinds and kinds & {"mean", "finished"}:
@@ -103,7 +107,7 @@ def _reading(kinds: set[str], bounded: bool) -> str:
 
 
 def _listed(words: Sequence[str]) -> str:
-    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _legend(axes: "Axes", kinds: set[str]) -> None:
@@ -121,16 +125,18 @@ def _legend(axes: "Axes", kinds: set[str]) -> None:
     canvas.legend_below(axes, [handle for kind, handle in handles.items() if kind in kinds])
 
 
-def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write labels right of the axes at the height of their lines, pushed apart, with a thin leader."""
+def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> float | None:
+    """Write labels right of the axes at the height of their lines, pushed apart, with a thin leader.
+
+    Returns the height of the lowest one, as a share of the axes.
+    """
     if not ends:
-        return
+        return None
     bottom, top = axes.get_ylim()
     inside = [(x, min(top, max(bottom, y)), label, colour) for x, y, label, colour in ends]
     shares = axes.transAxes.inverted().transform(axes.transData.transform([end[:2] for end in inside]))[:, 1]
     ordered = sorted(zip(shares, inside, strict=True), key=lambda pair: pair[0])
-    gap = LINE * max(label.count("\n") + 1 for *_, label, _ in ends)
-    heights = apart([share for share, _ in ordered], gap)
+    heights = apart([share for share, _ in ordered], _gap([label for *_, label, _ in ends]))
     down = max(0.0, heights[-1] - 1)
     for (_, (x, y, label, colour)), height in zip(ordered, heights, strict=True):
         axes.annotate(
@@ -138,3 +144,28 @@ def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
             va="center", annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.2, "relpos": (0, 0.5), "shrinkA": 2},
         )  # fmt: skip
+    return heights[0] - down
+
+
+def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: float | None) -> None:
+    """Name arms without a finished trial below the others, by what their lines look like.
+
+    A leader from where they stopped would look like the rounds that they did not play.
+    """
+    gap = _gap([label for label, *_ in lost])
+    first = 1.0 if lowest is None else lowest - gap - LINE
+    for place, (label, colour, kind) in enumerate(lost):
+        height = first - place * gap
+        look = LOOKS[kind] | {"markevery": [-1]}
+        axes.plot([1.025, 1.045], [height] * 2, color=colour, clip_on=False, transform=axes.transAxes, **look)
+        axes.text(1.06, height, label, transform=axes.transAxes, color=INK, fontsize=9, va="center")
+
+
+def _gap(named: Sequence[str]) -> float:
+    return LINE * max((label.count("\n") + 1 for label in named), default=1)
+
+
+def _fate(one: ArmStatistics) -> str:
+    """How the trial ended that came furthest, of an arm without a finished one; `unfinished` where that is no look."""
+    furthest = max(one.arm.trials, key=lambda trial: trial.last_round)
+    return kind if (kind := ended(furthest)) in LOOKS else "unfinished"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsweep.report.arms import final
 from fedsweep.report.figures import canvas
@@ -40,7 +40,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
         axes.axvline(edge - 0.5, color=RULE, linewidth=0.8, zorder=0)
     said = _explained([one for one, *_ in finished], greys)
     explained = ";\n".join(said)
-    axes.set_xlabel(f"Domain ({explained})" if said else "Domain")
+    axes.set_xlabel(f"Domain ({explained})")
     axes.set_ylabel("Accuracy at the last round (%)")
     axes.legend(
         loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8.5, handlelength=1.2, labelspacing=0.8
@@ -53,12 +53,13 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
 
 
 def _explained(finished: Sequence[ArmStatistics], greys: bool) -> list[str]:
-    said = ["dot: mean of finished seeds, bar: lowest to highest seed"] * any(one.n > 1 for one in finished)
+    many = any(one.n > 1 for one in finished)
+    said = ["dot: mean of finished seeds, bar: lowest to highest seed" if many else "dot: single finished seed"]
     looks = "hollow or dotted" if greys else "hollow"
     return said + [f"{looks}: out of domain, no client of the arm has it"] * any(one.held_out for one in finished)
 
 
-def _slanted(domains: Sequence[str]) -> dict[str, object]:
+def _slanted(domains: Sequence[str]) -> dict[str, Any]:
     """How names that are wider than their place are written."""
     return {"rotation": 30, "ha": "right"} if max(map(len, domains), default=0) > 11 else {}
 

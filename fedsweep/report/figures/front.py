@@ -76,7 +76,7 @@ def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Aga
         costs = [value for trial in trials if (value := over_the_run(trial.history, against.metric)) is not None]
         if one.values and len(costs) == len(trials):
             x, y = [across * cost for cost in costs], [up * value for value in one.values.values()]
-            found.append(plane.Point(_range(x), _range(y), label))
+            found.append(plane.Point(_range(x), _range(y), label, one.is_baseline))
     return found
 
 

@@ -25,12 +25,12 @@ WORSE, SAME, BETTER = "#D55E00", "#F7F7F7", "#0072B2"
 LOW, HIGH = "#F7F7F7", "#005B8F"
 LEAST = 1.0
 """Percentage points of full colour at least, so that a sweep without differences looks like one."""
-WIDTH, HEIGHT = 0.74, 0.29
-"""A cell in inches."""
+WIDTH, HEIGHT, TALL = 0.74, 0.29, 0.36
+"""A cell in inches; taller where an arm's name takes two lines."""
 ROOM = 1.0
 """Inches right of the cells, for the bar of the colours."""
-BAR = 0.12, 1.6
-"""The bar in inches: width, and height at most."""
+BAR = 0.12, 1.3, 2.0
+"""The bar in inches: width, and height at least and at most."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,16 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
         return None
     shown = _best(arms, [*rows], manifest.mode)
     grid = [[rows[place].get(name) for name in manifest.domains] for place in shown]
-    compared = any(cell is not None and cell.gain for row in grid for cell in row)
-    wide, high = len(manifest.domains) * WIDTH, len(shown) * HEIGHT
+    compared = any(
+        cell.gain is not None for place in shown if not arms[place].is_baseline for cell in rows[place].values()
+    )
+    words = labels(manifest, arms, letters=46)
+    height = HEIGHT if all("\n" not in words[place] for place in shown) else TALL
+    wide, high = len(manifest.domains) * WIDTH, len(shown) * height
     figure = canvas.blank(wide + ROOM, high)
     axes = figure.add_axes((0, 0, wide / (wide + ROOM), 1))
-    words = labels(manifest, arms, lines=1, letters=46)
     _draw_grid(figure, axes, grid, compared)
-    axes.set_yticks([place + 0.5 for place in range(len(shown))], [words[place] for place in shown], fontsize=9)
+    axes.set_yticks([place + 0.5 for place in range(len(shown))], [words[place] for place in shown], fontsize=8.5)
     _name_domains(axes, manifest.domains)
     held_out = any(cell is not None and cell.held_out for row in grid for cell in row)
     return canvas.save(figure, path, "Every arm on every domain", _reading(compared, held_out, len(rows) - len(shown)))
@@ -143,7 +146,7 @@ def _draw_grid(figure: "pictures.Figure", axes: "Axes", grid: Sequence[Sequence[
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     wide, high = figure.get_size_inches()
-    tall = max(0.8, min(BAR[1], high))
+    tall = max(BAR[1], min(BAR[2], high))
     bar = figure.add_axes(((wide - ROOM + 0.3) / wide, 1 - tall / high, BAR[0] / wide, tall / high))
     drawn = figure.colorbar(ScalarMappable(span, shades), cax=bar)
     drawn.outline.set_visible(False)

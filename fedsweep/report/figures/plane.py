@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LABELLED = 8
-"""Arms that are named, the efficient ones first."""
+"""Arms that are named where there are more, all of them efficient but the baseline."""
 EFFICIENT = COLOURS[0]
 OTHER = "#8C8C8C"
-RANGE = {"linewidth": 1.2, "zorder": 1}
+RANGE: dict[str, Any] = {"linewidth": 1.2, "zorder": 1}
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Point:
     x: tuple[float, float, float]
     y: tuple[float, float, float]
     label: str
+    is_baseline: bool = False
 
 
 def draw(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[str, str]) -> "pictures.Figure":
@@ -39,7 +40,7 @@ def draw(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[str, st
     across = [value for one in points for value in one.x]
     if spans_decades(across, decades=1):
         logarithmic(axes, axes.xaxis, across)
-    named = [*kept, *beaten][:LABELLED] if len(points) <= LABELLED else kept[:LABELLED]
+    named = [*kept, *beaten] if len(points) <= LABELLED else _some(kept, [one for one in beaten if one.is_baseline])
     for group, colour, size in ((beaten, OTHER if len(points) <= LABELLED else GREY, 5), (kept, EFFICIENT, 6)):
         for one in group:
             # With many arms the ranges of grey ones would be a thicket.
@@ -60,6 +61,13 @@ def draw(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[str, st
     _name(axes, named)
     _legend(axes, bool(beaten), any(one.y[0] < one.y[2] or one.x[0] < one.x[2] for one in named))
     return figure
+
+
+def _some(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
+    """Of many efficient arms the cheapest, the best and some evenly between them; the baselines in any case."""
+    steps = min(LABELLED, len(kept)) - 1
+    places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}
+    return [*(one for place, one in enumerate(kept) if place in places or one.is_baseline), *baseline[:LABELLED]]
 
 
 def _name(axes: "Axes", named: Sequence[Point]) -> None:

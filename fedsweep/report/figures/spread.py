@@ -47,7 +47,7 @@ def logarithmic(axes: "Axes", axis: "Axis", values: Sequence[float]) -> None:
     """A logarithm with plain numbers at 1, 2 and 5 of each power of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.set(**{f"{axis.axis_name}scale": "log"})
+    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
     steps = (1.0, 2.0, 5.0) if max(values) < 1e3 * min(values) else (1.0,)
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -2,8 +2,8 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.resources import files
 
@@ -16,18 +16,23 @@ from fedsweep.report.by_domain import by_domain
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.page.vector import inline
 from fedsweep.report.table import PROSE, AblationTable
-from fedsweep.report.wording import Units, arm_words
+from fedsweep.report.wording import NOTHING, Units, arm_words
 from fedsweep.store import SweepManifest, TrialRecord
 
 TEMPLATE, LOOK, SCRIPT = "report.html.jinja", "report.css", "report.js"
+LONG = 36
+"""Letters of a cell that may be broken into lines."""
+SENTENCES = 8
+"""Findings that are seen at once; the others unfold."""
 DIGITS = 12
 """Of a digest; the manifest has all."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """An arm's cells by column."""
+    """An arm with its finished trials' number and its cells by column."""
 
+    n: int
     cells: Mapping[str, str]
     is_baseline: bool
 
@@ -36,7 +41,8 @@ def html(
     table: AblationTable, figures: Sequence[Figure], trials: Sequence[TrialRecord], question: str | None = None
 ) -> str:
     """The page: the same bytes for the same sweep. `question` is what was asked, in the search space's own words."""
-    rows = [(one.n, Row(cells, one.is_baseline)) for one, cells in zip(table.arms, table.cells(), strict=True)]
+    cells = table.cells()
+    rows = [Row(one.n, cells, one.is_baseline) for one, cells in zip(table.arms, cells, strict=True)]
     script = files(__name__).joinpath(SCRIPT).read_text(encoding="utf-8")
     environment = Environment(
         loader=PackageLoader(__name__, ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -49,11 +55,13 @@ def html(
         started=datetime.fromisoformat(manifest.created),
         changes={**manifest.overrides, **manifest.options},
         findings=table.findings(),
+        at_once=SENTENCES,
+        long=LONG,
         caption=table.caption(),
-        finished=[row for n, row in rows if n],
-        lost=[row for n, row in rows if not n],
+        finished=_without_empty([row for row in rows if row.n], {"note"}),
+        lost=_without_empty([row for row in rows if not row.n], set(cells[0])),
         is_word=lambda column: column in PROSE or column in table.names,
-        by_domain=by_domain(manifest, table.arms),
+        by_domain=by_domain(manifest, [one for one in table.arms if one.n]),
         figures=[(figure, inline(figure.svg, figure.name)) for figure in figures],
         trials=_trials(table, trials),
         digests=_digests(manifest),
@@ -65,6 +73,12 @@ def html(
     )
 
 
+def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
+    """The rows without those of the columns that say nothing in any of them."""
+    empty = {name for name in among if all(row.cells.get(name, NOTHING) == NOTHING for row in rows)}
+    return [replace(row, cells={name: cell for name, cell in row.cells.items() if name not in empty}) for row in rows]
+
+
 def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[str, str]]:
     """A row for every trial, arm by arm in the order of the table's hyperparameters."""
     metric, units = table.manifest.metric, Units.of(table.manifest.metric, table.arms)
@@ -73,7 +87,7 @@ def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[st
             "arm": arm_words(trial.plan.arm, table.names),
             "seed": str(trial.plan.seed),
             "outcome": ended(trial),
-            "round": str(trial.last_round) if trial.history else "-",
+            "round": str(trial.last_round) if trial.history else NOTHING,
             metric: units.value(final(trial, metric)),
             "trial": trial.plan.key,
         }

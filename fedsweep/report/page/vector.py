@@ -48,8 +48,8 @@ def _own(name: str, value: str, prefix: str) -> str:
 
 
 def _resize(root: ElementTree.Element) -> None:
-    """As wide as the page lets it be, and no wider than it was drawn; the view box keeps the proportions."""
+    """As wide as it was drawn, in pixels; what the page has no room for, report.css takes away."""
     width = round(float(root.attrib.pop("width").removesuffix("pt")) * PIXELS_PER_POINT)
     root.attrib.pop("height")
     root.attrib.pop("version", None)
-    root.set("style", f"max-width:{width}px")
+    root.set("style", f"width:{width}px")
