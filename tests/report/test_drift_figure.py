@@ -19,17 +19,15 @@ def test_what_finished_trials_recorded_is_drawn_by_round(drawn, manifest, trials
     trials.arms({4: [0.5, 0.6], 8: [0.6, 0.7]})
     trials.add(2, 0, [0.2, 0.2], "pruned")
     for place, one in enumerate(trials.records):
-        history = [
-            replace(
-                record, metrics={**record.metrics, "drift/head": 0.1 * (place + record.round)} if record.round else {}
-            )
-            for record in one.history[:-1]
-        ]
-        trials.records[place] = replace(one, history=[*history, one.history[-1]])
+        drifted = [{"drift/head": 0.1 * (place + record.round)} if record.round else {} for record in one.history]
+        pairs = zip(one.history, drifted, strict=True)
+        history = [replace(record, metrics={**record.metrics, **more}) for record, more in pairs]
+        trials.records[place] = replace(one, history=history)
     figure = drawn(drift.draw, manifest(), summarise(manifest(), trials.records))
     (axes,) = figure.axes
     found = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
-    assert found == [([1, 2, 3], pytest.approx([0.15, 0.25, 0.35])), ([1, 2, 3], pytest.approx([0.35, 0.45, 0.55]))]
+    four, eight = [0.15, 0.25, 0.35, 0.45], [0.35, 0.45, 0.55, 0.65]
+    assert found == [([1, 2, 3, 4], pytest.approx(four)), ([1, 2, 3, 4], pytest.approx(eight))]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["rank 4", "rank 8 (baseline)"]
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedsweep.report.figures import tsne
 from fedsweep.report.statistics import summarise
 
 

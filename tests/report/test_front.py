@@ -84,9 +84,8 @@ def test_another_second_objective_has_a_column(manifest, fill):
 def test_the_figure_joins_the_efficient_arms_by_what_they_beat(manifest, fill, drawn):
     sweep = manifest(baseline=None, against=SENT)
     axes = drawn(figures.draw_front, sweep, summarise(sweep, fill().records)).axes[0]
-    others, points, border = (
-        line for line in axes.lines if line.get_marker() == "o" or "steps" in line.get_drawstyle()
-    )
+    others, points = (line for line in axes.lines if line.get_marker() == "o")
+    (border,) = (line for line in axes.lines if "steps" in line.get_drawstyle())
     assert sorted(zip(*others.get_data(), strict=True)) == [(3.0, 60.0), (9.0, pytest.approx(55))]
     assert [*points.get_xdata()] == [*border.get_xdata()] == [1.0, 2.0, 4.0]
     assert [*points.get_ydata()] == [*border.get_ydata()] == pytest.approx([50, 60, 70])

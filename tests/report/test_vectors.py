@@ -68,16 +68,15 @@ def test_every_drawing_is_two_files_with_the_arms_in_words(manifest, trials, tmp
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made = write_figures(sweep, trials.records, summarise(sweep, trials.records), tmp_path)
-    assert made[0].name == "curves"
-    assert {one.name for one in made} == (
-        {"curves"} if name == "nothing_finished" else {"curves", "domains", "heatmap"}
-    )
+    names = ["curves"] if name == "nothing_finished" else ["curves", "domains", "heatmap"]
+    assert [one.name for one in made] == names
     for one in made:
         assert one.png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-        root = ElementTree.parse(one.svg).getroot()
+        root = ElementTree.fromstring(one.svg.read_bytes())  # noqa: S314
         words = " ".join("".join(text.itertext()) for text in root.iter(TEXT))
         named = {arm for arm in expected if arm in words}
-        assert named == expected if one.name != "domains" else named
+        # The others leave out what did not finish, and domains what is not among the best.
+        assert named == expected if one.name == "curves" else named
         assert all("sans-serif" in text.get("style", "") for text in root.iter(TEXT))
         assert root.findtext("{http://www.w3.org/2000/svg}title") == one.title
         assert one.reading.endswith(".")

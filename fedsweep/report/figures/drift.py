@@ -45,7 +45,8 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
         axes = figure.add_subplot(rows, columns, number)
         canvas.quiet(axes)
         for one, colour, points in zip(arms, palette, series[name], strict=True):
-            draw_over_seeds(axes, points, colour, band=one.n > 1)
+            if points:
+                draw_over_seeds(axes, points, colour, band=one.n > 1)
         axes.set_title(PANELS[name], fontsize=9, color=INK, loc="left")
         axes.tick_params(labelsize=8)
         axes.set_xlim(0, manifest.rounds)
@@ -54,15 +55,16 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
         axes.locator_params(axis="y", nbins=5)
         if number > len(shown) - columns:
             axes.set_xlabel("Communication round", fontsize=8.5)
-    _legend(figure, [pair for pair in zip(palette, words, arms, strict=True) if pair[2].n])
+    present = [any(found) for found in zip(*series.values(), strict=True)]
+    _legend(figure, [pair for pair, there in zip(zip(palette, words, strict=True), present, strict=True) if there])
     return canvas.save(figure, path, "Client drift and structural bias by round", READING)
 
 
-def _legend(figure: "pictures.Figure", drawn: Sequence[tuple[str, str, ArmStatistics]]) -> None:
+def _legend(figure: "pictures.Figure", drawn: Sequence[tuple[str, str]]) -> None:
     """Arms below the panels; there are too many ends to name them at their lines."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=colour, linewidth=1.8, label=words) for colour, words, _ in drawn if colour != GREY]
+    handles = [Line2D([], [], color=colour, linewidth=1.8, label=words) for colour, words in drawn if colour != GREY]
     if len(handles) < len(drawn):
         handles.append(Line2D([], [], color=GREY, linewidth=0.9, label="other arms"))
     columns = max(1, min(len(handles), int(figure.get_figwidth() // 2.4)))
