@@ -10,6 +10,7 @@ from fedsweep.report import page, write_report
 from fedsweep.report.question import question
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
+from tests.report.conftest import Trials, make_manifest
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 LOADS = {"src", "srcset", "href", "data", "poster", "action", "formaction", "background", "manifest"}
@@ -47,16 +48,16 @@ class Page(HTMLParser):
         return [text for tag, text in self.texts if tag in tags]
 
 
-@pytest.fixture
-def made(manifest, trials, tmp_path):
-    """A report of four arms, one of them pruned and one failed, from a sweep's folder."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A report of four arms, one of them pruned and one failed, from a sweep's folder, and its table."""
+    manifest, trials, folder = make_manifest(), Trials(), tmp_path_factory.mktemp("sweep")
     trials.arms({4: [0.5, 0.53, 0.51], 8: [0.6, 0.63, 0.62]})
     trials.add(2, 0, [0.2, 0.3], "pruned")
     trials.add(16, 0, [0.2], "failed")
-    (tmp_path / "search_space.yaml").write_text("# Is <rank> 4\n# enough?\n#\n#   fedsweep tune x\n\nexperiment: x\n")
-    return write_report(manifest(), trials.records, tmp_path / "report"), AblationTable(
-        manifest(), summarise(manifest(), trials.records)
-    )
+    (folder / "search_space.yaml").write_text("# Is <rank> 4\n# enough?\n#\n#   fedsweep tune x\n\nexperiment: x\n")
+    report = write_report(manifest, trials.records, folder / "report")
+    return report, AblationTable(manifest, report.arms)
 
 
 def test_it_has_all_of_the_table_and_all_figures(made):

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedsweep.arms import arm_label
-from fedsweep.report.arms import ended, final, group
+from fedsweep.report.arms import ended, final
 from fedsweep.report.by_domain import by_domain
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.page.vector import inline
@@ -60,7 +60,7 @@ def html(
         caption=table.caption(),
         finished=_without_empty([row for row in rows if row.n], {"note"}),
         lost=_without_empty([row for row in rows if not row.n], set(cells[0])),
-        is_word=lambda column: column in PROSE or column in table.names,
+        words=PROSE | {*table.names},
         by_domain=by_domain(manifest, [one for one in table.arms if one.n]),
         figures=[(figure, inline(figure.svg, figure.name)) for figure in figures],
         trials=_trials(table, trials),
@@ -80,19 +80,18 @@ def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
 
 
 def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[str, str]]:
-    """A row for every trial, arm by arm in the order of the table's hyperparameters."""
-    metric, units = table.manifest.metric, Units.of(table.manifest.metric, table.arms)
+    """A row for every trial, in the order of the plan."""
+    metric, units, dotted = table.manifest.metric, Units.of(table.manifest.metric, table.arms), table.names
     return [
         {
-            "arm": arm_words(trial.plan.arm, table.names),
+            "arm": arm_words(trial.plan.arm, dotted),
             "seed": str(trial.plan.seed),
             "outcome": ended(trial),
             "round": str(trial.last_round) if trial.history else NOTHING,
             metric: units.value(final(trial, metric)),
             "trial": trial.plan.key,
         }
-        for arm in group(trials)
-        for trial in arm.trials
+        for trial in sorted(trials, key=lambda trial: trial.plan.number)
     ]
 
 
