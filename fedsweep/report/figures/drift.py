@@ -25,7 +25,7 @@ PANELS = {
 """What `evaluation.metrics` asks for, but for single blocks."""
 COLUMNS = 3
 READING = (
-    "What `evaluation.metrics` asked for, by round: lines are means over the finished seeds, bands go from the lowest "
+    "As evaluation.metrics asked for: lines are means over the finished seeds, bands go from the lowest "
     "seed to the highest. Nearer to zero is less drift and less bias."
 )
 
