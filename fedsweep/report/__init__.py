@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.errors import UserError
-from fedsweep.report import activation, embeddings, figures, frame, front, population
+from fedsweep.report import frame, page, population
 from fedsweep.report.comparison import Comparison
+from fedsweep.report.figures import Figure, write_figures
 from fedsweep.report.latex import latex
+from fedsweep.report.question import question
 from fedsweep.report.statistics import ArmStatistics, summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
@@ -25,30 +27,26 @@ class Report:
     parquet: Path
     markdown: Path
     latex: Path
-    curves: Path
-    domains: Path
-    tsne: Path | None
-    """None where no finished trial left a t-SNE."""
-    activation: Path | None
-    """None where no finished trial recorded active blocks."""
-    front: Path | None
-    """None where there is one objective, or no finished trial."""
-    population: tuple[Path, ...] = ()
-    """The hyperparameters of a population by round, as a table and a figure; none where there is no population."""
+    page: Path
+    """All of it in one HTML file that needs no other."""
+    figures: tuple[Figure, ...]
+    """Those that there are numbers for, in the order of the page; each is two files."""
+    population: Path | None = None
+    """The hyperparameters of a population by round; None where there is no population."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """All files written."""
-        always = self.csv, self.parquet, self.markdown, self.latex, self.curves, self.domains
-        pictures = (path for path in (self.tsne, self.activation, self.front) if path is not None)
-        return *always, *pictures, *self.population
+        schedules = () if self.population is None else (self.population,)
+        pictures = (path for figure in self.figures for path in (figure.png, figure.svg))
+        return self.csv, self.parquet, self.markdown, self.latex, self.page, *schedules, *pictures
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
-    """Write table.csv, .parquet, .md and .tex, curves.png and domains.png into the folder; make it where it is missing.
+    """Write the table in four formats, report.html and the figures into the folder, which is made where it is missing.
 
-    tsne.png comes with them where trials left a t-SNE, activation.png where they recorded active blocks, front.png
-    where there are two objectives, population.csv and population.png where trials go on from one another.
+    What was asked is read from `search_space.yaml` beside the folder, where there is one. population.csv is there where
+    trials go on from one another.
 
     Raises:
         UserError: no trial has recorded a round.
@@ -59,8 +57,7 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         )
     table = AblationTable(manifest, summarise(manifest, trials))
     folder.mkdir(parents=True, exist_ok=True)
-    tsne, active, both = folder / "tsne.png", folder / "activation.png", folder / "front.png"
-    schedules = folder / "population.csv", folder / "population.png"
+    schedules = folder / "population.csv"
     report = Report(
         arms=table.arms,
         renderable=TerminalTable(table),
@@ -68,20 +65,17 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         parquet=folder / "table.parquet",
         markdown=folder / "table.md",
         latex=folder / "table.tex",
-        curves=folder / "curves.png",
-        domains=folder / "domains.png",
-        tsne=tsne if embeddings.panels(manifest, table.arms, tsne) else None,
-        activation=active if activation.panels(manifest, table.arms, active) else None,
-        front=both if front.draw(manifest, table.arms, both) else None,
-        population=schedules if population.write_population(manifest, trials, *schedules) else (),
+        page=folder / "report.html",
+        figures=write_figures(table, trials, folder),
+        population=schedules if population.write_table(manifest, trials, schedules) else None,
     )
     report.csv.write_text(frame.csv(table), encoding="utf-8")
     report.parquet.write_bytes(frame.parquet(table))
     report.latex.write_text(latex(table), encoding="utf-8")
     report.markdown.write_text(table.markdown(), encoding="utf-8")
-    figures.curves(manifest, table.arms, report.curves)
-    figures.domains(manifest, table.arms, report.domains)
+    asked = question(folder.parent / "search_space.yaml")
+    report.page.write_text(page.html(table, report.figures, trials, asked), encoding="utf-8")
     return report
 
 
-__all__ = ["AblationTable", "ArmStatistics", "Comparison", "Report", "summarise", "write_report"]
+__all__ = ["AblationTable", "ArmStatistics", "Comparison", "Figure", "Report", "summarise", "write_report"]

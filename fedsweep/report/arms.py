@@ -38,7 +38,7 @@ def group(trials: Iterable[TrialRecord]) -> list[Arm]:
     for trial in sorted(trials, key=lambda one: one.plan.number):
         grouped.setdefault(identity(trial.plan.arm), []).append(trial)
     arms = [Arm(members[0].plan.arm, tuple(members)) for members in grouped.values()]
-    places = {name: _places(name, arms) for arm in arms for name in arm.values}
+    places = {name: _places(name, arms) for name in dict.fromkeys(name for arm in arms for name in arm.values)}
     return sorted(arms, key=lambda arm: [place[identity(arm.values.get(name))] for name, place in places.items()])
 
 

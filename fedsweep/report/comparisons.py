@@ -18,8 +18,9 @@ HEAD = (
 
 
 def comparisons(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """The section; None where nothing is compared, or no arm has finished."""
-    if not any(one.is_baseline for one in arms) or not any(one.n for one in arms):
+    """The section, of the arms with a finished trial; None where the baseline has none."""
+    arms = [one for one in arms if one.n]
+    if not any(one.is_baseline for one in arms):
         return None
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     rows = []

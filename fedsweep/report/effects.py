@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedsweep.arms import setting
 from fedsweep.report.factors import Effect, Factorial, Names, factorial
-from fedsweep.report.importance import FORESTS, Importance, importances
+from fedsweep.report.importance import FORESTS, Share, importances
 from fedsweep.report.intervals import LEVEL
 from fedsweep.report.section import Section
 from fedsweep.report.statistics import ArmStatistics
@@ -24,7 +24,7 @@ class Effects:
     manifest: SweepManifest
     units: Units
     factorial: Factorial | None = None
-    importances: tuple[Importance, ...] = ()
+    importances: tuple[Share, ...] = ()
     missing: str = ""
 
     @classmethod
@@ -44,16 +44,12 @@ class Effects:
             return cls(manifest, units, missing=f"No importances: {drawn}.")
         return cls(manifest, units, importances=tuple(drawn))
 
-    def shares(self) -> list[tuple[str, float, float | None, float | None]]:
-        """Name, share of the variation, and least and most where they are known; for a figure."""
+    def shares(self) -> list[Share]:
+        """Of the variation between trials by factor, or of the importance; for a figure."""
         if self.factorial is None:
-            return [(one.name, one.share, one.low, one.high) for one in self.importances]
-        known: list[tuple[str, float, float | None, float | None]] = [
-            (effect_name(one), one.share, None, None) for one in self.factorial.effects
-        ]
-        rest = {"three and more together": self.factorial.higher, "seed": self.factorial.of_seeds}
-        rest["arm by seed"] = self.factorial.rest
-        return [*known, *((name, share, None, None) for name, share in rest.items() if share > 0)]
+            return [*self.importances]
+        known = [Share(effect_name(one), one.share) for one in self.factorial.effects]
+        return [*known, *(Share(name, share) for name, share in _rest(self.factorial).items())]
 
     def findings(self) -> list[str]:
         """One sentence on all factors; nothing where there is one."""
@@ -88,6 +84,12 @@ def _verdict(effect: Effect) -> str:
     return f"Holm p {shown_p(effect.p_holm)}" + ("" if effect.p_holm <= LEVEL else ", not detectable")
 
 
+def _rest(found: Factorial) -> dict[str, float]:
+    """The shares above zero of what is neither a factor's nor a pair's."""
+    rest = {"three and more together": found.higher, "seed": found.of_seeds, "arm by seed": found.rest}
+    return {name: share for name, share in rest.items() if share > 0}
+
+
 def _variation(found: Factorial) -> Section:
     rows = [
         [
@@ -96,10 +98,7 @@ def _variation(found: Factorial) -> Section:
         ]
         for one in found.effects
     ]  # fmt: skip
-    rest = {"three and more together": found.higher, "seed": found.of_seeds, "arm by seed": found.rest}
-    for name, share in rest.items():
-        if share > 0:
-            rows.append([name, f"{100 * share:.1f}", *[NOTHING] * 4])
+    rows += [[name, f"{100 * share:.1f}", *[NOTHING] * 4] for name, share in _rest(found).items()]
     explained = (
         f"Analysis of variance with repeated measures over the {len(found.seeds)} seeds that every arm finished: each "
         "effect against its own interaction with the seeds, degrees of freedom by Greenhouse and Geisser, Holm's "
@@ -123,10 +122,14 @@ def _marginal(found: Factorial, units: Units) -> Section:
     return Section("Marginal means", ["level", "mean", "95% interval", "difference", "95% of it"], rows, 1, explained)
 
 
-def _importance(found: Sequence[Importance]) -> Section:
-    rows = [[one.name, f"{100 * one.share:.1f}", f"{100 * one.low:.1f} to {100 * one.high:.1f}"] for one in found]
+def _importance(found: Sequence[Share]) -> Section:
+    rows = [[one.name, f"{100 * one.share:.1f}", _forests(one)] for one in found]
     explained = (
         f"fANOVA: percent of a random forest's variance over the ranges searched that each hyperparameter explains "
         f"alone, mean of {FORESTS} forests, and their least and most. Trials that were pruned are in none."
     )
     return Section("Importance of hyperparameters", ["hyperparameter", "share", "forests"], rows, 1, explained)
+
+
+def _forests(one: Share) -> str:
+    return NOTHING if one.low is None or one.high is None else f"{100 * one.low:.1f} to {100 * one.high:.1f}"

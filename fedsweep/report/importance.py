@@ -24,18 +24,18 @@ LEAST = 10
 
 
 @dataclass(frozen=True)
-class Importance:
-    """The share of a forest's variance over the space that one hyperparameter explains alone."""
+class Share:
+    """What a hyperparameter, or several together, explain of the whole: 0 to 1."""
 
     name: str
     share: float
-    """Mean over forests, 0 to 1; the shares of all hyperparameters, with those of their pairs, would add up to 1."""
-    low: float
-    high: float
+    """By fANOVA the mean over forests; the shares of all hyperparameters and of their pairs would add up to 1."""
+    low: float | None = None
+    high: float | None = None
     """Least and most of the forests: how much depends on their draw. It says nothing of other trials."""
 
 
-def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Importance] | str:
+def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
     """fANOVA of what every finished trial has, most important first, or in a clause why there is none.
 
     Ranges are those that the trials span, over a logarithm where the search draws them so. A hyperparameter that is
@@ -59,7 +59,7 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
         return "all trials ended alike"
     drawn = _forests(values, [value for _, value in known])
     found = [
-        Importance(name, float(np.mean(shares)), min(shares), max(shares))
+        Share(name, float(np.mean(shares)), min(shares), max(shares))
         for name in values
         for shares in [[one[name] for one in drawn]]
     ]

@@ -1,33 +1,16 @@
-"""A population's hyperparameters by round: the schedule of each member, as a table, a figure and a sentence."""
+"""A population's hyperparameters by round: the schedule of each member, as a table and a sentence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedsweep.arms import is_accuracy
-from fedsweep.embedding.picture import INK, blank, to_png
 from fedsweep.report.arms import ended, final, recorded
-from fedsweep.report.wording import title
 from fedsweep.store import SweepManifest, TrialRecord
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 POPULATION = "pbt"
 """The scheduler whose trials go on from one another."""
-LOOKS: dict[str, dict[str, Any]] = {
-    "best": {"color": "#0072B2", "linewidth": 2.0, "zorder": 3},
-    "others": {"color": "#9A9A9A", "linewidth": 1.0, "zorder": 2},
-    "replaced": {
-        **{"color": "#C9C9C9", "linewidth": 0.9, "linestyle": "--", "zorder": 1},
-        **{"marker": "x", "markevery": [-1], "markersize": 4.5, "markeredgecolor": "#D55E00"},
-    },
-}
-DECADE = 10.0
-"""Values that span more are drawn over a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +62,11 @@ def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
     return max(ranked, key=lambda entry: entry[:2])[2] if ranked else None
 
 
+def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Lineage]:
+    """The members that have played a round; none where there is no population."""
+    return [one for one in lineages(trials) if one.segments()] if manifest.scheduler == POPULATION else []
+
+
 def table(manifest: SweepManifest, found: Sequence[Lineage]) -> pd.DataFrame:
     """A row for every member and round: which trial played it, its hyperparameters, and the objective after it."""
     rows = []
@@ -111,82 +99,8 @@ def sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[st
     return said
 
 
-def write_population(manifest: SweepManifest, trials: Sequence[TrialRecord], csv: Path, picture: Path) -> bool:
-    """Write the table and the figure of a population; say whether there is one that has played a round."""
-    found = [one for one in lineages(trials) if one.segments()]
-    if manifest.scheduler != POPULATION or not found:
-        return False
-    csv.write_text(table(manifest, found).to_csv(index=False), encoding="utf-8")
-    by_key = {one.plan.key: one for one in trials}
-    replaced = [Lineage.of(one, by_key) for one in trials if ended(one) == "pruned"]
-    winner, panels = best(manifest, found), len(manifest.varied) + 1
-    figure = blank(6.4, 2.0 * panels)
-    top = figure.add_subplot(panels, 1, 1)
-    _draw_objective(top, manifest, found, replaced, winner)
-    for place, name in enumerate(manifest.varied, 2):
-        _draw_values(figure.add_subplot(panels, 1, place, sharex=top), name, found, replaced, winner)
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-        axes.label_outer()
-    top.set_xlim(0, manifest.rounds)
-    top.locator_params(axis="x", integer=True)
-    figure.axes[-1].set_xlabel("Communication round (0: untuned model)", fontsize=9)
-    figure.align_ylabels()
-    figure.legend(
-        handles=_handles(winner is not None, bool(replaced)),
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=8.5,
-    )
-    picture.write_bytes(to_png(figure))
-    return True
-
-
-def _draw_objective(
-    axes: "Axes",
-    manifest: SweepManifest,
-    found: Sequence[Lineage],
-    replaced: Sequence[Lineage],
-    winner: Lineage | None,
-) -> None:
-    """The objective of every member; of those that were replaced, the rounds that they played themselves."""
-    scale = 100 if is_accuracy(manifest.metric) else 1
-    for one in [*replaced, *found]:
-        values = recorded(one.end.history, manifest.metric)
-        since = one.end.plan.start.round if one in replaced and one.end.plan.start else 0
-        rounds = [round for round in values if round >= since]
-        axes.plot(rounds, [scale * values[round] for round in rounds], **_look(one, replaced, winner))
-    axes.set_ylabel(title(manifest.metric), fontsize=8, color=INK)
-
-
-def _draw_values(
-    axes: "Axes", name: str, found: Sequence[Lineage], replaced: Sequence[Lineage], winner: Lineage | None
-) -> None:
-    """A hyperparameter of every member as steps: the value of a round stands over the way to it."""
-    drawn = []
-    for one in [*replaced, *found]:
-        parts = one.values(name)[-1:] if one in replaced else one.values(name)
-        x = [edge for first, last, _ in parts for edge in (first - 1, last)]
-        y = [value for *_, value in parts for _ in range(2)]
-        axes.plot(x, y, **_look(one, replaced, winner))
-        drawn += y
-    if min(drawn) > 0 and max(drawn) > DECADE * min(drawn):
-        axes.set_yscale("log")
-    axes.set_ylabel(name, fontsize=8, color=INK)
-
-
-def _look(one: Lineage, replaced: Sequence[Lineage], winner: Lineage | None) -> dict[str, Any]:
-    """The best member stands out, and who was replaced ends in a cross."""
-    return LOOKS["replaced" if one in replaced else "best" if one is winner else "others"]
-
-
-def _handles(any_finished: bool, any_replaced: bool) -> list[Any]:
-    """What the lines are, for the legend."""
-    from matplotlib.lines import Line2D
-
-    words = {"best": "best member", "others": "other members", "replaced": "replaced after the cross"}
-    there = {"best": any_finished, "others": True, "replaced": any_replaced}
-    shown = [name for name in words if there[name]]
-    return [Line2D([], [], label=words[name], **LOOKS[name]) for name in shown]
+def write_table(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> bool:
+    """Write the table of a population as CSV; say whether there is one that has played a round."""
+    if found := played(manifest, trials):
+        path.write_text(table(manifest, found).to_csv(index=False), encoding="utf-8")
+    return bool(found)

@@ -24,10 +24,14 @@ class Section:
     words: int
     """So many columns from the left are words; the others are numbers."""
     explained: str
+    papers: Sequence[bool] = ()
+    """Of each row whether it is what a paper printed for the arm above; none where it is empty."""
 
     def markdown(self) -> str:
         """Heading, table and explanation."""
-        table = markdown_table(self.head, self.rows, [place < self.words for place in range(len(self.head))])
+        papers = self.papers or [False] * len(self.rows)
+        rows = [[f"*{row[0]}*", *row[1:]] if paper else row for row, paper in zip(self.rows, papers, strict=True)]
+        table = markdown_table(self.head, rows, [place < self.words for place in range(len(self.head))])
         return "\n\n".join([f"## {self.title}", table, self.explained])
 
     def csv(self) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from fedsweep.embedding.points import Embedding, Point
 from fedsweep.history import RoundRecord
+from fedsweep.report.figures import canvas
 from fedsweep.report.statistics import domain_metric
 from fedsweep.store import Outcome, SweepManifest, TrialPlan, TrialRecord
 
@@ -106,6 +107,19 @@ def tables(tmp_path: Path) -> Callable[[Sequence[TrialRecord]], list[TrialRecord
         return [replace(record, artifacts={"tsne.csv": tmp_path / "tsne.csv"}) for record in records]
 
     return give
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Draws with a function of `fedsweep.report.figures` and gives matplotlib's figure, or None, instead of files."""
+
+    def draw(function: Callable[..., Any], *what: Any) -> Any:
+        kept: list[Any] = []
+        monkeypatch.setattr(canvas, "save", lambda figure, *_: kept.append(figure))
+        function(*what, Path("x.png"))
+        return kept[0] if kept else None
+
+    return draw
 
 
 @pytest.fixture

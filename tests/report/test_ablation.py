@@ -6,7 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
-from fedsweep.report import figures, frame
+from fedsweep.report import frame
+from fedsweep.report.figures import curves
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
@@ -116,8 +117,8 @@ def test_an_arm_whose_full_method_has_no_trial_yet_is_compared_with_nothing(mani
 
 def test_the_figures_name_arms_so_too(crossed, tmp_path, monkeypatch):
     labels = []
-    monkeypatch.setattr(figures, "_label_ends", lambda axes, ends: labels.extend(end[2] for end in ends))
-    figures.curves(crossed.manifest, crossed.arms, tmp_path / "curves.png")
+    monkeypatch.setattr(curves, "_label_ends", lambda axes, ends: labels.extend(end[2] for end in ends))
+    curves.draw(crossed.manifest, crossed.arms, tmp_path / "curves.png")
     assert sorted(labels) == [
         "rank 4, full (baseline)", "rank 4, without cross", "rank 8, full (baseline)", "rank 8, without cross",
     ]  # fmt: skip

@@ -88,4 +88,4 @@ def test_the_report_has_it_in_a_sentence_and_a_table(sampled, trials):
     (section,) = effects.sections()
     assert section.rows[0][0] == "lora.rank"
     assert effects.findings()[0].startswith("Importance for accuracy/mean by fANOVA: lora.rank ")
-    assert [name for name, *_ in effects.shares()] == [row[0] for row in section.rows]
+    assert [one.name for one in effects.shares()] == [row[0] for row in section.rows]

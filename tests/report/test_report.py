@@ -1,4 +1,4 @@
-"""`write_report`: four files, or five, and something to print, or one sentence."""
+"""`write_report`: its files and something to print, or one sentence."""
 
 import io
 
@@ -12,14 +12,9 @@ from fedsweep.report import write_report
 def test_writes_all_files_where_it_says(manifest, trials, tmp_path):
     trials.arms({4: [0.5, 0.52, 0.51], 8: [0.6, 0.63, 0.61]})
     made = write_report(manifest(), trials.records, tmp_path / "not" / "there")
-    assert sorted(path.name for path in made.paths) == [
-        "curves.png",
-        "domains.png",
-        "table.csv",
-        "table.md",
-        "table.parquet",
-        "table.tex",
-    ]
+    names = [f"{name}.{ending}" for name in ("curves", "domains", "heatmap") for ending in ("png", "svg")]
+    tables = [f"table.{ending}" for ending in ("csv", "md", "parquet", "tex")]
+    assert sorted(path.name for path in made.paths) == [*names, "report.html", *tables]
     assert set((tmp_path / "not" / "there").iterdir()) == set(made.paths)
     assert all(path.stat().st_size > 100 for path in made.paths)
     console = Console(file=io.StringIO(), width=100)
@@ -31,8 +26,8 @@ def test_writes_all_files_where_it_says(manifest, trials, tmp_path):
 def test_a_t_sne_is_among_the_files_where_trials_left_one(manifest, trials, tmp_path, tables):
     trials.arms({4: [0.5], 8: [0.6]})
     made = write_report(manifest(), tables(trials.records), tmp_path)
-    assert made.paths[-1] == made.tsne == tmp_path / "tsne.png"
-    assert made.tsne.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert made.figures[-1].name == "tsne"
+    assert made.paths[-2:] == (tmp_path / "tsne.png", tmp_path / "tsne.svg")
     assert set(tmp_path.iterdir()) == {*made.paths, tmp_path / "tsne.csv"}
 
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import fill, shorten
 from typing import Any
 
-from fedsweep.embedding.picture import INK, blank, to_png
 from fedsweep.report.arms import recorded
+from fedsweep.report.figures import canvas
+from fedsweep.report.figures.arms import labels
+from fedsweep.report.figures.canvas import INK, Figure
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.report.wording import arm_words, names
 from fedsweep.store import SweepManifest
 
 METRIC = "sal/active"
@@ -17,29 +17,33 @@ TITLE_WIDTH = 46
 """Letters of a line above a panel."""
 MOST = 8
 """Panels of a picture: the first arms of the table."""
+READING = (
+    "Each row is a client, each column a round; lighter is more active blocks, mean over the finished seeds. "
+    "Panels are the first arms of the table, eight at most."
+)
 
 
-def panels(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> bool:
-    """Write the mean over finished seeds of every client's active blocks in every round; say if there is any."""
-    found = [(one, grid) for one in arms if (grid := active_blocks(one, manifest.metric))][:MOST]
+@canvas.style()
+def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+    """The mean over finished seeds of every client's active blocks in every round; None where none is recorded."""
+    words = labels(manifest, arms, letters=TITLE_WIDTH)
+    named = zip(words, arms, strict=True)
+    found = [(label, grid) for label, one in named if (grid := active_blocks(one, manifest.metric))][:MOST]
     if not found:
-        return False
+        return None
     most = max(value for _, grid in found for rounds in grid.values() for value in rounds.values())
     columns = min(COLUMNS, len(found))
     rows = -(-len(found) // columns)
     clients = max(len(grid) for _, grid in found)
-    figure = blank(4.6 * columns, (1.1 + 0.17 * clients) * rows)
-    dotted = names(manifest, arms)
-    for number, (one, grid) in enumerate(found, 1):
+    figure = canvas.blank(4.6 * columns, (1.1 + 0.17 * clients) * rows, layout="constrained")
+    for number, (label, grid) in enumerate(found, 1):
         axes = figure.add_subplot(rows, columns, number)
         image = _draw(axes, grid, most)
-        words = arm_words(one.arm.values, dotted) + " (baseline)" * one.is_baseline
-        axes.set_title(fill(shorten(words, 2 * TITLE_WIDTH, placeholder=" ..."), TITLE_WIDTH), fontsize=9.5, color=INK)
+        axes.set_title(label, fontsize=9.5, color=INK)
         axes.set_xlabel("Communication round", fontsize=8.5)
     bar = figure.colorbar(image, ax=figure.axes, fraction=0.03, pad=0.02)
     bar.set_label("Active blocks, mean of finished seeds", fontsize=8.5)
-    path.write_bytes(to_png(figure))
-    return True
+    return canvas.save(figure, path, "Active blocks of every client by round", READING)
 
 
 def active_blocks(one: ArmStatistics, metric: str) -> dict[str, dict[int, float]]:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import fill, shorten
 
-from fedsweep.embedding.picture import INK, Look, blank, legends, scatter, to_png
+from fedsweep.embedding.picture import Look, legends, scatter
 from fedsweep.embedding.points import TABLE, Embedding
+from fedsweep.report.figures import canvas
+from fedsweep.report.figures.arms import labels
+from fedsweep.report.figures.canvas import INK, Figure
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.report.wording import arm_words, names
 from fedsweep.store import SweepManifest
 
 COLUMNS = 3
@@ -16,6 +17,11 @@ TITLE_WIDTH = 34
 """Letters of a line above a panel."""
 MOST = 6
 """Panels of a picture. Of more arms it has the best, the baseline among them."""
+READING = (
+    "Each point is a test image, by what the global model makes of it after the last round: first finished seed of "
+    "each arm, six arms at most. t-SNE turns and stretches each plane as it likes: neighbours can be compared between "
+    "panels, places cannot. The silhouette is 1 where classes are tight and far apart, 0 where they touch."
+)
 
 
 @dataclass(frozen=True)
@@ -23,39 +29,37 @@ class Panel:
     """An arm with the t-SNE of one of its seeds."""
 
     one: ArmStatistics
+    label: str
     seed: int
     embedding: Embedding
 
 
-def panels(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> bool:
-    """Write a panel per arm with the t-SNE of its first finished seed, in the order of the table; say if there is one.
-
-    t-SNE turns and stretches each plane as it likes: neighbours can be compared between panels, places cannot.
-    """
-    shown = _best([panel for one in arms if (panel := _first(one, manifest.metric))], manifest.mode)
+@canvas.style()
+def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+    """A panel per arm with the t-SNE of its first finished seed, in the table's order; None where there is none."""
+    words = labels(manifest, arms, lines=3, letters=TITLE_WIDTH)
+    named = zip(arms, words, strict=True)
+    shown = _best([panel for one, label in named if (panel := _first(one, label, manifest.metric))], manifest.mode)
     if not shown:
-        return False
-    dotted, look = names(manifest, arms), Look.of(panel.embedding for panel in shown)
+        return None
+    look = Look.of(panel.embedding for panel in shown)
     columns = min(COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
-    figure = blank(3.0 * columns, 3.3 * rows)
+    figure = canvas.blank(3.0 * columns, 3.3 * rows, layout="constrained")
     for number, panel in enumerate(shown, 1):
         axes = figure.add_subplot(rows, columns, number)
         scatter(axes, panel.embedding, look, size=13)
-        words = arm_words(panel.one.arm.values, dotted) + " (baseline)" * panel.one.is_baseline
-        arm = fill(shorten(words, 3 * TITLE_WIDTH, placeholder=" ..."), TITLE_WIDTH)
         score = f"seed {panel.seed}, silhouette {panel.embedding.silhouette:.3f}"
-        axes.set_title(f"{arm}\n{score}", fontsize=9.5, color=INK, loc="left")
+        axes.set_title(f"{panel.label}\n{score}", fontsize=9.5, color=INK, loc="left")
     legends(figure, look)
-    path.write_bytes(to_png(figure))
-    return True
+    return canvas.save(figure, path, "Features in the plane (t-SNE)", READING)
 
 
-def _first(one: ArmStatistics, metric: str) -> Panel | None:
+def _first(one: ArmStatistics, label: str, metric: str) -> Panel | None:
     """The first finished seed that left a t-SNE."""
     for seed, trial in one.arm.finished(metric).items():
         if table := trial.artifacts.get(TABLE):
-            return Panel(one, seed, Embedding.of_csv(table.read_text(encoding="utf-8")))
+            return Panel(one, label, seed, Embedding.of_csv(table.read_text(encoding="utf-8")))
     return None
 
 

@@ -1,0 +1,171 @@
+"""The objective against rounds: a line for each arm, and every trial that did not finish on its own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.arms import is_accuracy
+from fedsweep.report.arms import ended, recorded
+from fedsweep.report.figures import canvas
+from fedsweep.report.figures.arms import BAND, GREY, colours, draw_over_seeds, heading_of, labels, over_seeds, scale_of
+from fedsweep.report.figures.canvas import INK, Figure
+from fedsweep.report.figures.spread import apart, limits, spans_decades
+from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.wording import title
+from fedsweep.store import SweepManifest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "pruned": {"linestyle": "--", "linewidth": 0.9, "marker": "x", "markersize": 5, "markeredgewidth": 1.3},
+    "diverged": {"linestyle": ":", "linewidth": 1.1, "marker": "d", "markersize": 4},
+    "failed": {"linestyle": ":", "linewidth": 1.1, "marker": "s", "markersize": 3.5},
+    "unfinished": {"linestyle": ":", "linewidth": 1.1, "marker": "."},
+}
+"""How single trials that did not finish are drawn."""
+LINE = 0.058
+"""Height of a line of a label, as a share of the axes."""
+
+
+@canvas.style()
+def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+    """Mean and range of finished seeds per arm, every other trial on its own; None where no value is recorded."""
+    figure, axes = canvas.plain(6.4, 4.0)
+    drawn = list(zip(arms, colours(arms, manifest.mode), labels(manifest, arms), strict=True))
+    kinds: set[str] = set()
+    ends: dict[int, tuple[float, float]] = {}
+    whole: list[float] = []
+    # The best arm comes last, hence on top.
+    for place, (one, colour, _) in reversed(list(enumerate(drawn))):
+        points = over_seeds(one.arm, manifest.metric, manifest.metric)
+        if points:
+            many = one.n > 1
+            draw_over_seeds(axes, points, colour, band=many)
+            kinds |= {"grey"} if colour == GREY else {"mean", "band"} if many else {"finished"}
+            ends[place] = max(points), points[max(points)][1]
+            whole += [] if colour == GREY else [value for triple in points.values() for value in triple]
+    others: list[float] = []
+    for place, (one, colour, _) in reversed(list(enumerate(drawn))):
+        last, values = _draw_others(axes, one, manifest.metric, colour, kinds)
+        others += [] if colour == GREY else values
+        if last:
+            ends.setdefault(place, last)
+    if not ends:
+        return None
+    bounded = is_accuracy(manifest.metric)
+    if not bounded and spans_decades(whole or others):
+        axes.set_yscale("log")
+    elif not bounded:
+        # One that diverged would flatten all others.
+        axes.set_ylim(limits(whole, others))
+    axes.set_xlabel("Communication round (0: untuned model)")
+    axes.set_ylabel(title(manifest.metric))
+    axes.set_xlim(0, max(1, *(trial.last_round for one in arms for trial in one.arm.trials)))
+    axes.locator_params(axis="x", integer=True)
+    named = {place: (*ends[place], label, colour) for place, (_, colour, label) in enumerate(drawn) if place in ends}
+    shown = {place: end for place, end in named.items() if end[-1] != GREY}
+    lowest = _label_ends(axes, [end for place, end in shown.items() if arms[place].n])
+    lost = [(shown[place][2], shown[place][3], _fate(arms[place])) for place in shown if not arms[place].n]
+    _label_lost(axes, lost, lowest)
+    _legend(axes, kinds)
+    return canvas.save(figure, path, f"{heading_of(manifest.metric)} by round", _reading(kinds, bounded))
+
+
+def _draw_others(
+    axes: "Axes", one: ArmStatistics, metric: str, colour: str, kinds: set[str]
+) -> tuple[tuple[float, float] | None, list[float]]:
+    """Draw an arm's trials that did not finish; returns where the longest one ends, and all values drawn."""
+    last, drawn, scale = None, list[float](), scale_of(metric)
+    for trial in one.arm.trials:
+        values = {number: scale * value for number, value in recorded(trial.history, metric).items()}
+        if values and (kind := ended(trial)) != "finished":
+            look = LOOKS[kind] | {"markevery": [-1]}
+            axes.plot(list(values), list(values.values()), color=colour, zorder=1 if colour == GREY else 2, **look)
+            kinds.add(kind)
+            last = max(last or (-1.0, 0.0), (float(max(values)), values[max(values)]))
+            drawn += values.values()
+    return last, drawn
+
+
+def _reading(kinds: set[str], bounded: bool) -> str:
+    said = []
+    if "band" in kinds:
+        said.append(
+            "Lines are means over the finished seeds, bands go from the lowest seed to the highest. Arms share their "
+            "seeds and are compared in pairs: bands that overlap do not say that arms are alike."
+        )
+    elif "mean" in kinds or "finished" in kinds:
+        said.append("Lines are single finished seeds.")
+    if lost := [kind for kind in LOOKS if kind in kinds]:
+        said.append(f"{_listed(lost).capitalize()} trials stand alone and are in no mean.")
+        if not bounded:
+            said.append("Of those, values far from all finished ones lie outside the picture.")
+    if "grey" in kinds and kinds & {"mean", "finished"}:
+        said.append("The best arms are in colour, the others in grey.")
+    return " ".join(said)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _legend(axes: "Axes", kinds: set[str]) -> None:
+    """Explain the kinds of marks below the axes; arms are named at their lines."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: dict[str, Line2D | Patch] = {
+        "mean": Line2D([], [], color=INK, linewidth=1.8, label="mean of finished seeds"),
+        "band": Patch(color=INK, alpha=BAND, linewidth=0, label="lowest to highest seed"),
+        "finished": Line2D([], [], color=INK, linewidth=1.8, label="single finished seed"),
+        **{kind: Line2D([], [], color=INK, label=f"{kind} trial", **look) for kind, look in LOOKS.items()},
+        "grey": Line2D([], [], color=GREY, linewidth=0.9, label="other arms"),
+    }
+    canvas.legend_below(axes, [handle for kind, handle in handles.items() if kind in kinds])
+
+
+def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> float | None:
+    """Write labels right of the axes at the height of their lines, pushed apart, with a thin leader.
+
+    Returns the height of the lowest one, as a share of the axes.
+    """
+    if not ends:
+        return None
+    bottom, top = axes.get_ylim()
+    inside = [(x, min(top, max(bottom, y)), label, colour) for x, y, label, colour in ends]
+    shares = axes.transAxes.inverted().transform(axes.transData.transform([end[:2] for end in inside]))[:, 1]
+    ordered = sorted(zip(shares, inside, strict=True), key=lambda pair: pair[0])
+    heights = apart([share for share, _ in ordered], _gap([label for *_, label, _ in ends]))
+    down = max(0.0, heights[-1] - 1)
+    for (_, (x, y, label, colour)), height in zip(ordered, heights, strict=True):
+        axes.annotate(
+            label, (x, y), (1.05, height - down), xycoords="data", textcoords=axes.transAxes, color=INK, fontsize=9,
+            va="center", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.2, "relpos": (0, 0.5), "shrinkA": 2},
+        )  # fmt: skip
+    return heights[0] - down
+
+
+def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: float | None) -> None:
+    """Name arms without a finished trial below the others, by what their lines look like.
+
+    A leader from where they stopped would look like the rounds that they did not play.
+    """
+    gap = _gap([label for label, *_ in lost])
+    first = 1.0 if lowest is None else lowest - gap - LINE
+    for place, (label, colour, kind) in enumerate(lost):
+        height = first - place * gap
+        look = LOOKS[kind] | {"markevery": [-1]}
+        axes.plot([1.025, 1.045], [height] * 2, color=colour, clip_on=False, transform=axes.transAxes, **look)
+        axes.text(1.06, height, label, transform=axes.transAxes, color=INK, fontsize=9, va="center")
+
+
+def _gap(named: Sequence[str]) -> float:
+    return LINE * max((label.count("\n") + 1 for label in named), default=1)
+
+
+def _fate(one: ArmStatistics) -> str:
+    """How the trial ended that came furthest, of an arm without a finished one; `unfinished` where that is no look."""
+    furthest = max(one.arm.trials, key=lambda trial: trial.last_round)
+    return kind if (kind := ended(furthest)) in LOOKS else "unfinished"

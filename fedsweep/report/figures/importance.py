@@ -1,0 +1,56 @@
+"""How much each hyperparameter matters: horizontal bars of shares."""
+
+from pathlib import Path
+
+from fedsweep.report.effects import Effects
+from fedsweep.report.figures import canvas
+from fedsweep.report.figures.arms import COLOURS, folded
+from fedsweep.report.figures.canvas import INK, RULE, Figure
+
+MOST = 20
+"""Bars: the largest shares."""
+DECOMPOSED = (
+    "What each factor explains",
+    (
+        "Share of the variation between all finished trials. What is nothing but noise has a share too: the table says "
+        "which effects are detectable."
+    ),
+)
+SEARCHED = (
+    "Importance of hyperparameters",
+    (
+        "Share of a random forest's variance that each hyperparameter explains alone (fANOVA); lines go from the least to "
+        "the most of several forests. Longer bars matter more."
+    ),
+)
+
+
+@canvas.style()
+def draw(effects: Effects, path: Path) -> Figure | None:
+    """The largest share on top, numbers at the bars' ends; None where there is no share."""
+    shown = sorted(effects.shares(), key=lambda one: -one.share)[:MOST]
+    if not shown:
+        return None
+    title, reading = SEARCHED if effects.factorial is None else DECOMPOSED
+    figure = canvas.blank(6.0, 0.75 + 0.32 * len(shown))
+    axes = figure.add_subplot()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="x", color=RULE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    places = range(len(shown))
+    axes.barh(places, [100 * one.share for one in shown], height=0.62, color=COLOURS[0])
+    for place, one in enumerate(shown):
+        ends = [100 * end for end in (one.low, one.high) if end is not None]
+        if len(ends) == 2:
+            axes.plot(ends, [place, place], color=INK, linewidth=1.3, marker="|", markersize=6)
+        right = max([100 * one.share, *ends])
+        axes.annotate(
+            f"{100 * one.share:.1f}%", (right, place), (5, 0), textcoords="offset points", va="center", color=INK,
+            fontsize=8.5,
+        )  # fmt: skip
+    axes.set_yticks(places, [folded(one.name, 1, 46) for one in shown], fontsize=9)
+    axes.tick_params(length=0)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(0, max(1.0, *(100 * max(one.share, one.high or 0.0) for one in shown)))
+    axes.set_xlabel("Share (%)")
+    return canvas.save(figure, path, title, reading)

@@ -1,0 +1,105 @@
+"""A population's objective and hyperparameters by round, the best member in colour."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.report.arms import ended, recorded
+from fedsweep.report.figures import canvas
+from fedsweep.report.figures.arms import scale_of
+from fedsweep.report.figures.canvas import INK, Figure
+from fedsweep.report.figures.spread import logarithmic, spans_decades
+from fedsweep.report.population import Lineage, best, played
+from fedsweep.report.wording import title
+from fedsweep.store import SweepManifest, TrialRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "best": {"color": "#0072B2", "linewidth": 2.0, "zorder": 3},
+    "others": {"color": "#9A9A9A", "linewidth": 1.0, "zorder": 2},
+    "replaced": {
+        **{"color": "#C9C9C9", "linewidth": 0.9, "linestyle": "--", "zorder": 1},
+        **{"marker": "x", "markevery": [-1], "markersize": 4.5, "markeredgecolor": "#D55E00"},
+    },
+}
+READING = (
+    "A trial that is behind takes over another one's state and goes on with other values. A value stands over the "
+    "rounds that were played with it; a cross is where a trial was replaced."
+)
+
+
+@canvas.style()
+def draw(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> Figure | None:
+    """A panel for the objective and one for each hyperparameter; None where no population has played a round."""
+    found = played(manifest, trials)
+    if not found:
+        return None
+    by_key = {one.plan.key: one for one in trials}
+    replaced = [Lineage.of(one, by_key) for one in trials if ended(one) == "pruned"]
+    winner, panels = best(manifest, found), len(manifest.varied) + 1
+    figure = canvas.blank(6.4, 2.0 * panels, layout="constrained")
+    top = figure.add_subplot(panels, 1, 1)
+    _draw_objective(top, manifest, found, replaced, winner)
+    for place, name in enumerate(manifest.varied, 2):
+        _draw_values(figure.add_subplot(panels, 1, place, sharex=top), name, found, replaced, winner)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+        axes.label_outer()
+    top.set_xlim(0, manifest.rounds)
+    top.locator_params(axis="x", integer=True)
+    figure.axes[-1].set_xlabel("Communication round (0: untuned model)", fontsize=9)
+    figure.align_ylabels()
+    handles = _handles(winner is not None, bool(replaced))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
+    return canvas.save(figure, path, "Schedules of the population", READING)
+
+
+def _draw_objective(
+    axes: "Axes",
+    manifest: SweepManifest,
+    found: Sequence[Lineage],
+    replaced: Sequence[Lineage],
+    winner: Lineage | None,
+) -> None:
+    """The objective of every member; of those that were replaced, the rounds that they played themselves."""
+    scale = scale_of(manifest.metric)
+    for one in [*replaced, *found]:
+        values = recorded(one.end.history, manifest.metric)
+        since = one.end.plan.start.round if one in replaced and one.end.plan.start else 0
+        rounds = [round for round in values if round >= since]
+        axes.plot(rounds, [scale * values[round] for round in rounds], **_look(one, replaced, winner))
+    axes.set_ylabel(title(manifest.metric), fontsize=8, color=INK)
+
+
+def _draw_values(
+    axes: "Axes", name: str, found: Sequence[Lineage], replaced: Sequence[Lineage], winner: Lineage | None
+) -> None:
+    """A hyperparameter of every member as steps: the value of a round stands over the way to it."""
+    drawn = []
+    for one in [*replaced, *found]:
+        parts = one.values(name)[-1:] if one in replaced else one.values(name)
+        x = [edge for first, last, _ in parts for edge in (first - 1, last)]
+        y = [value for *_, value in parts for _ in range(2)]
+        axes.plot(x, y, **_look(one, replaced, winner))
+        drawn += y
+    if spans_decades(drawn, decades=1):
+        logarithmic(axes, axes.yaxis, drawn)
+    axes.set_ylabel(name, fontsize=8, color=INK)
+
+
+def _look(one: Lineage, replaced: Sequence[Lineage], winner: Lineage | None) -> dict[str, Any]:
+    """The best member stands out, and who was replaced ends in a cross."""
+    return LOOKS["replaced" if one in replaced else "best" if one is winner else "others"]
+
+
+def _handles(any_finished: bool, any_replaced: bool) -> list[Any]:
+    """What the lines are, for the legend."""
+    from matplotlib.lines import Line2D
+
+    words = {"best": "best member", "others": "other members", "replaced": "replaced after the cross"}
+    there = {"best": any_finished, "others": True, "replaced": any_replaced}
+    shown = [name for name in words if there[name]]
+    return [Line2D([], [], label=words[name], **LOOKS[name]) for name in shown]

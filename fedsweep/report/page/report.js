@@ -1,0 +1,25 @@
+// A click on a column's head sorts the rows by it, a second one the other way. What is no number comes after the numbers.
+for (const table of document.querySelectorAll("table[data-sortable]")) {
+  const body = table.tBodies[0];
+  const heads = [...table.tHead.rows[0].cells];
+  const number = (text) => parseFloat(text.replace("<", ""));
+  const compare = (a, b, sign) => {
+    const [x, y] = [number(a), number(b)];
+    if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
+    return sign * (Number.isNaN(x) ? a.localeCompare(b) : x - y);
+  };
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const descending = head.getAttribute("aria-sort") === "ascending";
+      const text = (row) => row.cells[column].textContent.trim();
+      const rows = [...body.rows].sort((a, b) => compare(text(a), text(b), descending ? -1 : 1));
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+      body.append(...rows);
+    });
+  });
+}

@@ -1,0 +1,66 @@
+"""report.html in a real browser: it asks for nothing, its script runs, and a click sorts."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fedsweep.report import write_report
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")]
+
+FRAME = """<!doctype html><body><iframe src="report/report.html"></iframe><pre id="seen"></pre><script>
+const frame = document.querySelector("iframe");
+frame.onload = () => {
+  const inner = frame.contentDocument, lines = [];
+  const table = inner.querySelector("table[data-sortable]");
+  const shown = () => [...table.tBodies[0].rows].map((row) => row.cells[0].textContent.trim()).join(" ");
+  const click = (name) => {
+    [...table.tHead.rows[0].cells].find((cell) => cell.textContent === name).querySelector("button").click();
+    lines.push(name + ": " + shown());
+  };
+  lines.push("first: " + shown());
+  ["lora.rank", "lora.rank", "mean", "difference", "difference"].forEach(click);
+  lines.push("sorted: " + [...table.tHead.rows[0].cells].filter((cell) => cell.ariaSort).length);
+  lines.push("requests: " + frame.contentWindow.performance.getEntriesByType("resource").length);
+  lines.push("wide: " + (inner.documentElement.scrollWidth > frame.clientWidth));
+  lines.push("drawn: " + [...inner.querySelectorAll("figure svg")].filter((one) => one.getBBox().width > 100).length);
+  document.getElementById("seen").textContent = lines.join("\\n");
+};
+</script></body>"""
+"""A page around the report that clicks on its columns; its frame is as wide as a phone."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_sorts_and_asks_for_nothing(manifest, trials, tmp_path, scheme):
+    trials.arms({2: [0.9, 0.93], 4: [0.5, 0.53], 8: [0.6, 0.64], 16: [0.7, 0.71]})
+    trials.add(1, 0, [0.2, 0.3], "pruned")
+    write_report(manifest(seeds=(0, 1)), trials.records, tmp_path / "report")
+    outer = tmp_path / "outer.html"
+    outer.write_text(FRAME.replace("<iframe", '<iframe style="width:390px;height:800px"'))
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--enable-logging=stderr",
+        "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}",
+        "--allow-file-access-from-files", "--virtual-time-budget=5000",
+        f"--blink-settings=preferredColorScheme={1 if scheme == 'light' else 0}",
+    ]  # fmt: skip
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [CHROMIUM, *options, "--dump-dom", outer.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    (seen,) = re.findall(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert seen.splitlines() == [
+        "first: 2 4 8 16",
+        "lora.rank: 2 4 8 16",
+        "lora.rank: 16 8 4 2",
+        "mean: 4 8 16 2",
+        "difference: 4 16 2 8",
+        "difference: 2 16 4 8",
+        "sorted: 1",
+        "requests: 0",
+        "wide: false",
+        "drawn: 3",
+    ]
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []

@@ -1,0 +1,108 @@
+"""The files of figures: the same drawing as PNG and as SVG, whose words are words."""
+
+import math
+import warnings
+from xml.etree import ElementTree
+
+import pytest
+
+from fedsweep.report.figures import write_figures
+from fedsweep.report.statistics import summarise
+from fedsweep.report.table import AblationTable
+
+TEXT = "{http://www.w3.org/2000/svg}text"
+CASES = {}
+
+
+def case(function):
+    """A sweep that is hard to draw: fills trials and returns what differs in the manifest."""
+    CASES[function.__name__] = function
+    return function
+
+
+@case
+def one_arm_one_seed(trials):
+    trials.add(8, 0, [0.2, 0.6])
+    return {"seeds": (0,)}, {"rank 8 (baseline)"}
+
+
+@case
+def thirty_arms_with_long_names(trials):
+    for place in range(30):
+        trials.add({"arm": f"{'long ' * 20}{place}"}, 0, [0.2, place / 40])
+    return {"varied": ("arm",), "baseline": None}, {"long 29", "long 28"}
+
+
+@case
+def a_name_of_markup(trials):
+    trials.add({"arm": "<script>&\"'</script>"}, 0, [0.2, 0.6])
+    trials.add({"arm": "$x_$ \\alpha _"}, 0, [0.2, 0.5])
+    return {"varied": ("arm",), "baseline": None}, {"<script>&\"'</script>", "$x_$ \\alpha _"}
+
+
+@case
+def a_name_that_the_font_lacks(trials):
+    trials.add({"arm": "\u5b66\u7fd2"}, 0, [0.2, 0.6])
+    return {"varied": ("arm",), "baseline": None}, {"\u5b66\u7fd2"}
+
+
+@case
+def nothing_finished(trials):
+    trials.add(8, 0, [0.2, 0.3], "pruned")
+    trials.add(4, 0, [0.2], "failed")
+    trials.add(2, 0, [], None)
+    return {}, {"rank 8 (baseline)", "rank 4"}
+
+
+@case
+def a_loss_with_holes_and_a_diverged_arm(trials):
+    trials.add(8, 0, [2.0, math.nan, 1.5], metric="loss/test")
+    trials.add(4, 0, [2.0, 1e9], "diverged", metric="loss/test")
+    trials.add(2, 0, [math.nan, math.inf], "failed", metric="loss/test")
+    return {"metric": "loss/test", "mode": "min"}, {"rank 8 (baseline)", "rank 4"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_drawing_is_two_files_with_the_arms_in_words(manifest, trials, tmp_path, name):
+    changes, expected = CASES[name](trials)
+    sweep = manifest(**changes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = write_figures(AblationTable(sweep, summarise(sweep, trials.records)), trials.records, tmp_path)
+    names = ["curves"] if name == "nothing_finished" else ["curves", "domains", "heatmap"]
+    assert [one.name for one in made] == names
+    for one in made:
+        assert one.png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        root = ElementTree.fromstring(one.svg.read_bytes())  # noqa: S314
+        words = " ".join("".join(text.itertext()) for text in root.iter(TEXT))
+        named = {arm for arm in expected if arm in words}
+        # The others leave out what did not finish, and domains what is not among the best.
+        assert named == expected if one.name == "curves" else named
+        assert all("sans-serif" in text.get("style", "") for text in root.iter(TEXT))
+        assert root.findtext("{http://www.w3.org/2000/svg}title") == one.title
+        assert one.reading.endswith(".")
+
+
+def test_the_same_numbers_give_the_same_bytes(manifest, trials, tmp_path):
+    trials.arms({4: [0.5, 0.6], 8: [0.6, 0.7]})
+    table = AblationTable(manifest(), summarise(manifest(), trials.records))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    first, second = (write_figures(table, trials.records, tmp_path / folder) for folder in ("a", "b"))
+    assert len(first) == 3
+    for one, other in zip(first, second, strict=True):
+        assert one.png.read_bytes() == other.png.read_bytes()
+        assert one.svg.read_bytes() == other.svg.read_bytes()
+
+
+def test_the_users_own_style_changes_nothing(manifest, trials, tmp_path):
+    import matplotlib
+
+    trials.arms({8: [0.6]})
+    table = AblationTable(manifest(), summarise(manifest(), trials.records))
+    written = []
+    for size in (10, 20):
+        with matplotlib.rc_context({"font.size": size, "svg.fonttype": "path"}):
+            written.append(write_figures(table, trials.records, tmp_path)[0].svg.read_bytes())
+            assert matplotlib.rcParams["font.size"] == size
+    assert written[0] == written[1]
