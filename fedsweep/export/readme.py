@@ -95,7 +95,8 @@ def _imports(card: ExportCard, *lines: str) -> list[str]:
         *sorted([*lines, *peft], key=lambda line: (line.startswith("from"), line)),
         "",
         'folder = "."  # where this file lies',
-        'card = json.load(open(f"{folder}/export.json"))',
+        'with open(f"{folder}/export.json") as file:',
+        "    card = json.load(file)",
     ]
 
 
