@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,15 +13,20 @@ from fedsweep.records import TrialPlan
 
 
 def check_target(target: Path) -> None:
-    """Refuse a folder that holds anything.
+    """Refuse a folder that holds anything, or that cannot be made.
 
     Raises:
-        UserError: it does, or is none.
+        UserError: it does, or cannot.
     """
     if target.is_dir() and any(target.iterdir()):
         raise UserError(f"`--to` must be a new or an empty folder, but {target} is not empty.")
     if target.exists() and not target.is_dir():
         raise UserError(f"`--to` must be a new or an empty folder, but {target} is a file.")
+    above = next(one for one in target.absolute().parents if one.exists())
+    if not above.is_dir():
+        raise UserError(f"`--to` must be a new or an empty folder, but {above} in {target} is a file.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"`--to` {target} cannot be made: {above} cannot be written.")
 
 
 def check_exportable(config: RunConfig, client: str | None = None) -> None:

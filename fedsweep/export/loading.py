@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.errors import UserError, one_line
-from fedsweep.export.card import BACKBONE, FOLDER, WHOLE, ExportCard, read_card
+from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard, read_card
 from fedsweep.models import checkpoint_folder, clip_checkpoint, timm_weights, weights_file
 from fedsweep.models.architecture import check_name
 from fedsweep.models.layered import standardize_
@@ -63,6 +63,7 @@ def load(folder: Path) -> Loaded:
                 owner, _, attribute = name.rpartition(".")
                 setattr(network.get_submodule(owner), attribute, cast(Any, network.get_submodule(name))[:count])
             if card.form == "peft":
+                _listed(card, ADAPTER)
                 with_adapter(network, folder)
     except (UserError, MemoryError):
         raise
@@ -103,10 +104,8 @@ def _checkpoint(card: ExportCard, folder: Path) -> Path:
     """Where a CLIP's config, tokens and, but for tuned ones, weights lie."""
     if card.backbone.fetched:
         return checkpoint_folder.find(card.backbone.model)
-    if card.form == "whole":
-        return folder
-    _listed(card, f"{FOLDER}/{WHOLE}")
-    return folder / FOLDER
+    _listed(card, WHOLE if card.form == "whole" else f"{FOLDER}/{WHOLE}")
+    return folder if card.form == "whole" else folder / FOLDER
 
 
 def _listed(card: ExportCard, name: str) -> str:

@@ -35,7 +35,10 @@ EXPORTED = {
     "fedbrick over fedra": ("peft", ("bricks",)),
     "fedbrick over inclusivefl": ("peft", ("bricks",)),
 }
-"""What is written, and what is left out since the global model does not predict with it."""
+"""What is written, and what is left out since the global model does not predict with it.
+
+A new method adds its line, here or below.
+"""
 NO_PLACE = "for which neither PEFT nor the backbone's own library has a place"
 SERVERS = f"an adapter for each domain and an attention over them, behind the server's CLIP, {NO_PLACE}; `--client`"
 REFUSED = {

@@ -38,9 +38,9 @@ def play(store: Store, name: str, config: RunConfig) -> Named:
     return find_trial(store, name)
 
 
-def block(folder: Path) -> str:
-    """The README's Python."""
-    found = re.findall(r"^```python\n(.*?)^```$", (folder / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+def block(page: Path) -> str:
+    """The Python that a page shows."""
+    found = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
     assert len(found) == 1
     return str(found[0])
 
@@ -48,7 +48,7 @@ def block(folder: Path) -> str:
 def logits_without_fedsweep(folder: Path, images: Tensor) -> Tensor:
     """What the README's lines make of uint8 images, in a process of their own that cannot find fedsweep."""
     np.save(folder / "images.npy", images.numpy())
-    script = block(folder) + WITHOUT_FEDSWEEP
+    script = block(folder / "README.md") + WITHOUT_FEDSWEEP
     command = [sys.executable, "-I", "-W", "ignore", "-c", script]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

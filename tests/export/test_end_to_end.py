@@ -4,6 +4,7 @@ import json
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from fedsweep.export.writing import export
 from fedsweep.methods.base import predicted
 from fedsweep.play import build
 from fedsweep.store import Store
-from tests.export.helpers import logits_without_fedsweep, play, read
+from tests.export.helpers import block, logits_without_fedsweep, play, read
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "export.md"
 
 
 def evaluated(config: RunConfig, run: Named) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -50,6 +53,14 @@ def assert_equal_elsewhere(config: RunConfig, run: Named, folder: Path) -> None:
 def test_without_fedsweep_the_export_answers_as_evaluation_did(small: RunConfig, run: Named, exported: Path, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "elsewhere")
     assert_equal_elsewhere(small, run, folder)
+
+
+def test_the_guide_s_lines_load_it(exported: Path, monkeypatch: pytest.MonkeyPatch):
+    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(exported)
+    exec(block(GUIDE), names)  # noqa: S102
+    torch.testing.assert_close(names["logits"](images), load(exported).logits(images))
 
 
 @pytest.mark.slow
