@@ -64,8 +64,7 @@ def _runs(store: Store) -> dict[str, list[str]]:
 def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished: bool) -> Named:
     if stamp and stamp not in stamps:
         raise UserError(f"there is no run `{stamp}` of {name} in {store.where}{near(stamp, stamps) or '.'}")
-    trial = store.run(name, stamp or stamps[-1])
-    trial.remote.pull(whole=True)
+    trial = store.whole_run(name, stamp or stamps[-1])
     record = trial.read()
     if not unfinished and not _finished(record):
         raise UserError(f"the run {name}@{record.plan.key} {_standing(record)}.")
