@@ -4,7 +4,7 @@ import contextlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,18 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsweep.data import load as load_data
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
-from fedsweep.export.card import ADAPTER, FOLDER, WHOLE, ExportCard
+from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard
 from fedsweep.export.files import write
 from fedsweep.export.loading import load
 from fedsweep.export.naming import Named
 from fedsweep.history import RoundRecord
 from fedsweep.models import DigitsViT, LayeredModel, build_model
+from fedsweep.models.weights_file import digest
+from fedsweep.paths import find
+from fedsweep.plain import read_yaml
 from fedsweep.store import TrialPlan, TrialRecord, TrialStore
 from tests.export.helpers import block, read
 from tests.models.small import stirred, timm_network
@@ -187,3 +191,26 @@ def test_a_backbone_that_ships_is_timm_s_smallest_vit_in_another_shape():
         theirs = timm.create_model(recipe.model, **recipe.arguments).state_dict()
         own = ours.architecture().state_dict()
     assert {name: one.shape for name, one in own.items()} == {name: one.shape for name, one in theirs.items()}
+
+
+@pytest.fixture
+def cut_otherwise(pacs: Path) -> Iterator[Path]:
+    """The data folder with PACS, whose card says for a while that its images were squashed."""
+    path = pacs / "pacs-64" / "card.json"
+    before = path.read_bytes()
+    path.write_text(json.dumps({**read(path), "crop_pct": 0.9, "crop_mode": "squash", "interpolation": "bilinear"}))
+    yield pacs
+    path.write_bytes(before)
+
+
+def test_weights_of_a_file_go_with_the_crop_that_their_images_had(cut_otherwise: Path, tmp_path: Path):
+    config = RunConfig.of(read_yaml(find("experiments", "fedra_pacs")), "test")
+    model = drawn(build_model(config.backbone, config.lora, 7, 0, load_data(config.data).class_names))
+    layers = tuple(range(model.num_layers))
+    card = written(tmp_path / "out", config, model, layers)
+    assert (card.images.crop_pct, card.images.crop_mode, card.images.interpolation) == (0.9, "squash", "bilinear")
+    assert (card.images.size, card.images.mean, card.images.std) == (64, (0.5,) * 3, (0.25,) * 3)
+    assert card.weights.startswith(f"sha256:{digest(cut_otherwise / config.backbone.pretrained)}")
+    assert list(card.sha256) == [ADAPTER, BACKBONE]
+    assert card.classes == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    check(tmp_path / "out", config, model, layers)
