@@ -119,6 +119,8 @@ def test_a_network_is_read_back_as_the_same_function(shaped: RunConfig, tmp_path
     layers = tuple(range(2 if short else model.num_layers))
     card = written(tmp_path / "out", config, model, layers)
     assert card.cut == ({"blocks": 2} if short else {})
+    adapted = {name.split(".")[1] for name in read(tmp_path / "out" / "adapter_config.json")["target_modules"]}
+    assert adapted - {"proj"} == set(map(str, layers))  # no block that is cut off
     check(tmp_path / "out", config, model, layers)
 
 

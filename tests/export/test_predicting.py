@@ -57,7 +57,9 @@ def test_accuracy_is_said_only_where_all_folders_are_classes(model: Loaded, phot
     assert predict(model, folder, pictures(folder)).accuracy is None
     (folder / "three").rename(folder / "3")
     next((folder / "3").iterdir()).rename(folder / "above.png")
-    assert predict(model, folder, pictures(folder)).accuracy is None
+    names = pictures(folder)
+    assert names[-1] == "above.png"  # sorted as a whole
+    assert predict(model, folder, names).accuracy is None
 
 
 def test_a_broken_image_is_named_and_the_others_are_classified(model: Loaded, photos):
