@@ -263,3 +263,23 @@ def test_mirrors_lie_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert mirror_folder("s3://b/x").parent == tmp_path / "xdg" / "fedsweep" / "stores"
     assert mirror_folder("s3://b/x") != mirror_folder("s3://b/y")
+
+
+def test_a_trial_that_is_named_on_another_machine_comes_with_its_tensors(machines: Machines) -> None:
+    from fedsweep.export.naming import find_trial
+
+    sweep = sweep_of(machines["one"])
+    for number, key in enumerate(("k1", "k2")):
+        trial = sweep.trial(key)
+        trial.plan(plan(key, number))
+        play(trial, ROUNDS)
+        trial.end(Outcome(outcome="finished", round=ROUNDS))
+    run = machines["one"].run("alone", "s")
+    run.plan(plan("s"))
+    save(run.checkpoint, checkpoint(1))
+    run.end(Outcome(outcome="finished", round=1))
+    run.remote.push(needed=True)
+    for name, round in (("k2", ROUNDS), (MANIFEST.name, ROUNDS), ("alone", 1)):
+        found = find_trial(machines[f"other {name}"], name)
+        read = load(found.trial.checkpoint, ServerState({}, ()))
+        assert (read.round, read.state.adapter["w"][0, 0].item()) == (round, round)

@@ -12,6 +12,8 @@ import typer
 from typer.main import get_command
 
 from fedsweep.cli import data, verbs
+from fedsweep.cli.export import export
+from fedsweep.cli.predict import predict
 from fedsweep.cli.pretrain import pretrain
 from fedsweep.cli.report import compare, report
 from fedsweep.cli.tune import tune
@@ -29,6 +31,8 @@ for verb in (verbs.run, tune, report, compare, verbs.ui):
 app.command("list")(verbs.list_files)
 app.command()(verbs.show)
 app.command()(pretrain)
+app.command()(export)
+app.command()(predict)
 app.add_typer(data.app)
 
 # A wrong option, a missing argument; typer does not export the class.

@@ -186,6 +186,13 @@ class FederatedMethod(Config, ABC):
         logits: Tensor = model(images, state.layers)
         return logits
 
+    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+        """What the global model, or a client's own, predicts with beside its backbone, LoRA and head; None for nothing.
+
+        In words, for the sentence that refuses to export it. `depths` are all that a client can have.
+        """
+        return None
+
     def metrics(self, clients: Iterable[ClientId]) -> list[str]:
         """Names of what `measured` reports."""
         return []

@@ -99,6 +99,15 @@ class DepthFL(FederatedMethod):
             depths = () if last else depths[-1:]
         return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)
 
+    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+        """Heads between blocks, unless the model's own is asked alone."""
+        within, last = self.exits_of(max(depths) if self.own_head == "by_depth" else num_layers, num_layers)
+        heads = [head for head in within if head <= max(depths)]
+        if last and (self.prediction == "last" or not heads):
+            return None
+        used = heads if self.prediction == "mean" else heads[-1:]
+        return f"heads after {', '.join(map(str, used))} blocks"
+
     def exits_of(self, depth: int, num_layers: int) -> tuple[tuple[int, ...], bool]:
         """The depths at which a client of `depth` blocks has heads, and whether the model's own head is one too."""
         within = tuple(head for head in self.heads if head <= depth)

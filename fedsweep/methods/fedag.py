@@ -205,6 +205,10 @@ class FedAG(FederatedMethod):
         logits = adapters.all_logits(features)
         return adapters.attended(logits)[0] if self.cross_domain else logits.mean(0)
 
+    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+        """The server's model is many adapters; a client's is its small model and nothing else."""
+        return None if of_client else "an adapter for each domain and an attention over them, behind the server's CLIP"
+
     def metrics(self, clients: Iterable[ClientId]) -> list[str]:
         """Of the scores."""
         return [QUALITY, SPREAD] if self.quality else []

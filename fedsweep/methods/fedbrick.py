@@ -169,6 +169,10 @@ class FedBRICK(FederatedMethod):
         """The depth method's prediction of the global model, which has all blocks and needs no BRICK."""
         return self.over.predict(state, model, images, client, domain)
 
+    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+        """What the depth method's does; the global model has all blocks and walks no BRICK."""
+        return self.over.beside_backbone({num_layers} if self.brick else depths, num_layers, of_client)
+
     def _stage_one(
         self,
         state: ServerState,

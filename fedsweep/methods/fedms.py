@@ -266,6 +266,10 @@ class FedMS(FederatedMethod):
             return super().predict(state, model, images)
         return mixed(model, cast(Batch, images), state.layers)
 
+    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+        """A client mixes two experts; the global one is a CLIP with LoRA in both stages."""
+        return "a gate that mixes the global expert with the client's own" if of_client else None
+
     def metrics(self, clients: Iterable[ClientId]) -> list[str]:
         """Active blocks of every client, their mean, and the gate's."""
         return [ACTIVE, *(f"{ACTIVE}/{client}" for client in sorted(clients)), MIX, SPREAD]

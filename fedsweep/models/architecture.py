@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from fedsweep.models.backbone import Recipe
 from fedsweep.models.families import WHAT_WORKS, Family, family_of
-from fedsweep.models.mixer import reshaped
+from fedsweep.models.mixer import mixer_shape, reshaped
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -62,13 +63,12 @@ class Architecture:
         """
         import timm
 
-        mixer = timm.models.is_model_in_modules(self.name, ["mlp_mixer"])
-        if mixer and self.num_heads is not None:
+        if self._is_mixer and self.num_heads is not None:
             raise ValueError(f"`backbone.num_heads` is given, but {self.name} has no attention heads")
         size: dict[str, Any] = {"img_size": self.image_size, "in_chans": self.in_chans}
         shape: dict[str, Any] = {"patch_size": self.patch_size, "embed_dim": self.embed_dim}
         try:
-            if mixer and (self.num_blocks or any(shape.values())):
+            if self._is_reshaped:
                 backbone: nn.Module = reshaped(self.name, **size, **shape, num_blocks=self.num_blocks)
             else:  # timm leaves out what is None
                 shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
@@ -77,6 +77,30 @@ class Architecture:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
         return backbone
+
+    def recipe(self, num_classes: int) -> Recipe:
+        """The call of timm that gives the same network, without weights."""
+        size: dict[str, Any] = {"img_size": self.image_size, "in_chans": self.in_chans}
+        if self._is_reshaped:
+            wanted = (self.patch_size, self.embed_dim, self.num_blocks)
+            arguments = {**size, **mixer_shape(self.name, *wanted), "num_classes": num_classes}
+            return Recipe(call="timm.models.MlpMixer", arguments=arguments, fetched=False)
+        shape = {"patch_size": self.patch_size, "embed_dim": self.embed_dim}
+        shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
+        given = {name: value for name, value in shape.items() if value is not None}
+        arguments = {**size, **given, "num_classes": num_classes}
+        return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=False)
+
+    @property
+    def _is_mixer(self) -> bool:
+        import timm
+
+        return bool(timm.models.is_model_in_modules(self.name, ["mlp_mixer"]))
+
+    @property
+    def _is_reshaped(self) -> bool:
+        """Whether it is a Mixer of a shape that timm's entry points refuse."""
+        return self._is_mixer and any((self.patch_size, self.embed_dim, self.num_blocks))
 
 
 @dataclass(frozen=True)

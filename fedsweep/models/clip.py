@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.errors import UserError
+from fedsweep.models.clip_names import in_clip_model
 from fedsweep.models.feature_adapter import FeatureAdapter
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.models.names import layer_of
@@ -111,6 +112,17 @@ class LayeredClip(LayeredModel):
         layer, tower = cast(int, layer_of(name)), name.split(".")[3]
         depth = sum(tower in cast(nn.ModuleDict, block) for block in self.backbone.blocks)
         return layer - self.num_layers + depth, depth
+
+    def plain_name(self, name: str) -> str:
+        """In transformers' CLIPModel, where each encoder counts its own blocks."""
+        return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
+
+    def cut(self, layers: Sequence[int]) -> dict[str, int]:
+        """Each encoder ends with its part of the last block that is walked."""
+        if len(layers) == self.num_layers:
+            return {}
+        pairs = [cast(nn.ModuleDict, self.backbone.blocks[layer]) for layer in layers]
+        return {f"{tower}_model.encoder.layers": sum(tower in pair for pair in pairs) for tower in (IMAGES, TEXT)}
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Patches, class token and positions, normed."""

@@ -14,11 +14,12 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.errors import UserError
-from fedsweep.models.backbone import Backbone
-from fedsweep.models.checkpoint_folder import PREPROCESSOR, digest, find
+from fedsweep.models.backbone import Backbone, Recipe
+from fedsweep.models.checkpoint_folder import PREPROCESSOR, digest, find, is_folder
 from fedsweep.models.clip import LayeredClip, Towers
 from fedsweep.models.clip_checkpoint import Tokenizer, config_of, load, normalisation
 from fedsweep.models.layered import Position
+from fedsweep.plain import readable
 
 SHIPPED = Path(__file__).parent / "weights"
 
@@ -107,6 +108,23 @@ class _Clip(Backbone, ABC):
         model = LayeredClip(Towers(clip), mean, std, Tokenizer(folder), self.prompt, names)
         _check_walk(model.eval(), clip, self.image_size, self._model)
         return model
+
+    def recipe(self, num_classes: int) -> Recipe:
+        """transformers' call, by the name on the hub; a folder is named where it is copied to."""
+        fetched = not is_folder(self._model)
+        return Recipe(call="transformers.CLIPModel.from_pretrained", model=self._model, fetched=fetched)
+
+    def folder(self) -> Path:
+        """Where the checkpoint's files lie.
+
+        Raises:
+            UserError: it is missing.
+        """
+        return find(self._model)
+
+    def prompts(self, class_names: Sequence[str]) -> list[str]:
+        """What stands for each class before it is tokenized."""
+        return [self.prompt.format(readable(name)) for name in class_names]
 
     def outlined(self, num_classes: int) -> LayeredClip:
         """The model on the meta device: shapes without tensors, no weights are looked for."""

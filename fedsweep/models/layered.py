@@ -187,6 +187,14 @@ class LayeredModel(nn.Module, ABC):
         """Where a block's tensor lies in its encoder, from 0, and how many blocks that has."""
         return cast(int, layer_of(name)), self.num_layers
 
+    def plain_name(self, name: str) -> str:
+        """The name that a tensor of the backbone has in its own library's network, LoRA's as PEFT would insert it."""
+        return name.removeprefix("backbone.")
+
+    def cut(self, layers: Sequence[int]) -> dict[str, int]:
+        """Where the walk ends before the last block: by list of blocks in that network, how many of the first stay."""
+        return {} if len(layers) == self.num_layers else {"blocks": len(layers)}
+
     def passed(self, images: Images, path: Path) -> Tensor:
         """What is known of images behind these steps, to be kept: tokens (batch, tokens, width)."""
         return self.walk(images, path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
@@ -80,6 +82,45 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
             fresh = torch.empty(parameter.shape)
             nn.init.kaiming_uniform_(fresh, a=math.sqrt(5), generator=generator)
             parameter.data.copy_(fresh)
+
+
+def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor], base: str | None) -> None:
+    """PEFT's own files: adapters, and whatever else is among the tensors as modules that are saved whole.
+
+    Tensors go by their names in the plain network, LoRA's with PEFT's ending, `.lora_A.default.weight`.
+    `base` is what that network is called, if it has a name.
+    """
+    from peft import LoraConfig as PeftLoraConfig
+    from safetensors.torch import save_file
+
+    adapted = sorted({name.partition(".lora_")[0] for name in tensors if ".lora_" in name})
+    saved = sorted({name.rpartition(".")[0] for name in tensors if ".lora_" not in name})
+    peft_config = PeftLoraConfig(
+        r=config.rank,
+        lora_alpha=config.effective_scaling * config.rank,  # type: ignore[arg-type]
+        lora_dropout=config.dropout,
+        modules_to_save=saved or None,
+        bias="none",
+        inference_mode=True,
+        base_model_name_or_path=base,
+    )
+    peft_config.target_modules = adapted  # set later, or peft keeps a set, whose order is another in each process
+    peft_config.save_pretrained(str(folder))
+    renamed = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor.detach().cpu().contiguous().clone()
+        for name, tensor in tensors.items()
+    }
+    save_file(renamed, folder / "adapter_model.safetensors", {"format": "pt"})
+
+
+def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
+    """A plain network with the adapters and modules of such a folder, by PEFT itself; it is changed in place."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers', of a name that peft asks it for
+        adapted: nn.Module = PeftModel.from_pretrained(network, str(folder), torch_device="cpu")
+    return adapted
 
 
 def has_place(block: nn.Module, place: str) -> bool:

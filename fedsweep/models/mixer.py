@@ -49,9 +49,20 @@ def reshaped(
     Raises:
         ValueError: the model's MLPs are gated ones, which need arguments of their own.
     """
+    from timm.models.mlp_mixer import MlpMixer
+
+    shape = mixer_shape(model, patch_size, embed_dim, num_blocks)
+    return MlpMixer(num_classes=1, img_size=img_size, in_chans=in_chans, **shape)
+
+
+def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_blocks: int | None) -> dict[str, Any]:
+    """The class's own arguments for a Mixer like timm's `model`; None keeps what the model has.
+
+    Raises:
+        ValueError: the model's MLPs are gated ones, which need arguments of their own.
+    """
     import timm
     from timm.layers.mlp import Mlp
-    from timm.models.mlp_mixer import MlpMixer
 
     with torch.device("meta"):
         plain: Any = timm.create_model(model, num_classes=1)
@@ -59,12 +70,9 @@ def reshaped(
     if not LayeredMixer.fits(plain) or type(block.mlp_tokens) is not Mlp:
         raise ValueError("only the Mixers with plain MLPs (`mixer_*`) can be given another shape")
     tokens, channels = block.mlp_tokens.fc1.out_features, block.mlp_channels.fc1.out_features
-    return MlpMixer(
-        num_classes=1,
-        img_size=img_size,
-        in_chans=in_chans,
-        patch_size=patch_size or plain.stem.patch_size[0],
-        num_blocks=num_blocks or len(plain.blocks),
-        embed_dim=embed_dim or plain.embed_dim,
-        mlp_ratio=(tokens / plain.embed_dim, channels / plain.embed_dim),
-    )
+    return {
+        "patch_size": patch_size or plain.stem.patch_size[0],
+        "num_blocks": num_blocks or len(plain.blocks),
+        "embed_dim": embed_dim or plain.embed_dim,
+        "mlp_ratio": [tokens / plain.embed_dim, channels / plain.embed_dim],
+    }

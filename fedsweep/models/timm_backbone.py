@@ -16,10 +16,11 @@ from torch import nn
 from fedsweep.errors import UserError
 from fedsweep.models import timm_weights, weights_file
 from fedsweep.models.architecture import Architecture, Outline, check_name, check_pinned, outline, timm_config
-from fedsweep.models.backbone import Backbone
+from fedsweep.models.backbone import Backbone, Recipe
 from fedsweep.models.families import check_walk
 from fedsweep.models.layered import LayeredModel, Position
 from fedsweep.models.mixer import LayeredMixer
+from fedsweep.plain import Json
 from fedsweep.seeding import derived_seed
 
 Mean = Annotated[float, Field(ge=-1000, le=1000)]
@@ -173,6 +174,16 @@ class TimmBackbone(Backbone):
             backbone = self._architecture.build()
             backbone.reset_classifier(num_classes)  # type: ignore[operator]
             return self._outline.family(backbone, [0.5] * self.in_chans, [0.5] * self.in_chans)
+
+    def recipe(self, num_classes: int) -> Recipe:
+        """timm's call for the same network; its weights are to be had by the name alone where that is a pinned tag."""
+        if self.pretrained != "timm":
+            return self._architecture.recipe(num_classes)
+        arguments: dict[str, Json] = {"img_size": self.image_size, "in_chans": self.in_chans}
+        if self.patch_size is not None:
+            arguments["patch_size"] = self.patch_size
+        arguments["num_classes"] = num_classes
+        return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=True)
 
     def _create(self) -> nn.Module:
         """The network before its head is settled."""

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.errors import UserError
-from fedsweep.models.backbone import Backbone
+from fedsweep.models.backbone import Backbone, Recipe
 from fedsweep.models.layered import LayeredModel, Position
+from fedsweep.plain import Json
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
@@ -110,6 +111,19 @@ class DigitsViT(Backbone):
             backbone = self.architecture()
             backbone.reset_classifier(num_classes)
             return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
+
+    def recipe(self, num_classes: int) -> Recipe:
+        """The same shape by timm's smallest ViT."""
+        sizes: dict[str, Json] = {
+            "img_size": 16,
+            "patch_size": 4,
+            "embed_dim": 64,
+            "depth": 12,
+            "num_heads": 4,
+            "mlp_ratio": 2,
+        }
+        arguments = {**sizes, "num_classes": num_classes}
+        return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 
     def architecture(self) -> VisionTransformer:
         """The untrained network."""

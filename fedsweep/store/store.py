@@ -85,6 +85,15 @@ class Store:
             remote.save()
         return [TrialStore(path.parent) for path in sorted(folder.glob("**/trial.json"))]
 
+    def whole_run(self, name: str, stamp: str) -> TrialStore:
+        """One of these runs, its tensors with it."""
+        run = self.run(name, stamp)
+        if self.uri:  # through the mirror of `runs`, which knows what of them it has only in part
+            remote = self.remote(self.root / "runs").below(name, stamp)
+            remote.pull(whole=True)
+            remote.save()
+        return TrialStore(run.folder)
+
     def sweeps(self, name: str | None = None) -> list[SweepStore]:
         """Existing sweeps (of one search space), oldest first; of those elsewhere, only what they are is fetched."""
         here = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))

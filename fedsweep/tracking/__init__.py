@@ -7,11 +7,13 @@ from fedsweep.tracking.origin import environment, git_commit
 from fedsweep.tracking.page import answers, check_free, page_links, page_url, server_command
 from fedsweep.tracking.picture import run_name
 from fedsweep.tracking.recorder import Recorder
+from fedsweep.tracking.registration import Registration
 from fedsweep.tracking.server import check_server
 
 __all__ = [
     "Destination",
     "Recorder",
+    "Registration",
     "answers",
     "check_free",
     "check_server",

@@ -42,7 +42,7 @@ def test_list_loads_nothing_heavy():
 
 
 def test_these_are_the_verbs():
-    verbs = ["run", "tune", "report", "compare", "ui", "list", "show", "pretrain"]
+    verbs = ["run", "tune", "report", "compare", "ui", "list", "show", "pretrain", "export", "predict"]
     of_data = ["data prepare", "data list", "data show", "data partition", "data generate"]
     assert sorted(VERBS) == sorted([*verbs, *of_data])
 

@@ -162,7 +162,7 @@ def test_the_report_says_what_each_factor_does(manifest, trials):
     assert "## Marginal means" in markdown
     (said,) = [one for one in table.findings() if one.startswith("Of the variation")]
     assert said.count("%") == 3
-    assert sum(share for _, share, *_ in table.effects.shares()) == pytest.approx(1)
+    assert sum(one.share for one in table.effects.shares()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("false_positives", "repetitions"), [(0.05, 300)])

@@ -19,8 +19,8 @@ DECOMPOSED = (
 SEARCHED = (
     "Importance of hyperparameters",
     (
-        "Share of a random forest's variance that each hyperparameter explains alone (fANOVA); lines go from the least to "
-        "the most of several forests. Longer bars matter more."
+        "Share of a random forest's variance that each hyperparameter explains alone (fANOVA); lines go from the least "
+        "to the most of several forests. Longer bars matter more."
     ),
 )
 

@@ -1,0 +1,90 @@
+"""`export.json`: what an export is, and all that it takes to build and feed its network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from fedsweep.arms import Arm
+from fedsweep.config import Config
+from fedsweep.errors import UserError
+from fedsweep.models.backbone import Recipe
+from fedsweep.plain import Json, read_json
+
+CARD, README = "export.json", "README.md"
+ADAPTER, WHOLE, BACKBONE, FOLDER = "adapter_model.safetensors", "model.safetensors", "backbone.safetensors", "backbone"
+
+
+class ImageCard(Config):
+    """How a picture becomes what the network takes."""
+
+    what_a_name_is = "an entry of an export's card"
+
+    size: int = Field(gt=0, description="height and width, pixels")
+    mean: tuple[float, ...] = Field(
+        description="of each channel, of pixels in 0..1; one number: the colours' mean is fed"
+    )
+    std: tuple[float, ...]
+    crop_pct: float = Field(1.0, gt=0, description="share of the short side that the centre crop keeps")
+    crop_mode: Literal["center", "squash"] = "center"
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+
+
+class Origin(Config):
+    """Which run it comes from."""
+
+    what_a_name_is = "an entry of an export's card"
+
+    name: str = Field(description="the search space, or the experiment of a single run")
+    sweep: str | None = Field(description="the sweep's id; null for a single run")
+    key: str = Field(description="the trial's, or the run's")
+    arm: Arm
+    client: str | None = Field(description="whose own model it is; null for the global one")
+
+
+class ExportCard(Config):
+    """What an export is. Its files are those of `sha256`."""
+
+    what_a_name_is = "an entry of an export's card"
+
+    format: Literal[1] = 1
+    fedsweep: str = Field(description="the version that wrote it")
+    form: Literal["peft", "whole"] = Field(description="PEFT's files beside a backbone, or all weights in one file")
+    backbone: Recipe
+    cut: dict[str, int] = Field(description="by list of blocks, how many of the first are left; empty for all")
+    weights: str = Field(description="what pins the backbone's weights before they were tuned")
+    classes: tuple[str, ...] = Field(min_length=1, description="in the order of the logits")
+    prompts: tuple[str, ...] | None = Field(description="of a CLIP: the text of each class")
+    images: ImageCard
+    method: str
+    seed: int
+    origin: Origin
+    outcome: str = Field(description="how the run ended; running where it has not")
+    round: int = Field(ge=0, description="after how many rounds")
+    metrics: dict[str, float] = Field(description="of that round")
+    left_out: tuple[str, ...] = Field(description="trained tensors that the prediction does not use, by prefix")
+    hyperparameters: dict[str, Json] = Field(description="all resolved values by dotted name")
+    digests: dict[str, str] = Field(description="of the run's images and weights")
+    sha256: dict[str, str] = Field(description="of every file that tensors are read from")
+
+    @property
+    def what(self) -> str:
+        """The trial for people."""
+        sweep = f"@{self.origin.sweep}" if self.origin.sweep else ""
+        whose = f", client {self.origin.client}" if self.origin.client else ""
+        return f"{self.origin.name}{sweep}, trial {self.origin.key}{whose}"
+
+
+def read_card(folder: Path) -> ExportCard:
+    """The card of an export.
+
+    Raises:
+        UserError: there is no such folder, it is no export, or its card is not one.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; `fedsweep export TRIAL --to {folder}` would make it.")
+    if not (folder / CARD).is_file():
+        raise UserError(f"{folder} is no export: it has no {CARD}; `fedsweep export TRIAL --to DIR` makes one.")
+    return ExportCard.of(read_json(folder / CARD), str(folder / CARD))

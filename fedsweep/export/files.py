@@ -1,0 +1,111 @@
+"""What lies in an export: tensors, a CLIP's other files, the card, the README."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsweep.checkpoint import write_atomically
+from fedsweep.config import flat
+from fedsweep.data.prepared import PreparedData
+from fedsweep.experiment import RunConfig
+from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin
+from fedsweep.export.naming import Named
+from fedsweep.export.readme import readme
+from fedsweep.export.tensors import plain_tensors
+from fedsweep.history import RoundRecord
+from fedsweep.images.card import read_card, store_folder
+from fedsweep.models import ClipBackbone, DigitsClip, LayeredModel
+from fedsweep.models.backbone import Recipe
+from fedsweep.models.checkpoint_folder import CONFIG, PREPROCESSOR, TOKENS
+from fedsweep.models.lora import write_adapter
+from fedsweep.models.weights_file import digest
+
+
+def write(
+    folder: Path,
+    named: Named,
+    config: RunConfig,
+    model: LayeredModel,
+    layers: tuple[int, ...],
+    last: RoundRecord,
+    client: str | None,
+) -> ExportCard:
+    """Write the model, which holds the adapter and walks these blocks, with its card and README.
+
+    Raises:
+        OSError: there is no room.
+    """
+    parts, recipe = plain_tensors(model, layers), config.backbone.recipe(len(model.class_names))
+    whole = not config.method.uses_lora
+    if not whole:
+        write_adapter(folder, config.lora, parts.tuned, recipe.model if recipe.fetched else None)
+    if whole or not recipe.fetched:
+        recipe = _write_network(folder, config, parts.network, recipe, whole)
+    card = ExportCard(
+        fedsweep=metadata.version("fedsweep"),
+        form="whole" if whole else "peft",
+        backbone=recipe,
+        cut=dict(parts.cut),
+        weights=config.backbone.fingerprint(),
+        images=_image_card(config, model),
+        left_out=parts.left_out,
+        sha256={one.relative_to(folder).as_posix(): digest(one) for one in sorted(folder.rglob("*.safetensors"))},
+        **_of_the_run(named, config, model, last, client),
+    )
+    write_atomically(folder / CARD, card.model_dump_json(indent=2).encode())
+    write_atomically(folder / README, readme(card).encode())
+    return card
+
+
+def _of_the_run(
+    named: Named, config: RunConfig, model: LayeredModel, last: RoundRecord, client: str | None
+) -> dict[str, Any]:
+    """What the card says of classes, hyperparameters and results."""
+    plan, outcome, backbone = named.record.plan, named.record.outcome, config.backbone
+    sweep = named.sweep.manifest().id if named.sweep else None
+    prompts = backbone.prompts(model.class_names) if isinstance(backbone, ClipBackbone | DigitsClip) else None
+    return {
+        "classes": model.class_names,
+        "prompts": None if prompts is None else tuple(prompts),
+        "method": config.method.name,
+        "seed": config.seed,
+        "origin": Origin(name=named.name, sweep=sweep, key=plan.key, arm=plan.arm, client=client),
+        "outcome": outcome.outcome if outcome else "running",
+        "round": last.round,
+        "metrics": dict(last.metrics),
+        "hyperparameters": flat(config),
+        "digests": dict(plan.digests),
+    }
+
+
+def _write_network(
+    folder: Path, config: RunConfig, tensors: Mapping[str, Tensor], recipe: Recipe, whole: bool
+) -> Recipe:
+    """The backbone's own tensors, tuned ones if `whole`; the recipe that reads them from here."""
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    if not isinstance(config.backbone, ClipBackbone | DigitsClip):
+        save_file(own, folder / (WHOLE if whole else BACKBONE), {"format": "pt"})
+        return recipe.model_copy(update={"fetched": False})
+    home, source = folder if whole else folder / FOLDER, config.backbone.folder()
+    home.mkdir(exist_ok=True)
+    for name in (CONFIG, PREPROCESSOR, *TOKENS):
+        if (source / name).is_file():
+            (home / name).write_bytes((source / name).read_bytes())
+    save_file(own, home / WHOLE, {"format": "pt"})
+    return recipe.model_copy(update={"fetched": False, "model": "." if whole else FOLDER})
+
+
+def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
+    """Size and normalisation of the model, crop and interpolation of the images that it was tuned on."""
+    cut: dict[str, Any] = {}
+    if isinstance(config.data, PreparedData):
+        said = read_card(store_folder(config.data.set, config.data.size))
+        cut = {"crop_pct": said.crop_pct, "crop_mode": said.crop_mode, "interpolation": said.interpolation}
+    mean, std = (tuple(one.flatten().tolist()) for one in (model.mean, model.std))
+    return ImageCard(size=config.backbone.image_size, mean=mean, std=std, **cut)

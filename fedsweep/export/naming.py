@@ -1,0 +1,177 @@
+"""Which trial is meant: a key, an arm of a search space, a search space, an experiment that was run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsweep.arms import agrees
+from fedsweep.errors import UserError, near
+from fedsweep.export.checks import some
+from fedsweep.history import last
+from fedsweep.plain import Json, parse_yaml
+from fedsweep.store import Store, SweepStore, TrialRecord, TrialStore
+
+GRAMMAR = "a trial's key, SPACE[@SWEEP][:ARM] such as `ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A trial, or a single run."""
+
+    trial: TrialStore
+    record: TrialRecord
+    name: str
+    """The search space, or the experiment that was run."""
+    sweep: SweepStore | None
+    """None of a single run."""
+    why: str
+    """What chose it among others; empty where the name left no choice."""
+
+
+def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
+    """The trial of that name; of several, the best. With `unfinished` also of those that did not come to their end.
+
+    Raises:
+        UserError: there is none, or it has not finished.
+    """
+    name, colon, arm = text.partition(":")
+    bare, _, which = name.partition("@")
+    spaces = {sweep.manifest().name for sweep in store.sweeps()}
+    if bare in spaces:
+        sweep = store.find(bare, which or None)
+        return _best(sweep, sweep.trials(), _part(arm) if colon else {}, unfinished)
+    runs = _runs(store)
+    if bare in runs and not colon:
+        return _run(store, bare, which, runs[bare], unfinished)
+    if bare == text and (found := _by_key(store, text)):
+        sweep, record = found
+        return _best(sweep, [record], {}, unfinished)
+    hint = near(bare, [*spaces, *runs]) or f"; it must be {GRAMMAR}."
+    raise UserError(f"there is no trial `{text}` in {store.where}{hint}")
+
+
+def _runs(store: Store) -> dict[str, list[str]]:
+    """Stamps of single runs by experiment, oldest first."""
+    found: dict[str, list[str]] = {}
+    for run in store.runs():
+        name = run.folder.parent.relative_to(store.root / "runs").as_posix()
+        found.setdefault(name, []).append(run.folder.name)
+    return {name: sorted(stamps) for name, stamps in found.items()}
+
+
+def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished: bool) -> Named:
+    if stamp and stamp not in stamps:
+        raise UserError(f"there is no run `{stamp}` of {name} in {store.where}{near(stamp, stamps) or '.'}")
+    trial = store.whole_run(name, stamp or stamps[-1])
+    record = trial.read()
+    if not unfinished and not _finished(record):
+        raise UserError(f"the run {name}@{record.plan.key} {_standing(record)}.")
+    _check_rounds([record], f"the run {name}@{record.plan.key}")
+    return Named(trial, record, name, None, f"the newest of {len(stamps)} runs" if len(stamps) > 1 > len(stamp) else "")
+
+
+def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
+    """The trial whose key begins so, of the newest sweep that has it finished, or else that has it.
+
+    Raises:
+        UserError: several keys do.
+    """
+    found: list[tuple[SweepStore, TrialRecord]] = []
+    for sweep in reversed(store.sweeps()):
+        sweep.fetch()
+        folders = sorted(path.parent for path in (sweep.folder / "trials").glob("*/trial.json"))
+        found += [(sweep, TrialStore(one).read()) for one in folders if prefix and one.name.startswith(prefix)]
+    keys = sorted({record.plan.key for _, record in found})
+    if len(keys) > 1:
+        raise UserError(f"`{prefix}` must begin one trial's key, but it begins {len(keys)}: {some(keys)}.")
+    return min(found, key=lambda one: not _finished(one[1])) if found else None
+
+
+def _part(text: str) -> dict[str, Json]:
+    """`lora.rank=4,seed=0` as values by name; commas within brackets and quotes do not part.
+
+    Raises:
+        UserError: it is not such a list.
+    """
+    values: dict[str, Json] = {}
+    for word in split(text):
+        name, sign, value = word.partition("=")
+        if not sign or not name.strip():
+            raise UserError(f"an arm must look like `lora.rank=4,seed=0`, but got `{text}`.")
+        values[name.strip()] = parse_yaml(value, f"the arm's `{word.strip()}`")
+    return values
+
+
+def split(text: str) -> list[str]:
+    """At commas outside of brackets and quotes.
+
+    >>> split("federation.depths=[12, 6],arm='a, b',seed=0")
+    ['federation.depths=[12, 6]', "arm='a, b'", 'seed=0']
+    """
+    parts, depth, quote = [""], 0, ""
+    for one in text:
+        if quote or one in "'\"":
+            quote = "" if one == quote else quote or one
+        else:
+            depth += (one in "[{(") - (one in "]})")
+        if one == "," and not quote and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += one
+    return parts
+
+
+def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:
+    """Of the sweep's trials that have these values, that with the best objective; the first of equals.
+
+    Raises:
+        UserError: none has them, none has finished, or none has a round.
+    """
+    manifest = sweep.manifest()
+    where = f"{manifest.name}@{manifest.id}"
+    meant = [one for one in trials if agrees(part, {**one.plan.arm, "seed": one.plan.seed})]
+    if not meant:
+        labels = list(dict.fromkeys(one.plan.label for one in trials))
+        seeds = ", ".join(map(str, sorted({one.plan.seed for one in trials})))
+        given = ", ".join(f"{name}={value}" for name, value in part.items())
+        arms = f"; its arms are {some(labels)}, its seeds {seeds}" if labels else ""
+        raise UserError(f"no trial of {where} has {given or 'been planned'}{arms}.")
+    pool = meant if unfinished else [one for one in meant if _finished(one)]
+    if not pool and len(meant) == 1:
+        raise UserError(f"trial {meant[0].plan.key} of {where} {_standing(meant[0])}.")
+    if not pool:
+        raise UserError(
+            f"none of {len(meant)} trials of {where} has finished; `--unfinished` takes the best as they stand."
+        )
+    _check_rounds(pool, where)
+    sign = 1 if manifest.mode == "max" else -1
+
+    def rank(one: TrialRecord) -> float:
+        value = last(one.history, manifest.metric)
+        return -math.inf if value is None or not math.isfinite(value) else sign * value
+
+    chosen = max((one for one in pool if one.history), key=rank)
+    trial = sweep.trial(chosen.plan.key)
+    trial.remote.pull(whole=True)
+    kind = "" if unfinished else "finished "
+    why = f"the best of {len(pool)} {kind}trials by {manifest.metric}" if len(pool) > 1 else ""
+    return Named(trial, chosen, manifest.name, sweep, why)
+
+
+def _check_rounds(records: Sequence[TrialRecord], where: str) -> None:
+    if not any(one.history for one in records):
+        raise UserError(f"{where} has no round on disk yet, so that there is nothing to export.")
+
+
+def _finished(record: TrialRecord) -> bool:
+    return record.outcome is not None and record.outcome.outcome == "finished"
+
+
+def _standing(record: TrialRecord) -> str:
+    """How it stands, with what would export it all the same."""
+    how = "has not ended" if record.outcome is None else f"is {record.outcome.outcome}"
+    if not record.history:
+        return f"{how} and has no round on disk"
+    return f"{how}, after round {record.last_round}; `--unfinished` exports it as it stands"

@@ -1,0 +1,149 @@
+"""`fedsweep export` and `fedsweep predict` at the prompt: what they print, where, and with which exit code."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fedsweep.experiment import RunConfig
+from fedsweep.plain import read_yaml
+from fedsweep.store import Store
+from tests.cli.conftest import ROOT, Call, Refused
+from tests.export.helpers import play
+
+TINY = {
+    "federation.rounds": 1,
+    "federation.depths": [3],
+    "data.domains": ["plain"],
+    "data.test_fraction": 0.05,
+    "local.steps": 1,
+    "local.batch_size": 8,
+    "method": "all_small",
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one run."""
+    config = RunConfig.of(read_yaml(ROOT / "experiments" / "fedra_digits.yaml"), "test").override(TINY, "test")
+    home = Store(tmp_path_factory.mktemp("mlruns"))
+    play(home, "fedra_digits", config)
+    return home.root
+
+
+@pytest.fixture
+def exported(call: Call, store: Path) -> Path:
+    """Its export, below the working directory."""
+    answer = call("export", "fedra_digits", "--to", "out", "--store", str(store))
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.splitlines()[0] == "Exported fedra_digits, trial 20260101-000000-abcd (seed 0)."
+    assert answer.out.splitlines()[1].endswith("%: out")
+    return Path("out")
+
+
+@pytest.fixture
+def photos() -> Path:
+    folder = Path("photos")
+    for name, level in (("3/dark.png", 0), ("3/grey.png", 128), ("5/bright.png", 255)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 16), (level,) * 3).save(folder / name)
+    return folder
+
+
+def test_predictions_as_a_table_csv_and_json_are_the_same(call: Call, exported, photos):
+    spoken = call("predict", "out", "photos", "--format", "json", "--top", "2")
+    assert (spoken.code, spoken.err) == (0, "")
+    told = json.loads(spoken.out)
+    assert [one["path"] for one in told["images"]] == ["3/dark.png", "3/grey.png", "5/bright.png"]
+    assert (told["broken"], 0 <= told["accuracy"] <= 1) == ([], True)
+    rows = list(csv.reader(io.StringIO(call("predict", "out", "photos", "--format", "csv", "--top", "2").out)))
+    assert rows[0] == ["path", "class", "probability", "class 2", "probability 2"]
+    assert rows[1:] == [
+        [one["path"], *(text for each in one["predictions"] for text in (each["class"], f"{each['probability']:.6f}"))]
+        for one in told["images"]
+    ]
+    table = call("predict", "out", "photos", "--top", "2").out.splitlines()
+    assert [line.split() for line in table[1:4]] == rows[1:]
+    assert table[4] == f"Accuracy {told['accuracy']:.2%} of 3 images, by the names of their folders."
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_output_goes_to_a_file_as_a_whole(call: Call, exported, photos, form):
+    printed = call("predict", "out", "photos", "--format", form)
+    answer = call("predict", "out", "photos", "--format", form, "--output", "found/photos.txt")
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err.startswith("3 images in found/photos.txt\n")
+    written = Path("found/photos.txt").read_text()
+    if form == "table":
+        rows = [line.split() for line in printed.out.splitlines()[:-1]]
+        assert [line.split() for line in written.splitlines()] == rows
+    else:
+        assert written == printed.out
+
+
+def test_a_broken_image_is_named_and_the_exit_code_is_one(call: Call, exported, photos):
+    (photos / "torn.png").write_bytes(b"no image")
+    answer = call("predict", "out", "photos", "--format", "csv")
+    assert answer.code == 1
+    assert len(answer.out.splitlines()) == 1 + 3
+    assert "fedsweep: photos/torn.png cannot be read: no image, or of no format that is read.\n" in answer.err
+
+
+def test_a_version_is_kept_by_round_and_client():
+    from types import SimpleNamespace
+
+    from fedsweep.cli.export import version_of
+
+    card = SimpleNamespace(method="fedag", seed=1, round=7, origin=SimpleNamespace(client="a", key="k"))
+    path, tags = version_of(card)  # type: ignore[arg-type]
+    assert path == "export-7-a"
+    assert tags == {
+        "fedsweep.method": "fedag", "fedsweep.seed": "1", "fedsweep.round": "7", "fedsweep.trial": "k"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["export", "fedra_digit", "--to", "new"], "there is no trial `fedra_digit` in {store}; did you mean "
+         "`fedra_digits`?"),
+        (["export", "fedra_digits", "--to", "here"], "`--to` must be a new or an empty folder, but here is not empty."),
+        (["export", "fedra_digits", "--to", "here/file"], "`--to` must be a new or an empty folder, but here/file is a "
+         "file."),
+        (["export", "fedra_digits", "--to", "here/file/x"], "`--to` must be a new or an empty folder, but "
+         "{here}/here/file in here/file/x is a file."),
+        (["export", "fedra_digits", "--to", "new", "--client", "plan"], "`--client`: there is no client `plan`; did "
+         "you mean `plain`?"),
+        (["export", "fedra_digits", "--to", "new", "--register", "a/b"], "`--register` must be a name without / and :, "
+         "but it is `a/b`."),
+        (["export", "fedra_digits", "--to", "new", "--register", "a"], "MLflow has no run of trial "
+         "20260101-000000-abcd; `fedsweep ui --deliver` brings it there."),
+    ],
+)  # fmt: skip
+def test_an_export_that_cannot_be_is_refused_and_leaves_nothing(refused: Refused, store, tmp_path, words, sentence):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "file").write_text("")
+    said = refused(*words, "--store", str(store))
+    assert said == sentence.format(store=store, here=tmp_path)
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["file"]
+    assert not (store / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["predict", "gone", "here"], "there is no folder gone; `fedsweep export TRIAL --to gone` would make it."),
+        (["predict", "here", "here"], "here is no export: it has no export.json; `fedsweep export TRIAL --to DIR` "
+         "makes one."),
+        (["predict", "out", "empty"], "IMAGES must be a folder, but empty is not there."),
+        (["predict", "out", "here", "--format", "xml"], "`--format` must be one of table, csv, json, but it is `xml`."),
+    ],
+)  # fmt: skip
+def test_a_prediction_that_cannot_be_is_refused(refused: Refused, tmp_path, words, sentence):
+    (tmp_path / "here").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "here" / "x.png")
+    assert refused(*words) == sentence

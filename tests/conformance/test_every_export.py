@@ -1,0 +1,147 @@
+"""Every method exports what predicts as its evaluation does, or says in one sentence why it cannot."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedsweep.export.writing
+from fedsweep.checkpoint import Checkpoint, save
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig
+from fedsweep.export.checks import check_exportable
+from fedsweep.export.loading import load
+from fedsweep.export.naming import Named
+from fedsweep.export.writing import export
+from fedsweep.federation import Federation, federate
+from fedsweep.history import RoundRecord
+from fedsweep.methods import ALL
+from fedsweep.methods.base import predicted
+from fedsweep.store import Outcome, TrialPlan, TrialStore
+from tests.conformance.conftest import METHODS, SMALL_SERVER, label
+
+EXPORTED = {
+    "fedra": ("peft", ()),
+    "all_large": ("peft", ()),
+    "all_small": ("peft", ("blocks above the first 3",)),
+    "inclusivefl": ("peft", ()),
+    "ft": ("whole", ()),
+    "lfft": ("whole", ()),
+    "ft and the server": ("whole", ()),
+    "fedot": ("whole", ()),
+    "fedms after 1 rounds": ("peft", ("gate",)),
+    "fedms after 0 rounds": ("peft", ("gate",)),
+    "fedbrick over fedra": ("peft", ("bricks",)),
+    "fedbrick over inclusivefl": ("peft", ("bricks",)),
+}
+"""What is written, and what is left out since the global model does not predict with it.
+
+A new method adds its line, here or below.
+"""
+NO_PLACE = "for which neither PEFT nor the backbone's own library has a place"
+SERVERS = f"an adapter for each domain and an attention over them, behind the server's CLIP, {NO_PLACE}; `--client`"
+REFUSED = {
+    "depthfl": f"the global model predicts with heads after 3, 6, 9 blocks, {NO_PLACE}.",
+    "fedbrick over depthfl": f"the global model predicts with heads after 3, 6, 9 blocks, {NO_PLACE}.",
+    "promptfl": f"the global model predicts with learned vectors before the classes' names, {NO_PLACE}.",
+    "fedclip": f"the global model predicts with an attention behind the image encoder, {NO_PLACE}.",
+    "fedag by joint updates": f"the global model predicts with {SERVERS} exports a client's own model.",
+    "fedag by alternating updates": f"the global model predicts with {SERVERS} exports a client's own model.",
+    "zero_shot": "trains nothing, so that there is nothing to export.",
+}
+
+
+Played = Callable[..., tuple[Named, Federation, Checkpoint]]
+
+
+@pytest.fixture
+def played(
+    federation: Callable[..., Federation], tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Played:
+    """Play one round of a method on a few images, and keep it as a run is kept."""
+
+    def play(changes: dict) -> tuple[Named, Federation, Checkpoint]:
+        changes = {"federation.rounds": 1, "lora.rank": 3, **changes}
+        small = federation(changes)
+        *_, last = federate(small)
+        checkpoint = Checkpoint(1, last.state, (RoundRecord(1, dict(last.metrics), 0.0),))
+        trial, config = TrialStore(tmp_path / "run"), tiny.override(changes, "test").model_dump(mode="json")
+        trial.plan(TrialPlan(key="k1", number=0, arm={}, seed=0, config=config))
+        save(trial.checkpoint, checkpoint)
+        trial.end(Outcome(outcome="finished", round=1))
+        monkeypatch.setattr(fedsweep.export.writing, "build", lambda config: small)
+        return Named(trial, trial.read(), "tiny", None, ""), small, checkpoint
+
+    return play
+
+
+def test_every_method_is_expected_to_do_one_or_the_other():
+    names = {label(method) for method in METHODS}
+    assert EXPORTED.keys() | REFUSED.keys() == names
+    assert not EXPORTED.keys() & REFUSED.keys()
+    assert {method["name"] for method in METHODS} == {method.model_fields["name"].default for method in ALL}
+    assert len(names) == 19
+
+
+def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played, chosen, name, tmp_path):
+    named, small, checkpoint = played(chosen)
+    if name in REFUSED:
+        with pytest.raises(UserError) as refusal:
+            export(named, tmp_path / "out")
+        middle = " cannot be exported: " if "predicts" in REFUSED[name] else " "
+        assert str(refusal.value) == f"`method` {chosen['method']['name']}{middle}{REFUSED[name]}"
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["run"]
+        return
+    card = export(named, tmp_path / "out")
+    assert (card.form, card.left_out) == EXPORTED[name]
+    assert (card.round, card.outcome, card.metrics) == (1, "finished", dict(checkpoint.history[0].metrics))
+    small.model.load_adapter(checkpoint.state.adapter)
+    test = small.domains[1].test  # not those that the export compares itself
+    expected = predicted(small.method, checkpoint.state, small.trainer.reader, test)
+    found = load(tmp_path / "out").logits(test.take(torch.arange(len(test)))[0])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    assert torch.equal(found.argmax(1), expected.argmax(1))
+    small.model.load_adapter(small.fresh)
+    untuned = predicted(small.method, checkpoint.state, small.trainer.reader, test)
+    if name != "fedms after 0 rounds":  # which leaves its global expert as it was
+        assert (found - untuned).abs().max() > 100 * (found - expected).abs().max()
+
+
+def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny, random_clip, tmp_path):
+    fedag = {"name": "fedag", **SMALL_SERVER, "clip": {"name": "clip", "model": str(random_clip)}}
+    synthetic = {"synthetic": {"name": "surrogate", "share": 0.01}, "partition.proxy_share": 0.2}
+    named, small, checkpoint = played({"method": fedag, **synthetic})
+    card = export(named, tmp_path / "out", "noisy")
+    assert (card.form, card.origin.client, card.left_out) == ("whole", "noisy", ("server",))
+    client = next(one for one in small.clients if one.id == "noisy")
+    others, test = small.method.adapter_of(checkpoint.state, "plain"), small.domains[1].test
+    small.model.load_adapter(small.method.adapter_of(checkpoint.state, "noisy"))
+    expected = predicted(small.method, checkpoint.state, small.trainer.reader, test, client)
+    found = load(tmp_path / "out").logits(test.take(torch.arange(len(test)))[0])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    small.model.load_adapter(others)
+    assert not torch.allclose(predicted(small.method, checkpoint.state, small.trainer.reader, test, client), expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "client", "sentence"),
+    [
+        ({}, "noisy", "`--client` is for methods whose clients have models of their own, but those of `method` fedra "
+         "share one."),
+        ({}, "nosy", "`--client`: there is no client `nosy`; did you mean `noisy`?"),
+        ({}, "x", "`--client`: there is no client `x`; there are plain, inverted, noisy."),
+        ({"method": "depthfl", "method.prediction": "last", "federation.depths": [6, 4, 3]}, None,
+         "`method` depthfl cannot be exported: the global model predicts with heads after 6 blocks, "
+         f"{NO_PLACE}."),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_exported_is_told_before_anything_is_built(tiny, changes, client, sentence):
+    with pytest.raises(UserError) as refusal:
+        check_exportable(tiny.override(changes, "test"), client)
+    assert str(refusal.value) == sentence
+
+
+def test_depthfl_is_exported_where_the_model_s_own_head_predicts_alone(played: Played, tmp_path):
+    named, *_ = played({"method": "depthfl", "method.prediction": "last"})
+    assert export(named, tmp_path / "out").left_out == ("heads",)

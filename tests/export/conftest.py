@@ -1,0 +1,44 @@
+"""A run of two rounds on the embedded digits, kept as `fedsweep run` keeps it, and its export."""
+
+from pathlib import Path
+
+import pytest
+
+from fedsweep.experiment import RunConfig
+from fedsweep.export.naming import Named
+from fedsweep.export.writing import export
+from fedsweep.plain import read_yaml
+from fedsweep.store import Store
+from tests.export.helpers import play
+
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "fedra_digits.yaml"
+
+SMALL = {
+    "federation.rounds": 2,
+    "federation.depths": [12, 6],
+    "data.domains": ["plain", "inverted"],
+    "data.test_fraction": 0.05,
+    "local.steps": 4,
+    "local.batch_size": 8,
+    "lora.rank": 2,
+}
+
+
+@pytest.fixture(scope="package")
+def small() -> RunConfig:
+    """The experiment of that run."""
+    return RunConfig.of(read_yaml(EXPERIMENT), "test").override(SMALL, "test")
+
+
+@pytest.fixture(scope="package")
+def run(small: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Named:
+    """It has played."""
+    return play(Store(tmp_path_factory.mktemp("mlruns")), "fedra_digits", small)
+
+
+@pytest.fixture(scope="package")
+def exported(run: Named, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nobody changes this folder."""
+    folder = tmp_path_factory.mktemp("exports") / "digits"
+    export(run, folder)
+    return folder

@@ -1,0 +1,79 @@
+"""Runs and sweeps that are kept as fedsweep keeps them, and exports that are loaded as their README says."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsweep.experiment import RunConfig
+from fedsweep.export.naming import Named, find_trial
+from fedsweep.history import RoundRecord
+from fedsweep.play import content_digests, run_durably
+from fedsweep.store import Outcome, Store, SweepStore, TrialPlan
+
+WITHOUT_FEDSWEEP = """
+import sys
+import numpy as np
+
+found = logits(torch.from_numpy(np.load("images.npy")))
+np.save("logits.npy", found.numpy())
+assert not [name for name in sys.modules if name.split(".")[0] == "fedsweep"]
+"""
+
+
+def play(store: Store, name: str, config: RunConfig) -> Named:
+    """A run as `fedsweep run` leaves it, without MLflow."""
+    trial = store.run(name, "20260101-000000-abcd")
+    resolved = config.model_dump(mode="json")
+    digests = content_digests(config)
+    trial.plan(TrialPlan(key=trial.folder.name, number=0, arm={}, seed=config.seed, config=resolved, digests=digests))
+    *_, last = run_durably(config, trial.checkpoint)
+    trial.end(Outcome(outcome="finished", round=last.round))
+    return find_trial(store, name)
+
+
+def block(page: Path) -> str:
+    """The Python that a page shows."""
+    found = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(found) == 1
+    return str(found[0])
+
+
+def logits_without_fedsweep(folder: Path, images: Tensor) -> Tensor:
+    """What the README's lines make of uint8 images, in a process of their own that cannot find fedsweep."""
+    np.save(folder / "images.npy", images.numpy())
+    script = block(folder / "README.md") + WITHOUT_FEDSWEEP
+    command = [sys.executable, "-I", "-W", "ignore", "-c", script]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return torch.from_numpy(np.load(folder / "logits.npy"))
+
+
+def planned(
+    sweep: SweepStore, number: int, arm: dict[str, Any], seed: int, score: float | None, end: str | None
+) -> str:
+    """A trial with made-up results; its key."""
+    from fedsweep.checkpoint import Checkpoint, save
+    from fedsweep.types import ServerState
+
+    key = f"{'ab' if number < 2 else 'c'}{number:014d}"
+    trial = sweep.trial(key)
+    trial.plan(TrialPlan(key=key, number=number, arm=arm, seed=seed, config={}))
+    if score is not None:
+        history = tuple(RoundRecord(one, {"accuracy/mean": score * one}, 1.0) for one in range(3))
+        save(trial.checkpoint, Checkpoint(2, ServerState({}, (0,)), history))
+    if end is not None:
+        outcome: Any = end
+        trial.end(Outcome(outcome=outcome, round=2 if score is not None else 0))
+    return key
+
+
+def read(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded

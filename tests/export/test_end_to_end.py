@@ -1,0 +1,180 @@
+"""A run that was really trained: loaded by timm and PEFT without fedsweep, it answers as evaluation did."""
+
+import json
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedsweep.checkpoint import load as load_checkpoint
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig
+from fedsweep.export import writing
+from fedsweep.export.card import ADAPTER, BACKBONE, read_card
+from fedsweep.export.loading import load
+from fedsweep.export.naming import Named
+from fedsweep.export.writing import export
+from fedsweep.methods.base import predicted
+from fedsweep.play import build
+from fedsweep.store import Store
+from tests.export.helpers import block, logits_without_fedsweep, play, read
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "export.md"
+
+
+def evaluated(config: RunConfig, run: Named) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Test images (n, 3, h, w), labels (n,) and evaluation's logits (n, classes), by domain."""
+    federation = build(config)
+    state = load_checkpoint(run.trial.checkpoint, federation.initial_state()).state
+    federation.model.load_adapter(state.adapter)
+    reader, found = federation.trainer.reader, []
+    for domain in federation.domains:
+        images, labels = domain.test.take(torch.arange(len(domain.test)))
+        found.append((images, labels, predicted(federation.method, state, reader, domain.test, domain=domain.name)))
+    return found
+
+
+def assert_equal_elsewhere(config: RunConfig, run: Named, folder: Path) -> None:
+    """The logits of all test images, and the accuracies that the run recorded."""
+    domains = evaluated(config, run)
+    found = logits_without_fedsweep(folder, torch.cat([images for images, *_ in domains]))
+    expected = torch.cat([logits for *_, logits in domains])
+    assert len(found) >= 100
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    assert torch.equal(found.argmax(1), expected.argmax(1))
+    parts = found.split([len(images) for images, *_ in domains])
+    right = [(part.argmax(1) == labels).double().mean() for part, (_, labels, _) in zip(parts, domains, strict=True)]
+    assert sum(right).item() / len(right) == pytest.approx(read_card(folder).metrics["accuracy/mean"], abs=1e-12)
+
+
+def test_without_fedsweep_the_export_answers_as_evaluation_did(small: RunConfig, run: Named, exported: Path, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "elsewhere")
+    assert_equal_elsewhere(small, run, folder)
+
+
+def test_the_guide_s_lines_load_it(exported: Path, monkeypatch: pytest.MonkeyPatch):
+    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(exported)
+    exec(block(GUIDE), names)  # noqa: S102
+    torch.testing.assert_close(names["logits"](images), load(exported).logits(images))
+
+
+@pytest.mark.slow
+def test_so_does_a_clip_s(small: RunConfig, tmp_path: Path):
+    clip = {"backbone": "digits_clip", "lora.position": "mlp", "federation.depths": [6, 3]}
+    config = small.override(clip, "test")
+    run = play(Store(tmp_path / "mlruns"), "clip", config)
+    export(run, tmp_path / "out")
+    assert_equal_elsewhere(config, run, tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["digits_vit", "digits_clip"])
+def test_so_do_weights_that_were_trained_whole(small: RunConfig, tmp_path: Path, backbone: str):
+    depths = [12, 6] if backbone == "digits_vit" else [6, 3]
+    config = small.override({"method": "ft", "backbone": backbone, "federation.depths": depths}, "test")
+    run = play(Store(tmp_path / "mlruns"), "ft", config)
+    export(run, tmp_path / "out")
+    assert_equal_elsewhere(config, run, tmp_path / "out")
+
+
+def test_the_card_says_what_it_is(run: Named, exported: Path):
+    card = read_card(exported)
+    assert sorted(card.sha256) == [ADAPTER, BACKBONE]
+    assert (card.form, card.method, card.seed, card.round, card.outcome) == ("peft", "fedra", 0, 2, "finished")
+    assert card.classes == tuple("0123456789")
+    assert (card.images.size, card.images.mean, card.images.std) == (16, (0.5,) * 3, (0.5,) * 3)
+    assert card.hyperparameters["lora.rank"] == 2
+    assert len(card.hyperparameters) > 30
+    assert card.metrics == dict(run.record.history[-1].metrics)
+    assert card.digests == run.record.plan.digests
+    assert card.origin.key == run.record.plan.key
+    text = (exported / "README.md").read_text()
+    assert f"accuracy/mean {card.metrics['accuracy/mean']:.4f}" in text
+    assert "digits_vit" in text
+    config = read(exported / "adapter_config.json")
+    assert (config["r"], config["peft_type"], config["modules_to_save"]) == (2, "LORA", ["head"])
+    assert len(config["target_modules"]) == 24
+
+
+def test_the_same_export_twice_is_the_same_to_the_last_bit_and_readable_by_others(
+    run: Named, exported: Path, tmp_path: Path
+):
+    export(run, tmp_path / "out")
+    files = sorted(path.name for path in exported.iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert len(files) == 5
+    for name in files:
+        assert (exported / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+        assert stat.S_IMODE((exported / name).stat().st_mode) == 0o644
+
+
+def test_an_empty_folder_is_filled_and_another_one_left_alone(run: Named, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    export(run, tmp_path / "empty")
+    assert len(list((tmp_path / "empty").iterdir())) == 5
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("")
+    for target, what in ((tmp_path / "full", "is not empty"), (tmp_path / "full" / "mine", "is a file")):
+        with pytest.raises(UserError) as refusal:
+            export(run, target)
+        assert str(refusal.value) == f"`--to` must be a new or an empty folder, but {target} {what}."
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
+
+
+def test_what_answers_otherwise_is_not_exported(run: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writing, "TOLERANCE", -1.0)
+    with pytest.raises(UserError, match="read from its files the model gives other logits than the run's own evalua"):
+        export(run, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_other_images_is_not_exported(run: Named, tmp_path: Path):
+    changed = run.record.plan.model_copy(update={"digests": {"data": "0", "weights": "0"}})
+    other = Named(run.trial, type(run.record)(changed, None, run.record.history), run.name, None, "")
+    with pytest.raises(UserError, match=r"^the data of trial .* changed since it ran; it cannot be exported\.$"):
+        export(other, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda folder: shutil.rmtree(folder), "there is no folder {folder}; `fedsweep export TRIAL --to {folder}` "
+         "would make it."),
+        (lambda folder: (folder / "export.json").unlink(), "{folder} is no export: it has no export.json; "
+         "`fedsweep export TRIAL --to DIR` makes one."),
+        (lambda folder: (folder / ADAPTER).unlink(), "{folder} is not whole: adapter_model.safetensors is missing."),
+        (lambda folder: (folder / ADAPTER).write_bytes(b"x"), "{folder}/adapter_model.safetensors is not the file that "
+         "was exported: its sha256 is 2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881."),
+        (lambda folder: edit(folder, "form", "other"), "{folder}/export.json: `form` must be 'peft' or 'whole', but it "
+         'is "other".'),
+        (lambda folder: edit(folder, "clases", []), "{folder}/export.json: `clases` is not an entry of an export's "
+         "card; did you mean `classes`?"),
+        (lambda folder: edit(folder, "sha256", {}), "the export's card must pin backbone.safetensors by its `sha256`, "
+         "but it does not."),
+        (lambda folder: edit(folder, "sha256", {"../x": "0"}), "a name must stay within {folder}, but `'../x'` does "
+         "not."),
+        (lambda folder: edit(folder, "backbone", {"call": "timm.create_model", "model": "hf-hub:a/b", "arguments": {},
+                                                  "fetched": False}),
+         "`backbone.model` hf-hub:a/b is not a model of timm."),
+        (lambda folder: edit(folder, "backbone", {"call": "timm.create_model", "model": "vit_tiny_patch16_224",
+                                                  "arguments": {"checkpoint_path": "x.bin"}, "fetched": False}),
+         "{folder}/export.json: `arguments` of a backbone's recipe must be among img_size, in_chans, patch_size, "
+         "embed_dim, depth, num_blocks, num_heads, mlp_ratio, num_classes, not `checkpoint_path`."),
+    ],
+)  # fmt: skip
+def test_what_is_no_whole_export_is_refused_in_a_sentence(exported: Path, tmp_path: Path, change, sentence: str):
+    folder = shutil.copytree(exported, tmp_path / "out")
+    change(folder)
+    with pytest.raises(UserError) as refusal:
+        load(folder)
+    assert str(refusal.value) == sentence.format(folder=folder)
+
+
+def edit(folder: Path, name: str, value: object) -> None:
+    path = folder / "export.json"
+    path.write_text(json.dumps({**read(path), name: value}))

@@ -1,0 +1,140 @@
+"""Which trial is meant by a name, and what is said of a name that means none."""
+
+from pathlib import Path
+
+import pytest
+
+from fedsweep.errors import UserError
+from fedsweep.export.naming import find_trial, split
+from fedsweep.store import Outcome, Store, SweepStore, TrialPlan
+from tests.export.helpers import planned
+from tests.tracking.helpers import MANIFEST
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Two sweeps of a space, the newer one with a trial of each kind, and two runs of an experiment."""
+    home = Store(tmp_path_factory.mktemp("mlruns"))
+    older, newer = (home.sweep("ablations/rank", one) for one in ("20260101-000000-old1", "20260102-000000-new1"))
+    for sweep, mode in ((older, "max"), (newer, "max")):
+        about = {"id": sweep.folder.name, "name": "ablations/rank", "created": sweep.folder.name, "mode": mode}
+        sweep.create(MANIFEST.model_copy(update=about), {})
+    fill(older, newer)
+    lowest = home.sweep("lowest", "s1")
+    lowest.create(MANIFEST.model_copy(update={"id": "s1", "name": "lowest", "mode": "min"}), {})
+    planned(lowest, 7, {"lora.rank": 4}, 0, 0.4, "finished")
+    planned(lowest, 8, {"lora.rank": 8}, 0, 0.3, "finished")
+    for stamp, end in (("20260101-000000-aaaa", True), ("20260102-000000-bbbb", True), ("20260103-000000-cccc", False)):
+        name = "fedra_digits" if end else "stopped"
+        run = home.run(name, stamp)
+        run.plan(TrialPlan(key=stamp, number=0, arm={}, seed=0, config={}))
+        write_rounds(home, name, stamp)
+        if end:
+            run.end(Outcome(outcome="finished", round=2))
+    return home
+
+
+def write_rounds(home: Store, name: str, stamp: str) -> None:
+    source = home.sweep("lowest", "s1").trial("c00000000000007").checkpoint
+    home.run(name, stamp).checkpoint.write_bytes(source.read_bytes())
+
+
+def fill(older: SweepStore, newer: SweepStore) -> None:
+    planned(older, 0, {"lora.rank": 4}, 0, 0.4, "finished")
+    planned(older, 1, {"lora.rank": 4}, 1, 0.45, "finished")
+    planned(newer, 0, {"lora.rank": 4}, 0, 0.1, "finished")
+    planned(newer, 2, {"lora.rank": 8}, 0, 0.3, "finished")
+    planned(newer, 3, {"lora.rank": 8}, 1, 0.3, "finished")
+    planned(newer, 4, {"lora.rank": 16}, 0, 0.5, "pruned")
+    planned(newer, 5, {"lora.rank": 16}, 1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "why"),
+    [
+        ("ablations/rank", "c00000000000002", "the best of 3 finished trials by accuracy/mean"),  # the first of equals
+        ("ablations/rank@20260101-000000-old1", "ab00000000000001", "the best of 2 finished trials by accuracy/mean"),
+        ("ablations/rank:lora.rank=4", "ab00000000000000", ""),
+        ("ablations/rank:lora.rank=8", "c00000000000002", "the best of 2 finished trials by accuracy/mean"),
+        ("ablations/rank:lora.rank=8,seed=1", "c00000000000003", ""),
+        ("ablations/rank:seed=1", "c00000000000003", ""),
+        ("ablations/rank@20260101-000000-old1:seed=0", "ab00000000000000", ""),
+        ("lowest", "c00000000000008", "the best of 2 finished trials by accuracy/mean"),
+        ("c00000000000003", "c00000000000003", ""),
+        ("ab00000000000001", "ab00000000000001", ""),  # of the older sweep
+        ("fedra_digits", "20260102-000000-bbbb", "the newest of 2 runs"),
+        ("fedra_digits@20260101-000000-aaaa", "20260101-000000-aaaa", ""),
+    ],
+)
+def test_a_name_means_a_trial(store: Store, text: str, key: str, why: str):
+    found = find_trial(store, text)
+    assert (found.record.plan.key, found.why) == (key, why)
+    assert found.trial.checkpoint.exists()
+
+
+def test_a_key_in_several_sweeps_is_of_the_newest_that_has_it(store: Store):
+    found = find_trial(store, "ab00000000000000")
+    assert found.sweep is not None
+    assert found.sweep.folder.name == "20260102-000000-new1"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("ablations/rank", "c00000000000004"),
+        ("ablations/rank:lora.rank=16,seed=0", "c00000000000004"),
+        ("stopped", "20260103-000000-cccc"),
+    ],
+)
+def test_what_has_not_finished_is_taken_when_asked_for(store: Store, text: str, key: str):
+    assert find_trial(store, text, unfinished=True).record.plan.key == key
+
+
+WHERE = "ablations/rank@20260102-000000-new1"
+STANDS = "after round 2; `--unfinished` exports it as it stands."
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("ablations/rnk", "there is no trial `ablations/rnk` in {root}; did you mean `ablations/rank`?"),
+        ("zzz", "there is no trial `zzz` in {root}; it must be a trial's key, SPACE[@SWEEP][:ARM] such as "
+         "`ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run."),
+        ("", "there is no trial `` in {root}; it must be a trial's key, SPACE[@SWEEP][:ARM] such as "
+         "`ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run."),
+        ("ablations/rank@20260102-000000-new", "there is no sweep `20260102-000000-new` of ablations/rank in {root}; "
+         "did you mean `20260102-000000-new1` or `20260101-000000-old1`?"),
+        ("fedra_digits@x", "there is no run `x` of fedra_digits in {root}."),
+        ("c0", "`c0` must begin one trial's key, but it begins 6: c00000000000002, c00000000000003, c00000000000004, "
+         "c00000000000005, c00000000000007, c00000000000008."),
+        ("ablations/rank:lora.rank=5", f"no trial of {WHERE} has lora.rank=5; its arms are lora.rank=4, lora.rank=8, "
+         "lora.rank=16, its seeds 0, 1."),
+        ("ablations/rank:rank", "an arm must look like `lora.rank=4,seed=0`, but got `rank`."),
+        ("ablations/rank:", "an arm must look like `lora.rank=4,seed=0`, but got ``."),
+        ("ablations/rank:lora.rank=[4", "the arm's `lora.rank=[4` is not valid YAML at line 1, column 3: expected ',' "
+         "or ']', but got '<stream end>'."),
+        ("c00000000000004", f"trial c00000000000004 of {WHERE} is pruned, {STANDS}"),
+        ("ablations/rank:lora.rank=16", f"none of 2 trials of {WHERE} has finished; `--unfinished` takes the best as "
+         "they stand."),
+        ("c00000000000005", f"trial c00000000000005 of {WHERE} has not ended and has no round on disk."),
+        ("stopped", f"the run stopped@20260103-000000-cccc has not ended, {STANDS}"),
+    ],
+)  # fmt: skip
+def test_a_name_that_means_none_is_answered_in_a_sentence(store: Store, text: str, sentence: str):
+    with pytest.raises(UserError) as refusal:
+        find_trial(store, text)
+    assert str(refusal.value) == sentence.format(root=store.root)
+
+
+def test_a_trial_without_a_round_has_nothing_to_export(store: Store):
+    with pytest.raises(UserError, match="has no round on disk yet, so that there is nothing to export"):
+        find_trial(store, "ablations/rank:lora.rank=16,seed=1", unfinished=True)
+
+
+def test_an_empty_store_has_no_trial(tmp_path: Path):
+    with pytest.raises(UserError, match="there is no trial `fedra_digits` in "):
+        find_trial(Store(tmp_path), "fedra_digits")
+
+
+def test_commas_part_what_is_not_in_brackets_or_quotes():
+    assert split("a={x: [1, 2], y: 3},b='1,2',c=\"]\",d=") == ["a={x: [1, 2], y: 3}", "b='1,2'", 'c="]"', "d="]

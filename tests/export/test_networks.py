@@ -1,0 +1,218 @@
+"""Every family of backbones, however it is shaped and adapted, is written and read back as the same function."""
+
+import contextlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from huggingface_hub import constants
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsweep.data import load as load_data
+from fedsweep.errors import UserError
+from fedsweep.experiment import RunConfig
+from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard
+from fedsweep.export.files import write
+from fedsweep.export.loading import load
+from fedsweep.export.naming import Named
+from fedsweep.history import RoundRecord
+from fedsweep.models import DigitsViT, LayeredModel, build_model
+from fedsweep.models.weights_file import digest
+from fedsweep.paths import find
+from fedsweep.plain import read_yaml
+from fedsweep.store import TrialPlan, TrialRecord, TrialStore
+from tests.export.helpers import block, read
+from tests.models.small import stirred, timm_network
+
+SMALL = {"name": "timm", "pretrained": "none", "img_size": 16, "embed_dim": 48, "num_blocks": 3, "num_heads": 3}
+VIT = {**SMALL, "model": "vit_tiny_patch16_224", "patch_size": 4}
+MIXER = {**SMALL, "model": "mixer_s16_224", "patch_size": 4, "num_heads": None}
+TAG = "test_vit.r160_in1k"  # timm's own miniature
+CASES: dict[str, dict[str, Any]] = {
+    "vit": {"backbone": VIT},
+    "vit of one channel": {"backbone": {**VIT, "in_chans": 1, "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}},
+    "its patches adapted, one sublayer": {"backbone": VIT, "lora.patch_embed": True, "lora.position": "l0"},
+    "scaling in place of alpha, dropout": {"backbone": VIT, "lora": {"rank": 3, "scaling": 0.7, "dropout": 0.5}},
+    "frozen factors A": {"backbone": VIT, "aggregation.lora": "freeze_a"},
+    "distilled": {"backbone": {**VIT, "model": "deit_tiny_distilled_patch16_224"}},
+    "registers": {"backbone": {**VIT, "model": "vit_small_patch14_reg4_dinov2"}},
+    "beit": {"backbone": {**SMALL, "model": "beit_base_patch16_224", "patch_size": 4}},
+    "eva": {"backbone": {**SMALL, "model": "eva02_tiny_patch14_224", "patch_size": 4, "num_heads": 4}},
+    "dinov3": {"backbone": {**SMALL, "model": "vit_small_patch16_dinov3", "patch_size": 4, "num_heads": 4}},
+    "mixer": {"backbone": MIXER, "lora.patch_embed": True, "lora.rank": 2},
+    "the one that ships": {},
+}  # fmt: skip
+
+
+def images(size: int, count: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+
+
+def drawn(model: LayeredModel) -> LayeredModel:
+    """With tuned tensors that all matter."""
+    generator = torch.Generator().manual_seed(1)
+    model.load_adapter(
+        {name: 0.3 * torch.randn(one.shape, generator=generator) for name, one in model.adapter().items()}
+    )
+    return model.eval()
+
+
+def written(folder: Path, config: RunConfig, model: LayeredModel, layers: tuple[int, ...]) -> ExportCard:
+    plan = TrialPlan(key="k1", number=0, arm={}, seed=0, config=config.model_dump(mode="json"))
+    named = Named(TrialStore(folder.parent), TrialRecord(plan, None, ()), "test", None, "")
+    scores = {"accuracy/mean": 0.5, "accuracy/worst_domain": 0.25}
+    folder.mkdir()
+    return write(folder, named, config, model, layers, RoundRecord(4, scores, 1.0), None)
+
+
+@torch.no_grad()
+def check(folder: Path, config: RunConfig, model: LayeredModel, layers: tuple[int, ...]) -> None:
+    expected = model(images(config.backbone.image_size), layers)
+    assert expected.std() > 0.1
+    for logits in (load(folder).logits, as_its_readme_says(folder)):
+        torch.testing.assert_close(logits(images(config.backbone.image_size)), expected, rtol=1e-5, atol=1e-4)
+
+
+def as_its_readme_says(folder: Path) -> Callable[[Tensor], Tensor]:
+    names: dict[str, Any] = {}
+    with contextlib.chdir(folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers', of a name that peft asks it for
+        exec(block(folder / "README.md"), names)  # noqa: S102
+    return names["logits"]
+
+
+def built(config: RunConfig) -> LayeredModel:
+    names = tuple("0123456789")
+    freeze = config.aggregation.lora == "freeze_a"
+    lora = config.lora if config.method.uses_lora else None
+    model = build_model(config.backbone, lora, 10, config.seed, names, freeze)
+    stirred(model)  # biases, norms and scales that a fresh network has at 0 and 1
+    return drawn(model)
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, and no network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def shaped(tiny: RunConfig) -> RunConfig:
+    return tiny.override({"lora.rank": 3, "federation.depths": [3, 2, 1]}, "test")
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("short", [False, True], ids=["all blocks", "the first blocks"])
+def test_a_network_is_read_back_as_the_same_function(shaped: RunConfig, tmp_path: Path, name: str, short: bool):
+    config = shaped.override(CASES[name], "test")
+    model = built(config)
+    layers = tuple(range(2 if short else model.num_layers))
+    card = written(tmp_path / "out", config, model, layers)
+    assert card.cut == ({"blocks": 2} if short else {})
+    adapted = {name.split(".")[1] for name in read(tmp_path / "out" / "adapter_config.json")["target_modules"]}
+    assert adapted - {"proj"} == set(map(str, layers))  # no block that is cut off
+    check(tmp_path / "out", config, model, layers)
+
+
+@pytest.mark.parametrize("method", ["fedra", "ft"])
+def test_a_pinned_tag_stands_for_its_weights(shaped: RunConfig, tmp_path: Path, offline: Path, method: str):
+    backbone = {"name": "timm", "model": TAG, "pretrained": "timm", "img_size": 16, "patch_size": 4}
+    config = shaped.override({"backbone": backbone, "method": method}, "test")
+    snapshot = offline / f"models--timm--{TAG}" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    save_file(timm_network(config.backbone, 1000).state_dict(), snapshot / "model.safetensors")
+    model = build_model(config.backbone, config.lora if method == "fedra" else None, 10, 0, tuple("0123456789"))
+    if method == "ft":
+        model.backbone.requires_grad_(True)
+    card = written(tmp_path / "out", config, drawn(model), tuple(range(model.num_layers)))
+    assert (card.weights, card.backbone.fetched) == (f"timm:{TAG}", method == "fedra")
+    assert list(card.sha256) == [ADAPTER if method == "fedra" else WHOLE]
+    check(tmp_path / "out", config, model, tuple(range(model.num_layers)))
+    if method == "fedra":
+        assert read(tmp_path / "out" / "adapter_config.json")["base_model_name_or_path"] == TAG
+        for path in offline.rglob("*.safetensors"):
+            path.unlink()
+        with pytest.raises(UserError, match=f"timm's weights {TAG} are not in the cache"):
+            load(tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", ["fedra", "ft", "all_small"])
+def test_a_clip_is_read_back_by_transformers(shaped: RunConfig, tmp_path: Path, random_clip: Path, method: str):
+    """Its image encoder has 12 blocks and its text encoder 4: eleven pairs of both are 11 and 3."""
+    backbone = {"name": "clip", "model": str(random_clip), "prompt": "a {} in ink"}
+    config = shaped.override({"backbone": backbone, "method": method, "lora.position": "all"}, "test")
+    names = tuple("0123456789")
+    model = build_model(config.backbone, None if method == "ft" else config.lora, 10, 0, names)
+    if method == "ft":
+        model.backbone.requires_grad_(True)
+    generator = torch.Generator().manual_seed(1)
+    noise = {name: 0.05 * torch.randn(one.shape, generator=generator) for name, one in model.adapter().items()}
+    model.load_adapter({name: one + noise[name] for name, one in model.adapter().items()})
+    layers = tuple(range(11 if method == "all_small" else 12))
+    card = written(tmp_path / "out", config, model.eval(), layers)
+    assert card.prompts == tuple(f"a {name} in ink" for name in names)
+    cut = {"vision_model.encoder.layers": 11, "text_model.encoder.layers": 3}
+    assert card.cut == (cut if method == "all_small" else {})
+    assert list(card.sha256) == ([WHOLE] if method == "ft" else [ADAPTER, f"{FOLDER}/{WHOLE}"])
+    check(tmp_path / "out", config, model, layers)
+
+
+def test_a_clip_of_the_hub_is_fetched_by_its_name_and_must_be_the_same(
+    shaped: RunConfig, tmp_path: Path, random_clip: Path, offline: Path
+):
+    snapshot = offline / "models--some--clip" / "snapshots" / ("0" * 40)
+    shutil.copytree(random_clip, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    config = shaped.override({"backbone": {"name": "clip", "model": "some/clip"}, "lora.position": "mlp"}, "test")
+    model = build_model(config.backbone, config.lora, 10, 0, tuple("0123456789"))
+    card = written(tmp_path / "out", config, model, tuple(range(12)))
+    assert (card.backbone.model, card.backbone.fetched, list(card.sha256)) == ("some/clip", True, [ADAPTER])
+    check(tmp_path / "out", config, model, tuple(range(12)))
+    normalisation = read(snapshot / "preprocessor_config.json")
+    (snapshot / "preprocessor_config.json").write_text(json.dumps({**normalisation, "image_std": [9.0] * 3}))
+    with pytest.raises(UserError, match=r"^some/clip is another checkpoint than the one tuned, sha256:"):
+        load(tmp_path / "out")
+
+
+def test_a_backbone_that_ships_is_timm_s_smallest_vit_in_another_shape():
+    ours, recipe = DigitsViT(), DigitsViT().recipe(10)
+    with torch.device("meta"):
+        theirs = timm.create_model(recipe.model, **recipe.arguments).state_dict()
+        own = ours.architecture().state_dict()
+    assert {name: one.shape for name, one in own.items()} == {name: one.shape for name, one in theirs.items()}
+
+
+@pytest.fixture
+def cut_otherwise(pacs: Path) -> Iterator[Path]:
+    """The data folder with PACS, whose card says for a while that its images were squashed."""
+    path = pacs / "pacs-64" / "card.json"
+    before = path.read_bytes()
+    path.write_text(json.dumps({**read(path), "crop_pct": 0.9, "crop_mode": "squash", "interpolation": "bilinear"}))
+    yield pacs
+    path.write_bytes(before)
+
+
+def test_weights_of_a_file_go_with_the_crop_that_their_images_had(cut_otherwise: Path, tmp_path: Path):
+    config = RunConfig.of(read_yaml(find("experiments", "fedra_pacs")), "test")
+    model = drawn(build_model(config.backbone, config.lora, 7, 0, load_data(config.data).class_names))
+    layers = tuple(range(model.num_layers))
+    card = written(tmp_path / "out", config, model, layers)
+    assert (card.images.crop_pct, card.images.crop_mode, card.images.interpolation) == (0.9, "squash", "bilinear")
+    assert (card.images.size, card.images.mean, card.images.std) == (64, (0.5,) * 3, (0.25,) * 3)
+    assert card.weights.startswith(f"sha256:{digest(cut_otherwise / config.backbone.pretrained)}")
+    assert list(card.sha256) == [ADAPTER, BACKBONE]
+    assert card.classes == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    check(tmp_path / "out", config, model, layers)
