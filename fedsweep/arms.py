@@ -1,13 +1,15 @@
 """Arms of a sweep: which one it is, how it is said, and what a paper printed for it. No torch."""
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from fedsweep.config import Config
-from fedsweep.plain import Json
+from fedsweep.errors import UserError
+from fedsweep.plain import Json, parse_yaml
 
 Arm = dict[str, Json]
 WITHOUT = "without"
@@ -84,6 +86,51 @@ def identity(values: Json | Mapping[str, Json]) -> str:
 def agrees(part: Mapping[str, Json], arm: Mapping[str, Json]) -> bool:
     """Whether the arm has every value of the part."""
     return all(name in arm and identity(arm[name]) == identity(value) for name, value in part.items())
+
+
+def parse_arm(text: str) -> Arm:
+    """`lora.rank=4,seed=0` as values by name; values are YAML, commas within brackets and quotes do not part.
+
+    >>> parse_arm("federation.depths=[12, 6],arm='a, b'")
+    {'federation.depths': [12, 6], 'arm': 'a, b'}
+
+    Raises:
+        UserError: it is not such a list, or a name stands twice.
+    """
+    arm: Arm = {}
+    for word in at_commas(text):
+        name, sign, value = (part.strip() for part in word.partition("="))
+        if not sign or not name:
+            raise UserError(f"an arm must look like `lora.rank=4,seed=0`, but got `{text}`.")
+        if name in arm:
+            raise UserError(f"an arm has each hyperparameter once, but `{text}` has `{name}` twice.")
+        arm[name] = parse_yaml(value, f"the arm's `{word.strip()}`")
+    return arm
+
+
+def arm_argument(arm: Mapping[str, Json]) -> str:
+    """What `parse_arm` reads back.
+
+    >>> arm_argument({"lora.rank": 4, "without": ["method.cross"], "arm": "a, b"})
+    'lora.rank=4,without=["method.cross"],arm="a, b"'
+    """
+    return ",".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arm.items())
+
+
+def at_commas(text: str) -> list[str]:
+    """Parts of a text between commas outside of brackets and quotes.
+
+    >>> at_commas("federation.depths=[12, 6],arm='a, b',seed=0")
+    ['federation.depths=[12, 6]', "arm='a, b'", 'seed=0']
+    """
+    parts, depth = [""], 0
+    for piece in re.findall(r"""(?s)"(?:\\.|[^"\\])*"|'[^']*'|.""", text):
+        depth += (piece in "[{(") - (piece in "]})")
+        if piece == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return parts
 
 
 def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Json]) -> dict[str, Arm]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.arms import Reference, identity, shown_setting
+from fedsweep.arms import Reference, arm_argument, at_commas, identity, parse_arm, shown_setting
 from fedsweep.errors import UserError
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("abc", min_size=1)
@@ -31,6 +31,30 @@ def test_a_value_is_said_in_one_line_without_quotes_or_braces(value):
     shown = shown_setting(value)
     assert not set(shown) & set("{}'\"\n")
     assert shown
+
+
+LEAVES_OF_FILES = (
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(-1e6, 1e6) | st.text("a,='\"[: #1e")
+)
+ARGUMENTS = st.recursive(
+    LEAVES_OF_FILES, lambda one: st.lists(one) | st.dictionaries(st.text("abc"), one), max_leaves=9
+)
+
+
+@given(st.dictionaries(st.text("ab._", min_size=1), ARGUMENTS, min_size=1))
+def test_an_arm_is_read_from_what_it_is_written_as(arm):
+    assert identity(parse_arm(arm_argument(arm))) == identity(arm)
+
+
+def test_commas_part_what_is_not_in_brackets_or_quotes():
+    text = "a={x: [1, 2], y: 3},b='1,2',c=\"]\",d="
+    assert at_commas(text) == ["a={x: [1, 2], y: 3}", "b='1,2'", 'c="]"', "d="]
+
+
+@pytest.mark.parametrize("text", ["", "lora.rank", "=4", "a=1,,b=2", "a=1,a=2", "a=[1"])
+def test_what_is_no_arm_is_refused(text):
+    with pytest.raises(UserError, match=r"arm"):
+        parse_arm(text)
 
 
 @given(st.floats(0, 100), st.text("abc/", min_size=1))

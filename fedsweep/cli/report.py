@@ -64,7 +64,7 @@ def report(
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="SPACE[@SWEEP], or an arm of it: `...:lora.rank=4`")],
+    first: Annotated[str, typer.Argument(metavar="A", help="`SPACE[@SWEEP]`, or an arm of it: `...:lora.rank=4`")],
     second: Annotated[str, typer.Argument(metavar="B", help="the same of another sweep, or of another arm")],
     format: Annotated[str, typer.Option("--format", help="`terminal`, `markdown` or `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
@@ -118,34 +118,18 @@ def check_format(given: str, known: tuple[str, ...]) -> None:
 
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
-    """`SPACE[@SWEEP][:NAME=VALUE,...]`, and the arm's values, none of a whole sweep."""
-    from fedsweep.plain import parse_overrides
+    """`SPACE[@SWEEP][:ARM]`, and the arm's values, none of a whole sweep."""
+    from fedsweep.arms import parse_arm
     from fedsweep.report.compare import Side
 
-    where, _, arm = given.partition(":")
+    where, colon, arm = given.partition(":")
     space, _, sweep = where.partition("@")
-    values = dict(parse_overrides(_entries(arm)))
+    values = parse_arm(arm) if colon else {}
     found = home.find(space, sweep or None)
     trials = found.trials()
     if not any(trial.history for trial in trials):
         _refuse(f"`{given}`: no trial of sweep `{found.manifest().id}` of {space} has recorded a round.")
     return Side.of(given, found.manifest(), trials, values), values
-
-
-def _entries(text: str) -> list[str]:
-    """What stands between commas outside of brackets.
-
-    >>> _entries("lora.rank=4,federation.depths=[4,8]")
-    ['lora.rank=4', 'federation.depths=[4,8]']
-    """
-    entries, depth = [""], 0
-    for letter in text:
-        depth += (letter in "[{(") - (letter in "]})")
-        if letter == "," and depth == 0:
-            entries.append("")
-        else:
-            entries[-1] += letter
-    return [entry.strip() for entry in entries if entry.strip()]
 
 
 def _refuse(sentence: str) -> None:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.arms import agrees
+from fedsweep.arms import agrees, parse_arm
 from fedsweep.errors import UserError, near
 from fedsweep.export.checks import some
 from fedsweep.history import last
-from fedsweep.plain import Json, parse_yaml
+from fedsweep.plain import Json
 from fedsweep.store import Store, SweepStore, TrialRecord, TrialStore
 
 GRAMMAR = "a trial's key, SPACE[@SWEEP][:ARM] such as `ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run"
@@ -41,7 +41,7 @@ def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
     spaces = {sweep.manifest().name for sweep in store.sweeps()}
     if bare in spaces:
         sweep = store.find(bare, which or None)
-        return _best(sweep, sweep.trials(), _part(arm) if colon else {}, unfinished)
+        return _best(sweep, sweep.trials(), parse_arm(arm) if colon else {}, unfinished)
     runs = _runs(store)
     if bare in runs and not colon:
         return _run(store, bare, which, runs[bare], unfinished)
@@ -87,40 +87,6 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
     if len(keys) > 1:
         raise UserError(f"`{prefix}` must begin one trial's key, but it begins {len(keys)}: {some(keys)}.")
     return min(found, key=lambda one: not _finished(one[1])) if found else None
-
-
-def _part(text: str) -> dict[str, Json]:
-    """`lora.rank=4,seed=0` as values by name; commas within brackets and quotes do not part.
-
-    Raises:
-        UserError: it is not such a list.
-    """
-    values: dict[str, Json] = {}
-    for word in split(text):
-        name, sign, value = word.partition("=")
-        if not sign or not name.strip():
-            raise UserError(f"an arm must look like `lora.rank=4,seed=0`, but got `{text}`.")
-        values[name.strip()] = parse_yaml(value, f"the arm's `{word.strip()}`")
-    return values
-
-
-def split(text: str) -> list[str]:
-    """At commas outside of brackets and quotes.
-
-    >>> split("federation.depths=[12, 6],arm='a, b',seed=0")
-    ['federation.depths=[12, 6]', "arm='a, b'", 'seed=0']
-    """
-    parts, depth, quote = [""], 0, ""
-    for one in text:
-        if quote or one in "'\"":
-            quote = "" if one == quote else quote or one
-        else:
-            depth += (one in "[{(") - (one in "]})")
-        if one == "," and not quote and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += one
-    return parts
 
 
 def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.arms import Arm, agrees, arm_label, identity
+from fedsweep.arms import Arm, agrees, arm_argument, arm_label, identity
 from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.plain import Json
@@ -78,7 +78,7 @@ class Pairing:
         if not pairs:
             raise UserError(
                 f"`{first.name}` and `{second.name}` have no arm in common; one arm of each can be compared, as in "
-                f"`{first.name}:{arm_label(first.arms[0].arm.values).replace(', ', ',')}`."
+                f"`{first.name}:{arm_argument(first.arms[0].arm.values)}`."
             )
         if one.id == other.id and all(a.arm.values == b.arm.values for a, b in pairs):
             raise UserError(f"`{first.name}` and `{second.name}` are the same.")

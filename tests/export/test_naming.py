@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.errors import UserError
-from fedsweep.export.naming import find_trial, split
+from fedsweep.export.naming import find_trial
 from fedsweep.store import Outcome, Store, SweepStore, TrialPlan
 from tests.export.helpers import planned
 from tests.tracking.helpers import MANIFEST
@@ -134,7 +134,3 @@ def test_a_trial_without_a_round_has_nothing_to_export(store: Store):
 def test_an_empty_store_has_no_trial(tmp_path: Path):
     with pytest.raises(UserError, match="there is no trial `fedra_digits` in "):
         find_trial(Store(tmp_path), "fedra_digits")
-
-
-def test_commas_part_what_is_not_in_brackets_or_quotes():
-    assert split("a={x: [1, 2], y: 3},b='1,2',c=\"]\",d=") == ["a={x: [1, 2], y: 3}", "b='1,2'", 'c="]"', "d="]
