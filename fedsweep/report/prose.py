@@ -11,6 +11,7 @@ from fedsweep.report import front
 from fedsweep.report.arms import ended
 from fedsweep.report.comparison import Comparison
 from fedsweep.report.comparisons import exact
+from fedsweep.report.intervals import LEVEL
 from fedsweep.report.population import sentences
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
 from fedsweep.report.wording import Units, arm_words, names, of_clients, shown_p
@@ -80,10 +81,12 @@ def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatist
         shown += f" at the same {shared}"
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
     points = " in percentage points" if units.percent else ""
+    # Where exact tests are shown, the section that shows them says what they are.
+    without = "" if not tested or all(one.exact_can_tell for one in tested) else f" {exact(tested)}"
     return (
         f"Baseline: {shown}. Difference: arm minus baseline{points}, paired over the seeds that both "
         "finished; 95% t interval, uncorrected; two-sided paired t-test, "
-        f"Holm-corrected over {len(tested)} arm{'s' * (len(tested) != 1)}." + (f" {exact(tested)}" if tested else "")
+        f"Holm-corrected over {len(tested)} arm{'s' * (len(tested) != 1)}." + without
     )
 
 
@@ -192,7 +195,8 @@ def finding(manifest: SweepManifest, comparison: Comparison, units: Units) -> st
     elif verdict != "no detectable difference" and manifest.mode == "min":
         said += ", which is better" if comparison.difference < 0 else ", which is worse"
     over = "" if seeds == len(manifest.seeds) else f" over {seeds} of {len(manifest.seeds)} seeds"
-    return f"{difference}{over} (95% interval {units.interval(comparison.interval)}), {said}{_plan(comparison, units)}"
+    more = _plan(comparison, units) + _doubt(comparison, units)
+    return f"{difference}{over} (95% interval {units.interval(comparison.interval)}), {said}{more}"
 
 
 def _plan(comparison: Comparison, units: Units) -> str:
@@ -205,3 +209,15 @@ def _plan(comparison: Comparison, units: Units) -> str:
         f"; {len(comparison.seeds)} seeds detect {units.value(comparison.detectable)}{units.of_difference} or more, "
         f"and this difference would take {many}"
     )
+
+
+def _doubt(comparison: Comparison, units: Units) -> str:
+    """Of a difference that the t-test detects: what does not see it without the assumption of a normal spread."""
+    if comparison.verdict not in ("higher", "lower"):
+        return ""
+    against = []
+    if comparison.bootstrap is not None and comparison.bootstrap[0] <= 0 <= comparison.bootstrap[1]:
+        against.append(f"the bootstrap interval {units.interval(comparison.bootstrap)} has zero in it")
+    if comparison.exact_can_tell and comparison.p_exact_holm is not None and comparison.p_exact_holm > LEVEL:
+        against.append(f"the exact test does not detect it (Holm p {shown_p(comparison.p_exact_holm)})")
+    return f", but {' and '.join(against)}: confirm it on more seeds" if against else ""

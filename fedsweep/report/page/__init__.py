@@ -20,6 +20,8 @@ from fedsweep.store import SweepManifest, TrialRecord
 TEMPLATE, LOOK, SCRIPT = "report.html.jinja", "report.css", "report.js"
 LONG = 36
 """Letters of a cell that may be broken into lines."""
+MANY = 10
+"""Columns; tables of more are set smaller."""
 SENTENCES = 8
 """Findings that are seen at once; the others unfold."""
 DIGITS = 12
@@ -55,6 +57,7 @@ def html(
         findings=table.findings(),
         at_once=SENTENCES,
         long=LONG,
+        many=MANY,
         caption=table.caption(),
         finished=_without_empty([row for row in rows if row.n], {"note"}),
         lost=_without_empty([row for row in rows if not row.n], set(cells[0])),
