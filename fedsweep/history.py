@@ -19,12 +19,14 @@ class RoundRecord:
 
 
 History = Sequence[RoundRecord]
+MEASURED = ("memory", "system")
+"""Not written where it was not measured."""
 
 
 def to_json(history: History) -> str:
     """Exact: floats survive to the last bit."""
     rows = [asdict(record) for record in history]
-    return json.dumps([{name: value for name, value in row.items() if name != "system" or value} for row in rows])
+    return json.dumps([{name: value for name, value in row.items() if name not in MEASURED or value} for row in rows])
 
 
 def from_json(text: str) -> list[RoundRecord]:

@@ -23,7 +23,7 @@ def test_the_machines_metrics_have_mlflows_names_and_the_process_its_own() -> No
 
 def test_a_history_keeps_them_and_is_what_it_was_without() -> None:
     plain = [RoundRecord(0, {"accuracy/mean": 0.1}, 0.5)]
-    measured = [RoundRecord(0, {"accuracy/mean": 0.1}, 0.5, {"system/cpu_utilization_percentage": 7.0})]
+    measured = [RoundRecord(0, {"accuracy/mean": 0.1}, 0.5, system={"system/cpu_utilization_percentage": 7.0})]
     assert from_json(to_json(measured))[0].system == {"system/cpu_utilization_percentage": 7.0}
     assert measured == plain
     assert json.loads(to_json(plain)) == [{"round": 0, "metrics": {"accuracy/mean": 0.1}, "seconds": 0.5}]

@@ -290,8 +290,8 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         (("accuracy/mean", "accuracy/avg"), ": `objective.metric` accuracy/avg is not reported by this run; did you "
          "mean `accuracy/mean` or `accuracy/domain/inverted` or `accuracy/worst_domain`?"),
         (("accuracy/mean", "f1"), ": `objective.metric` f1 is not reported by this run; it reports accuracy/mean, "
-         "accuracy/worst_domain, accuracy/domain/plain, accuracy/domain/rotated, accuracy/domain/inverted, "
-         "accuracy/domain/noisy, accuracy/domain/thick, accuracy/domain/textured, loss/test, loss/train, "
+         "accuracy/worst_domain, accuracy/domain_spread, accuracy/domain/plain, accuracy/domain/rotated, "
+         "accuracy/domain/inverted, accuracy/domain/noisy, accuracy/domain/thick, accuracy/domain/textured, loss/test, loss/train, "
          "allocation/gamma, allocation/gamma_star, allocation/idle, lora/residual, lora/relative_norm, bytes/down, "
          "bytes/up, parameters/held, parameters/trained."),
         (("mode: max", "mode: best"), ": `objective.mode` must be 'max' or 'min', but it is \"best\"."),

@@ -38,7 +38,7 @@ ROW_SUMS = {
     "zero_shot": lambda depths, layers: [layers] * len(depths),
 }
 """Blocks that each client runs, from the clients' depths and L. A new method adds its line."""
-MORE = {"fedms": (2 + 3) + (1 + 3 + 2), "fedag": 2}
+MORE = {"fedms": (3 + 3) + (1 + 3 + 2), "fedag": 2}
 """Metrics beside those of all methods: of three clients' own models, and of a method's own."""
 KEEPS = ("lfft", "promptfl", "fedms", "fedclip", "zero_shot", "fedag")
 """Methods that keep what frozen models make of images."""
@@ -298,7 +298,7 @@ def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, chosen)
     promised = tiny.override(chosen, "test").metrics()
     untuned, *rounds = straight
     assert len(rounds) == 2
-    assert len(promised) == len(set(promised)) == 3 + 3 + 1 + 5 + 4 + MORE.get(chosen["method"]["name"], 0)
+    assert len(promised) == len(set(promised)) == 4 + 3 + 1 + 5 + 4 + MORE.get(chosen["method"]["name"], 0)
     assert set(untuned.metrics) == {metric for metric in promised if metric.startswith(("accuracy/", "loss/test"))}
     for result in rounds:
         assert list(result.metrics) == promised

@@ -1,0 +1,85 @@
+"""What common seeds save on a sweep that was run: the spread of differences with common and with independent seeds.
+
+    python benchmarks/pairing.py ablations/lora_rank [ablations/learning_rate ...] [--store mlruns] [--to FILE]
+
+An arm minus the baseline over common seeds varies by var(d); over independent seeds by var(arm) + var(baseline). Their
+ratio is how many times fewer seeds the pairing needs for an interval of the same length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from fedsweep.arms import counterparts, identity
+from fedsweep.report.intervals import LEVEL
+from fedsweep.report.power import seeds_needed
+from fedsweep.report.statistics import summarise
+from fedsweep.report.wording import arm_words, markdown_table, names
+from fedsweep.store import Store, SweepStore
+
+HEAD = ("search space", "arm", "seeds", "sd of arm", "of baseline", "correlation", "sd, common", "sd, independent",
+        "times fewer", "95%", "1 point: common", "independent")  # fmt: skip
+POINT = 0.01
+"""The difference to be detected, one percentage point."""
+
+
+def main() -> None:
+    """Print the table, and write it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("spaces", nargs="+")
+    parser.add_argument("--store", default="mlruns")
+    parser.add_argument("--to", type=Path)
+    given = parser.parse_args()
+    rows = [row for space in given.spaces for row in of_sweep(Store.at(given.store).find(space, None))]
+    table = markdown_table(HEAD, rows, [place < 2 for place in range(len(HEAD))])
+    print(table)
+    if given.to is not None:
+        given.to.write_text(f"{table}\n", encoding="utf-8")
+
+
+def of_sweep(sweep: SweepStore) -> Iterator[list[str]]:
+    """A row for each arm that is compared with a baseline."""
+    manifest = sweep.manifest()
+    arms = summarise(manifest, sweep.trials())
+    by_arm, dotted = {identity(one.arm.values): one for one in arms}, names(manifest, arms)
+    others = counterparts([one.arm.values for one in arms], manifest.baseline or {})
+    for one in arms:
+        if one.comparison is not None and len(one.comparison.seeds) > 2:
+            baseline = by_arm[identity(others[identity(one.arm.values)])]
+            yield [manifest.name, arm_words(one.arm.values, dotted), *numbers(one.values, baseline.values)]
+
+
+def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str]:
+    """What one pair of arms says, values by seed; spreads in percentage points."""
+    seeds = sorted(set(arm) & set(baseline))
+    first, second = (np.array([values[seed] for seed in seeds]) for values in (arm, baseline))
+    common, independent = np.std(first - second, ddof=1), np.hypot(first.std(ddof=1), second.std(ddof=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # resamples of one seed have no spread
+        found = stats.bootstrap(
+            (first, second), saved, paired=True, method="percentile", vectorized=True, rng=np.random.default_rng(0)
+        )
+    low, high = found.confidence_interval
+    takes = [seeds_needed(POINT / spread, LEVEL) for spread in (common, independent)]
+    return [
+        str(len(seeds)), f"{100 * first.std(ddof=1):.2f}", f"{100 * second.std(ddof=1):.2f}",
+        f"{np.corrcoef(first, second)[0, 1]:+.2f}", f"{100 * common:.2f}", f"{100 * independent:.2f}",
+        f"{saved(first, second):.1f}", f"{low:.1f} to {high:.1f}", *map(str, takes),
+    ]  # fmt: skip
+
+
+def saved(first: NDArray[np.float64], second: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    """var(first) + var(second) over var(first - second)."""
+    apart = np.var(first - second, axis=axis, ddof=1)
+    return (np.var(first, axis=axis, ddof=1) + np.var(second, axis=axis, ddof=1)) / np.maximum(apart, 1e-12)
+
+
+if __name__ == "__main__":
+    main()
