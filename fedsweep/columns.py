@@ -25,9 +25,11 @@ class Column:
     """With its unit."""
     of: Callable[[TrialRecord], float | None]
     """In plain units: shares from 0 to 1, MB of 10^6 bytes, seconds, rounds."""
+    meaning: str
+    """What the heading does not say; of a share in percent."""
     percent: bool = False
-    whole: bool = False
-    """Whether it is a count, shown without decimals."""
+    digits: int | None = None
+    """Decimals that are shown; None for as many as four significant digits take."""
     measured: bool = False
     """Whether repetition changes it, as it does time and memory."""
 
@@ -95,24 +97,38 @@ def rounds_to(target: float, metric: str, mode: Mode) -> Callable[[TrialRecord],
 COLUMNS: Mapping[str, Column] = {
     column.name: column
     for column in (
-        Column("mean_over_domains", "mean of domains", _last("accuracy/mean"), percent=True),
-        Column("worst_domain", "worst domain", _last("accuracy/worst_domain"), percent=True),
-        Column("domain_spread", "sd of domains", _last("accuracy/domain_spread"), percent=True),
-        Column("out_of_domain", "out of domain", _last("accuracy/out_of_domain_mean"), percent=True),
-        Column("mean_client", "mean client", _last("accuracy/clients/mean"), percent=True),
-        Column("worst_client", "worst client", _last("accuracy/clients/worst"), percent=True),
-        Column("bottom_clients", "bottom 10% clients", _last("accuracy/clients/bottom_10"), percent=True),
-        Column("megabytes", "MB sent", megabytes),
-        Column("megabytes_up", "MB up", _sum_of("bytes/up", 1e6)),
-        Column("megabytes_down", "MB down", _sum_of("bytes/down", 1e6)),
-        Column("parameters_trained", "trained parameters", _mean_of_rounds("parameters/trained"), whole=True),
-        Column("parameters_held", "held parameters", _mean_of_rounds("parameters/held"), whole=True),
-        Column("seconds", "seconds", lambda trial: sum(one.seconds for one in trial.history), measured=True),
-        Column("gpu_seconds", "GPU seconds", gpu_seconds, measured=True),
-        Column("peak_memory", "peak MB", peak_memory, measured=True),
-        Column("gpu_memory", "peak GPU MB", gpu_memory, measured=True),
+        Column("mean_over_domains", "mean of domains", _last("accuracy/mean"),
+               "accuracy in percent, each domain with the same weight", percent=True),
+        Column("worst_domain", "worst domain", _last("accuracy/worst_domain"),
+               "accuracy in percent on each seed's worst domain", percent=True),
+        Column("domain_spread", "sd of domains", _last("accuracy/domain_spread"),
+               "of the accuracy over the domains (n), in percentage points", percent=True),
+        Column("out_of_domain", "out of domain", _last("accuracy/out_of_domain_mean"),
+               "mean accuracy in percent over the domains that no client of an arm has", percent=True),
+        Column("mean_client", "mean client", _last("accuracy/clients/mean"),
+               "accuracy in percent of clients with their own models, mean over clients", percent=True),
+        Column("worst_client", "worst client", _last("accuracy/clients/worst"),
+               "accuracy in percent of each seed's worst client with its own model", percent=True),
+        Column("bottom_clients", "bottom 10% clients", _last("accuracy/clients/bottom_10"),
+               "mean accuracy in percent of each seed's worst tenth of the clients", percent=True),
+        Column("megabytes", "MB sent", megabytes, "10^6 bytes, both directions, whole run"),
+        Column("megabytes_up", "MB up", _sum_of("bytes/up", 1e6), "10^6 bytes sent by clients, whole run"),
+        Column("megabytes_down", "MB down", _sum_of("bytes/down", 1e6), "10^6 bytes sent to clients, whole run"),
+        Column("parameters_trained", "trained parameters", _mean_of_rounds("parameters/trained"),
+               "of a client, mean over clients and rounds", digits=0),
+        Column("parameters_held", "held parameters", _mean_of_rounds("parameters/held"),
+               "of a client, frozen ones included, mean over clients and rounds", digits=0),
+        Column("seconds", "seconds", lambda trial: sum(one.seconds for one in trial.history),
+               "training and evaluation as measured, whole run", measured=True),
+        Column("gpu_seconds", "GPU seconds", gpu_seconds,
+               "the same times the fraction of a GPU that a trial had", measured=True),
+        Column("peak_memory", "peak MB", peak_memory,
+               "10^6 bytes of main memory that a trial's process had held at most, earlier trials of it included",
+               measured=True),
+        Column("gpu_memory", "peak GPU MB", gpu_memory,
+               "10^6 bytes of its GPU that a trial held at most", measured=True),
     )
-}
+}  # fmt: skip
 """By name; `rounds_to=NUMBER` and metrics beside them."""
 
 
@@ -127,8 +143,10 @@ def column(name: str, metric: str, mode: Mode) -> Column:
     if name.startswith(TARGET):
         target = float(name.removeprefix(TARGET))
         shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
-        return Column(name, f"rounds to {shown}", rounds_to(target, metric, mode))
-    return Column(name, name, _last(name), percent=is_accuracy(name))
+        meaning = "the first round after which the objective was there, on every seed or `by k of n`"
+        return Column(name, f"rounds to {shown}", rounds_to(target, metric, mode), meaning, digits=1)
+    percent = is_accuracy(name)
+    return Column(name, name, _last(name), "at the last round" + ", in percent" * percent, percent=percent)
 
 
 def check_columns(names: Sequence[str], metrics: Collection[str], where: str) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedsweep.arms import Arm
-    from fedsweep.report.compare import Side
+    from fedsweep.report.compare import Pairing, Side
     from fedsweep.store import Store
 
 FILES = {
@@ -83,24 +83,29 @@ def compare(
     if bool(arm) != bool(other):
         _refuse(f"`{first}` and `{second}` must both name an arm or both name a sweep.")
     found = Pairing.of(here, there, by_arm=not arm)
-    section = found.section()
     if format == "csv":
-        sys.stdout.write(section.csv())
+        sys.stdout.write(found.csv())
     elif format == "markdown":
         bullets = "\n".join(f"- {sentence}" for sentence in found.findings())
-        print(f"{section.markdown()}\n\n{bullets}")
+        print(f"{found.section().markdown()}\n\n{bullets}")
     else:
-        show(result_console(), section.terminal(), [*found.findings()], section.explained)
+        _show(result_console(), found)
 
 
-def show(console: Console, table: object, findings: list[str], explained: str) -> None:
-    """A table, what was found, and how to read it."""
+def _show(console: Console, found: Pairing) -> None:
+    """The table as wide as there is room, what was found, and how to read it."""
     from rich.text import Text
 
-    console.print(table, "")
-    for sentence in findings:
+    from fedsweep.report.compare import LEFT_OUT_FIRST
+
+    section, hidden = found.section().fitting(console.width, LEFT_OUT_FIRST)
+    console.print(section.terminal())
+    console.print()
+    for sentence in found.findings():
         console.print(Text(sentence))
-    console.print("", Text(explained, style="dim"))
+    more = f" Not shown for want of width: {', '.join(hidden)} (see `--format markdown`)." if hidden else ""
+    console.print()
+    console.print(Text(section.explained + more, style="dim"))
 
 
 def check_format(given: str, known: tuple[str, ...]) -> None:

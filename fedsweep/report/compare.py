@@ -9,6 +9,7 @@ from fedsweep.arms import Arm, agrees, arm_argument, arm_label, identity
 from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.plain import Json
+from fedsweep.report import frame
 from fedsweep.report.comparison import Comparison, compare
 from fedsweep.report.comparisons import HEAD, cells, explained
 from fedsweep.report.prose import finding
@@ -20,6 +21,10 @@ from fedsweep.store import SweepManifest, TrialRecord
 SHOWN = 12
 """Hyperparameters in which two sides differ that are named; of more, their number."""
 OF_COMPARISON = HEAD[4:]
+LEFT_OUT_FIRST = (
+    "95% bootstrap", "p", "exact p", "pairs", "seeds needed", "detectable", "effect", "n of A", "n of B", "Holm p",
+)  # fmt: skip
+"""Columns for which a terminal may have no room."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,22 @@ class Pairing:
         tested = [one for one in self.comparisons if one.p is not None]
         said = " ".join([*self._who(), "Differences are B minus A.", *explained(tested, units)])
         return Section("Comparison", head, rows, 1, said)
+
+    def csv(self) -> str:
+        """A row for each pair in full precision, in the objective's own unit, with the columns of table.csv."""
+        rows = []
+        for pair, found in zip(self.pairs, self.comparisons, strict=True):
+            sides = zip("ab", self.sides, pair, strict=True)
+            own = [
+                {
+                    f"space_{letter}": side.manifest.name, f"sweep_{letter}": side.manifest.id,
+                    f"arm_{letter}": arm_label(one.arm.values), f"n_{letter}": one.n, f"mean_{letter}": one.mean,
+                    f"sd_{letter}": one.sd,
+                }
+                for letter, side, one in sides
+            ]  # fmt: skip
+            rows.append({**own[0], **own[1], **frame.tests(found)})
+        return frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
         """A sentence on each pair, and in what the two sides differ."""

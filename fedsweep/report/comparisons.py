@@ -67,10 +67,11 @@ def explained(tested: Sequence[Comparison], units: Units) -> list[str]:
         "p: paired t-test. Effect: Hedges' g of the paired differences, their mean over their standard deviation.",
     ]
     if tested:
+        first = ", the level of Holm's first step" * (len(tested) > 1)
         said.append(
             f"Detectable: the smallest difference that so many seeds detect in 4 of 5 sweeps, at the spread seen here "
-            f"and at {tested[0].level:.3g}, the level of Holm's first step. Seeds needed: those that would detect this "
-            "difference so; rough, because difference and spread are estimates themselves."
+            f"and at {tested[0].level:.3g}{first}. Seeds needed: those that would detect this difference so; rough, "
+            "because difference and spread are estimates themselves."
         )
         said.append(exact(tested))
     return said

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from fedsweep.arms import IN_WORDS, identity
 from fedsweep.marks import SYNTHETIC
 from fedsweep.report.arms import ended, notes
+from fedsweep.report.comparison import Comparison
 from fedsweep.report.statistics import ArmStatistics, domain_metric
 from fedsweep.report.table import MEGABYTES, AblationTable
 from fedsweep.report.wording import settings
@@ -22,9 +24,13 @@ DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client",
 
 def frame(table: AblationTable) -> pd.DataFrame:
     """One row per arm; accuracies 0 to 1, intervals and differences in the objective's own unit."""
-    found = pd.DataFrame([_record(table, one) for one in table.arms])
-    counts = [name for name in COUNTS if name in found]
-    return found.astype(dict.fromkeys(counts, "Int64"))
+    return of_records([_record(table, one) for one in table.arms])
+
+
+def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    """Rows as a frame in which counts stay whole where some are missing."""
+    found = pd.DataFrame(records)
+    return found.astype({name: "Int64" for name in COUNTS if name in found})
 
 
 def csv(table: AblationTable) -> str:
@@ -67,7 +73,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "mean_high": high,
         "mean_of_last_4_rounds": one.mean_of_last,
         **({"reference": printed, "reference_source": paper.source if printed is not None else None} if paper else {}),
-        **(_tests(one) if table.compared else {}),
+        **({"baseline": one.is_baseline, **tests(one.comparison)} if table.compared else {}),
         "worst_client_accuracy": one.worst_client,
         "worst_domain_accuracy": one.worst_domain,
         "worst_domain": one.worst_domain_name,
@@ -83,13 +89,11 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     }
 
 
-def _tests(one: ArmStatistics) -> dict[str, object]:
-    """The columns of the comparison with the baseline; empty in the baseline's own row."""
-    found = one.comparison
+def tests(found: Comparison | None) -> dict[str, object]:
+    """The columns of a comparison; all empty of none, as in the baseline's own row."""
     low, high = found.interval if found and found.interval else (None, None)
     bootstrap_low, bootstrap_high = found.bootstrap if found and found.bootstrap else (None, None)
     return {
-        "baseline": one.is_baseline,
         "n_common": len(found.seeds) if found else None,
         "difference": found.difference if found else None,
         "interval_low": low,

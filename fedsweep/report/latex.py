@@ -13,7 +13,7 @@ SPECIAL = {
     "|": r"\textbar{}", '"': "''", "\N{MULTIPLICATION SIGN}": r"$\times$",
     "\N{MIDDLE DOT}": r"$\cdot$",
 }  # fmt: skip
-ASIDE = ("Worst domain:", "Worst client:", "Trials:")
+ASIDE = ("Worst domain:", "Worst client:", "MB sent:", "Columns, ", "Trials:")
 """Sentences of the caption that stand in a comment."""
 LEFT_OUT = ("note",)
 """Columns that have no room on a page; what they say stands below."""

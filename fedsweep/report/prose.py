@@ -1,7 +1,7 @@
 """Plain sentences: what was found, and what a reader needs to judge the numbers."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fedsweep.arms import IN_WORDS, Arm, Reference, counterparts, identity, setting, shown_setting
 from fedsweep.history import ACCUMULATED
@@ -13,8 +13,8 @@ from fedsweep.report.comparison import Comparison
 from fedsweep.report.comparisons import exact
 from fedsweep.report.intervals import LEVEL
 from fedsweep.report.population import sentences
-from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
-from fedsweep.report.wording import Units, arm_words, names, of_clients, shown_p
+from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, asked_columns
+from fedsweep.report.wording import Units, arm_words, names, shown_p
 from fedsweep.store import SweepManifest
 
 
@@ -34,8 +34,8 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     return [*found, *front.finding(manifest, arms)]
 
 
-def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Objective, rounds, seeds, baseline, test and correction, columns, and how many trials are in no mean."""
+def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
+    """Objective, rounds, seeds, baseline, test and correction, the columns shown, and how many trials are in no mean."""
     units = Units.of(manifest.metric, arms)
     seeds = ", ".join(map(str, manifest.seeds))
     return [
@@ -49,18 +49,25 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]
             if manifest.baseline is not None and any(one.is_baseline for one in arms)
             else []
         ),
-        (
-            "Worst client: accuracy of each seed's worst client with its own model, in percent, mean over seeds. "
-            if of_clients(manifest.metric)
-            else "Worst domain: accuracy on each seed's worst domain in percent, mean over seeds, "
-            "and the domain that is worst on average. "
-        )
-        + "MB sent: 10^6 bytes, both directions, whole run.",
+        *_about_columns(manifest, shown),
         *_about_held_out(manifest.metric, arms),
         *([_about_paper(manifest.reference)] if manifest.reference else []),
         *sentences(manifest, [trial for one in arms for trial in one.arm.trials]),
         _about_lost(arms),
     ]
+
+
+def _about_columns(manifest: SweepManifest, shown: Collection[str]) -> list[str]:
+    """What stands in the columns beside the objective."""
+    if asked := asked_columns(manifest):
+        return [f"Columns, means over seeds: {', '.join(f'{one.heading} ({one.meaning})' for one in asked)}."]
+    usual = {
+        "worst client": "accuracy of each seed's worst client with its own model, in percent, mean over seeds",
+        "worst domain": "accuracy on each seed's worst domain in percent, mean over seeds, and the domain that is "
+        "worst on average",
+        "MB sent": "10^6 bytes, both directions, whole run",
+    }
+    return [f"{name[0].upper()}{name[1:]}: {meaning}." for name, meaning in usual.items() if name in shown]
 
 
 def _about_second(manifest: SweepManifest) -> list[str]:

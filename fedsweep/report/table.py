@@ -112,7 +112,9 @@ class AblationTable:
             return f"by {sum(column.of(trial) is not None for trial in trials)} of {one.n}"
         if column.percent:
             return PERCENT.value(value)
-        digits = 0 if column.whole else decimals(other.columns[column.name] for other in self.arms)
+        digits = column.digits
+        if digits is None:
+            digits = decimals(other.columns[column.name] for other in self.arms)
         return NOTHING if value is None else f"{value:.{digits}f}"
 
     @cached_property
@@ -159,7 +161,8 @@ class AblationTable:
 
     def caption(self) -> list[str]:
         """Sentences that a reader needs to judge the numbers."""
-        return [*caption(self.manifest, self.arms), *([self.effects.missing] if self.effects.missing else [])]
+        said = caption(self.manifest, self.arms, self.cells()[0].keys())
+        return [*said, *([self.effects.missing] if self.effects.missing else [])]
 
     def markdown(self) -> str:
         """The table with a title, its caption and the sentences; then the accuracies by domain."""

@@ -40,7 +40,7 @@ def test_an_open_baseline_is_that_of_the_arms_own_values_where_it_has_them():
         "rank 8, method inclusivefl, beta 0.4 against method fedra",
     ]
     manifest, trials = sweep({"method": "fedra"}, ARMS)
-    lines = caption(manifest, summarise(manifest, trials))
+    lines = caption(manifest, summarise(manifest, trials), ())
     assert any(line.startswith("Baseline: method fedra at the same lora.rank. ") for line in lines)
 
 

@@ -40,8 +40,8 @@ def _empty(value: object) -> bool:
     return value is None or value != value
 
 
-def printed(table: AblationTable) -> str:
-    console = Console(width=220, file=io.StringIO(), color_system=None)
+def printed(table: AblationTable, width: int = 220) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(TerminalTable(table))
     return console.file.getvalue()
 
@@ -83,10 +83,24 @@ def test_columns_that_are_asked_for_stand_in_place_of_the_usual_ones(manifest, a
     assert "MB sent" not in head
 
 
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_column_that_was_asked_for_is_printed_at_any_width_and_said_what_it_is(manifest, ablation, width):
+    table = tabulate(manifest, ablation, columns=COLUMNS)
+    said = printed(table, width)
+    assert max(map(len, said.splitlines())) <= width
+    said = re.sub(r"\s+", " ", said)
+    for heading in list(table.cells()[0])[-7:-1]:
+        assert said.count(heading) >= 2, heading  # above its numbers, and in the caption
+    for row in table.cells():
+        assert all(cell in said for cell in row.values())
+    assert "Worst domain: " not in said
+    assert "MB sent" not in said
+
+
 def test_a_target_that_some_seeds_never_reach_has_no_mean(manifest, ablation):
     table = tabulate(manifest, ablation, columns=("rounds_to=0.52",))
     four, eight, *_ = table.cells()
-    assert (four["rounds to 52%"], eight["rounds to 52%"]) == ("by 1 of 3", "4.000")
+    assert (four["rounds to 52%"], eight["rounds to 52%"]) == ("by 1 of 3", "4.0")
     assert frame.frame(table)["rounds_to=0.52"].isna().tolist() == [True, False, False, True]
 
 

@@ -82,7 +82,8 @@ def test_a_command_that_is_refused_there_is_so_here_with_the_experiments_of_this
     ("terminals", "answer", "on"), [((), b"False False", 2), ((1, 2), b"True True", 1), ((2,), b"False True", 2)]
 )
 def test_output_and_ctrl_c_are_those_of_a_terminal_or_of_pipes(monkeypatch, quiet, terminals, answer, on):
-    monkeypatch.setattr(head, "COMMAND", (sys.executable, "-c", WAITING))
+    hears = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also where the tests do not
+    monkeypatch.setattr(head, "COMMAND", (sys.executable, "-c", hears + WAITING))
     driver = Driver()
     assert driver.start(Request([], {}, {}, terminals)) == socket.gethostname()
     written, _ = shown(driver, b"\n", (100, 30))
