@@ -59,7 +59,12 @@ class Section:
     def terminal(self) -> Table:
         """The cells for a `rich` console; headings and words may be folded, numbers not."""
         grid = Table(
-            box=SIMPLE_HEAD, title=self.title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+            box=SIMPLE_HEAD,
+            title=self.title,
+            title_justify="left",
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
         )
         for place, name in enumerate(self.head):
             words = place < self.words

@@ -69,9 +69,7 @@ class TerminalTable:
             yield self._grid(_only(rows, shown), short)
             names = names[len(shown) - len(arms) :]
 
-    def _grid(
-        self, rows: Sequence[Mapping[str, str]], short: Mapping[str, str], title: str | None = None
-    ) -> Table:
+    def _grid(self, rows: Sequence[Mapping[str, str]], short: Mapping[str, str], title: str | None = None) -> Table:
         grid = Table(
             box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
         )

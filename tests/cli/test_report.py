@@ -1,0 +1,163 @@
+"""`fedsweep report` and `fedsweep compare`: what they print is what they write, and their refusals."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from fedsweep.checkpoint import Checkpoint, save
+from fedsweep.report import write_report
+from fedsweep.store import Store
+from fedsweep.types import ServerState
+from tests.cli.conftest import GRID, ROOT, Call, Refused, write
+from tests.report.conftest import Trials, make_manifest
+
+SPACE = "ablations/lora_rank"
+ONE = Trials().arms({4: [0.50, 0.52, 0.49], 8: [0.60, 0.62, 0.58]})
+OTHER = Trials().arms({4: [0.55, 0.56, 0.57], 8: [0.60, 0.62, 0.58], 16: [0.7, 0.72, 0.71]})
+
+
+def record(store: Path, sweep: str, trials: Trials, name: str = SPACE) -> Path:
+    """A sweep as it lies on disk; its folder."""
+    kept = Store(store).sweep(name, sweep)
+    kept.create(make_manifest(id=sweep, name=name, created=f"2026-01-01T00:00:0{sweep[-1]}Z"), {})
+    for one in trials.records:
+        trial = kept.trial(one.plan.key)
+        trial.plan(one.plan)
+        state = ServerState({"w": torch.zeros(1)}, (0,))
+        save(trial.checkpoint, Checkpoint(one.last_round, state, tuple(one.history)))
+        assert one.outcome is not None
+        trial.end(one.outcome)
+    return kept.folder
+
+
+@pytest.fixture(autouse=True)
+def sweeps(tmp_path: Path) -> list[Path]:
+    return [record(tmp_path / "mlruns", "s1", ONE), record(tmp_path / "mlruns", "s2", OTHER)]
+
+
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [("markdown", "table.md"), ("csv", "table.csv"), ("latex", "table.tex"), ("html", "report.html")],
+)
+def test_what_is_printed_is_what_is_written(call: Call, sweeps, format, name):
+    answer = call("report", SPACE, "--sweep", "s1", "--format", format)
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == (sweeps[0] / "report" / name).read_text()
+
+
+def test_parquet_goes_to_a_file_and_to_no_terminal(refused: Refused, sweeps, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert refused("report", SPACE, "--format", "parquet").startswith(
+        "`--format parquet` is no text: send it to a file"
+    )
+    command = [sys.executable, "-m", "fedsweep.cli", "report", SPACE, "--store", str(tmp_path / "mlruns")]
+    done = subprocess.run([*command, "--format", "parquet"], capture_output=True, cwd=ROOT, check=True)
+    assert done.stdout == (sweeps[1] / "report" / "table.parquet").read_bytes()
+
+
+def test_without_a_format_it_is_the_table_of_the_newest_sweep(call: Call, sweeps):
+    answer = call("report", SPACE)
+    assert answer.out.startswith(SPACE)
+    assert "rank 16 against 8: " in answer.out
+    assert answer.out.endswith("Written to mlruns/sweeps/ablations/lora_rank/s2/report.\n")
+
+
+def test_columns_are_those_asked_for_in_every_format(call: Call, sweeps):
+    asked = ("--columns", "worst_domain,megabytes_up,rounds_to=0.52,accuracy/domain/photo")
+    heading = ["worst domain", "MB up", "rounds to 52%", "accuracy/domain/photo"]
+    shown = call("report", SPACE, *asked).out
+    assert " ".join(shown.splitlines()[1].split()).endswith(" ".join(heading))
+    assert f"| {' | '.join(heading)} |" in call("report", SPACE, *asked, "--format", "markdown").out
+    assert " & ".join(heading).replace("%", r"\%") in call("report", SPACE, *asked, "--format", "latex").out
+    assert ">MB up<" in call("report", SPACE, *asked, "--format", "html").out
+    table = pd.read_csv(io.StringIO(call("report", SPACE, *asked, "--format", "csv").out))
+    assert table["megabytes_up"].tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--format", "latx"), "`--format` must be terminal, markdown, csv, parquet, latex or html, but it is `latx`; did you mean `latex`?"),
+        (("--columns", "worst_domian"), "`--columns` names worst_domian, which is no column; did you mean `worst_domain` or `worst_client` or `accuracy/worst_domain`?"),
+        (("--columns", "loss/train"), "`--columns` names loss/train, which is no column"),
+        (("--columns", "seconds,seconds"), "`--columns` names seconds twice."),
+        (("--columns", "rounds_to=soon"), "`--columns` needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=soon."),
+    ],
+)  # fmt: skip
+def test_a_wrong_report_is_refused(refused: Refused, sweeps, words, sentence):
+    assert refused("report", SPACE, *words).startswith(sentence)
+    assert not (sweeps[1] / "report").exists()
+
+
+def test_columns_of_a_search_space_are_those_of_its_report_and_refused_where_there_are_none(refused: Refused):
+    text = GRID + "\ncolumns: [worst_domain, megbytes_up]\n"
+    write("search_spaces", "mine", text)
+    assert refused("tune", "mine") == (
+        "search space mine: `columns` names megbytes_up, which is no column; did you mean `megabytes_up` or `megabytes` "
+        "or `bytes/up`?"
+    )
+    assert refused("tune", SPACE, "--columns", "bytes").startswith(
+        f"search space {SPACE}: `columns` names bytes, which is no column"
+    )
+
+
+def test_two_sweeps_are_compared_by_the_arms_that_both_have(call: Call):
+    found = pd.read_csv(io.StringIO(call("compare", f"{SPACE}@s1", f"{SPACE}@s2", "--format", "csv").out))
+    assert found[["arm_a", "arm_b", "sweep_a", "sweep_b", "n_common"]].values.tolist() == [
+        ["lora.rank=4", "lora.rank=4", "s1", "s2", 3],
+        ["lora.rank=8", "lora.rank=8", "s1", "s2", 3],
+    ]
+    assert found["difference"].tolist() == pytest.approx([0.17 / 3, 0.0])
+    assert found["verdict"].tolist() == ["no detectable difference"] * 2
+
+
+def test_two_arms_are_compared_as_the_report_does(call: Call, tmp_path: Path):
+    found = pd.read_csv(
+        io.StringIO(call("compare", f"{SPACE}@s2:lora.rank=8", f"{SPACE}@s2:lora.rank=16", "--format", "csv").out)
+    )
+    pair = [one for one in OTHER.records if one.plan.arm != {"lora.rank": 4}]
+    made = write_report(make_manifest(), pair, tmp_path / "pair")
+    (row,) = [row for _, row in pd.read_csv(made.csv).iterrows() if row["lora.rank"] == 16]
+    for name in ("difference", "interval_low", "interval_high", "p_holm", "effect", "detectable"):
+        assert found[name][0] == row[name], name
+
+
+@pytest.mark.parametrize("format", ["terminal", "markdown"])
+def test_a_comparison_says_what_was_found_and_what_differs(call: Call, format):
+    said = " ".join(
+        call("compare", f"{SPACE}@s1:lora.rank=4", f"{SPACE}@s2:lora.rank=16", "--format", format).out.split()
+    )
+    assert "lora.rank=4 / lora.rank=16, B against A: +20.67 points" in said
+    assert f"A: {SPACE}, sweep s1, around fedra_digits. B: {SPACE}, sweep s2" in said
+    assert "Differences are B minus A." in said
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100, 140])
+def test_no_number_of_a_comparison_is_cut_at_any_width(call: Call, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    said = call("compare", f"{SPACE}@s1", f"{SPACE}@s2").out
+    assert max(map(len, said.splitlines())) <= width
+    assert "…" not in said
+    table = said[: said.index("B against A")]
+    assert all(number in table for number in ("50.33", "56.00", "+5.67", "60.00", "+0.00"))
+    assert ("Not shown for want of width: " in " ".join(said.split())) == ("bootstrap" not in table)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((SPACE, "ablations/lora_rnak"), "there is no sweep of ablations/lora_rnak in mlruns; did you mean `ablations/lora_rank`?"),
+        ((f"{SPACE}@s1", f"{SPACE}@s1"), "`ablations/lora_rank@s1` and `ablations/lora_rank@s1` are the same."),
+        ((f"{SPACE}@s1", f"{SPACE}@s3"), "there is no sweep `s3` of ablations/lora_rank in mlruns"),
+        ((f"{SPACE}:lora.rank=4", SPACE), "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm or both name a sweep."),
+        ((f"{SPACE}:lora.rank=5", f"{SPACE}:lora.rank=4"), "`ablations/lora_rank:lora.rank=5` must name one arm by its values, but no arm has: lora.rank=4; lora.rank=8; lora.rank=16."),
+        ((f"{SPACE}@s1", f"{SPACE}@s2", "--format", "latex"), "`--format` must be terminal, markdown or csv, but it is `latex`."),
+    ],
+)  # fmt: skip
+def test_a_wrong_comparison_is_refused(refused: Refused, tmp_path, words, sentence):
+    assert refused("compare", *words).replace(str(tmp_path / "mlruns"), "mlruns").startswith(sentence)
