@@ -35,7 +35,7 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
-    """Objective, rounds, seeds, baseline, test and correction, the columns shown, and how many trials are in no mean."""
+    """Objective, rounds, seeds, baseline, test and correction, columns shown, and how many trials are in no mean."""
     units = Units.of(manifest.metric, arms)
     seeds = ", ".join(map(str, manifest.seeds))
     return [

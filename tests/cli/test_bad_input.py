@@ -291,9 +291,9 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          "mean `accuracy/mean` or `accuracy/domain/inverted` or `accuracy/worst_domain`?"),
         (("accuracy/mean", "f1"), ": `objective.metric` f1 is not reported by this run; it reports accuracy/mean, "
          "accuracy/worst_domain, accuracy/domain_spread, accuracy/domain/plain, accuracy/domain/rotated, "
-         "accuracy/domain/inverted, accuracy/domain/noisy, accuracy/domain/thick, accuracy/domain/textured, loss/test, loss/train, "
-         "allocation/gamma, allocation/gamma_star, allocation/idle, lora/residual, lora/relative_norm, bytes/down, "
-         "bytes/up, parameters/held, parameters/trained."),
+         "accuracy/domain/inverted, accuracy/domain/noisy, accuracy/domain/thick, accuracy/domain/textured, loss/test, "
+         "loss/train, allocation/gamma, allocation/gamma_star, allocation/idle, lora/residual, lora/relative_norm, "
+         "bytes/down, bytes/up, parameters/held, parameters/trained."),
         (("mode: max", "mode: best"), ": `objective.mode` must be 'max' or 'min', but it is \"best\"."),
         (("{lora.rank: 8}", "{lora.rank: 7}"), ": `baseline` must be one of the arms, but {'lora.rank': 7} is not."),
         (("[0, 1, 2]", "[0, 0]"), ": `seeds` must be different and not negative, but they are [0, 0]."),

@@ -82,11 +82,15 @@ def test_columns_are_those_asked_for_in_every_format(call: Call, sweeps):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--format", "latx"), "`--format` must be terminal, markdown, csv, parquet, latex or html, but it is `latx`; did you mean `latex`?"),
-        (("--columns", "worst_domian"), "`--columns` names worst_domian, which is no column; did you mean `worst_domain` or `worst_client` or `accuracy/worst_domain`?"),
+        (("--format", "latx"),
+         "`--format` must be terminal, markdown, csv, parquet, latex or html, but it is `latx`; did you mean `latex`?"),
+        (("--columns", "worst_domian"),
+         "`--columns` names worst_domian, which is no column; did you mean `worst_domain` or `worst_client` or "
+         "`accuracy/worst_domain`?"),
         (("--columns", "loss/train"), "`--columns` names loss/train, which is no column"),
         (("--columns", "seconds,seconds"), "`--columns` names seconds twice."),
-        (("--columns", "rounds_to=soon"), "`--columns` needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=soon."),
+        (("--columns", "rounds_to=soon"),
+         "`--columns` needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=soon."),
     ],
 )  # fmt: skip
 def test_a_wrong_report_is_refused(refused: Refused, sweeps, words, sentence):
@@ -98,8 +102,8 @@ def test_columns_of_a_search_space_are_those_of_its_report_and_refused_where_the
     text = GRID + "\ncolumns: [worst_domain, megbytes_up]\n"
     write("search_spaces", "mine", text)
     assert refused("tune", "mine") == (
-        "search space mine: `columns` names megbytes_up, which is no column; did you mean `megabytes_up` or `megabytes` "
-        "or `bytes/up`?"
+        "search space mine: `columns` names megbytes_up, which is no column; did you mean `megabytes_up` or "
+        "`megabytes` or `bytes/up`?"
     )
     assert refused("tune", SPACE, "--columns", "bytes").startswith(
         f"search space {SPACE}: `columns` names bytes, which is no column"
@@ -151,12 +155,17 @@ def test_no_number_of_a_comparison_is_cut_at_any_width(call: Call, monkeypatch, 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((SPACE, "ablations/lora_rnak"), "there is no sweep of ablations/lora_rnak in mlruns; did you mean `ablations/lora_rank`?"),
+        ((SPACE, "ablations/lora_rnak"),
+         "there is no sweep of ablations/lora_rnak in mlruns; did you mean `ablations/lora_rank`?"),
         ((f"{SPACE}@s1", f"{SPACE}@s1"), "`ablations/lora_rank@s1` and `ablations/lora_rank@s1` are the same."),
         ((f"{SPACE}@s1", f"{SPACE}@s3"), "there is no sweep `s3` of ablations/lora_rank in mlruns"),
-        ((f"{SPACE}:lora.rank=4", SPACE), "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm or both name a sweep."),
-        ((f"{SPACE}:lora.rank=5", f"{SPACE}:lora.rank=4"), "`ablations/lora_rank:lora.rank=5` must name one arm by its values, but no arm has: lora.rank=4; lora.rank=8; lora.rank=16."),
-        ((f"{SPACE}@s1", f"{SPACE}@s2", "--format", "latex"), "`--format` must be terminal, markdown or csv, but it is `latex`."),
+        ((f"{SPACE}:lora.rank=4", SPACE),
+         "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm or both name a sweep."),
+        ((f"{SPACE}:lora.rank=5", f"{SPACE}:lora.rank=4"),
+         "`ablations/lora_rank:lora.rank=5` must name one arm by its values, but no arm has: lora.rank=4; lora.rank=8; "
+         "lora.rank=16."),
+        ((f"{SPACE}@s1", f"{SPACE}@s2", "--format", "latex"),
+         "`--format` must be terminal, markdown or csv, but it is `latex`."),
     ],
 )  # fmt: skip
 def test_a_wrong_comparison_is_refused(refused: Refused, tmp_path, words, sentence):
