@@ -10,7 +10,11 @@ import pytest
 import typer
 
 from fedsweep import cli
+from fedsweep.arms import parse_arm
+from fedsweep.cli.options import listed
+from fedsweep.cli.report import FILES, check_format
 from fedsweep.cli.tune import space_changes
+from fedsweep.columns import COLUMNS, check_columns
 from fedsweep.config import flat
 from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
@@ -84,6 +88,16 @@ def check(command: str) -> None:
             resolve(given["name"], changes) if kind == "experiments" else Plan.read(given["name"], changes, {})
         case "report":
             find("search_spaces", given["space"])
+            base = Plan.read(given["space"], {}, {}).base
+            check_columns(listed(given["columns"] or ""), base.metrics(), "--columns")
+            check_format(given["format"], ("terminal", *FILES))
+        case "compare":
+            for side in (given["first"], given["second"]):
+                where, _, arm = side.partition(":")
+                space = where.partition("@")[0]
+                find("search_spaces", space)
+                varied = Plan.read(space, {}, {}).space.names
+                assert set(parse_arm(arm) if arm else {}) <= {*varied}, side
         case "pretrain":
             path = find("pretrain", given["experiment"])
             PretrainConfig.of(read_yaml(path), path.name).override(changes, path.name)
@@ -125,7 +139,7 @@ def test_a_command_that_would_not_work_is_noticed(working_directory, command):
 
 def test_the_files_that_a_guide_shows_are_valid(working_directory):
     files = sorted(working_directory.rglob("*.yaml"))
-    assert len(files) == 13
+    assert len(files) == 14
     for path in files:
         kind, *parts = path.relative_to(working_directory).with_suffix("").parts
         if kind == "experiments":
@@ -175,6 +189,11 @@ def test_every_metric_is_documented():
     assert [name for name in sorted(names) if f"| `{name}` |" not in text] == []
 
 
+def test_every_column_is_documented():
+    text = (ROOT / "docs" / "guides" / "report.md").read_text()
+    assert [name for name in COLUMNS if f"`{name}`" not in text] == []
+
+
 def test_the_readme_starts_with_its_two_commands():
     shown = blocks((ROOT / "README.md").read_text(), "sh")
     assert shown[0] == "pip install uv && uv run fedsweep tune ablations/lora_rank\n"
@@ -199,4 +218,4 @@ def test_a_page_has_no_machine_path_and_its_links_lead_somewhere(page):
 
 
 def test_all_pages_are_seen():
-    assert len(PAGES) == 28
+    assert len(PAGES) == 31

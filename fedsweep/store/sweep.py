@@ -41,6 +41,14 @@ class SweepStore:
         path = self.folder / "sweep.json"
         return SweepManifest.of(json.loads(path.read_text()), str(path))
 
+    def show(self, columns: tuple[str, ...], asked: bool) -> None:
+        """Let reports have these columns from now on; those that were `asked` for outlive a change of the YAML."""
+        manifest = self.manifest()
+        if manifest.columns != columns:
+            options = {**manifest.options, "columns": list(columns)} if asked else manifest.options
+            changed = manifest.model_copy(update={"columns": columns, "options": options})
+            write_atomically(self.folder / "sweep.json", changed.model_dump_json(indent=2).encode())
+
     def fetch(self) -> None:
         """Bring the folder up to what lies elsewhere, unless a process of this machine runs the sweep and does so.
 

@@ -100,6 +100,7 @@ def _play(
     if known := warm_start.read(sweep):
         console.print(known.note(rounds))
     tidy(sweep, rounds, retry=plan.sampled is None, judged=together)
+    sweep.show(plan.space.columns, asked="columns" in plan.changes["options"])
     recorder = Recorder(store, plan.name, destination)
     recorder.open_sweep(sweep.manifest(), sweep.folder)
     sweep.remote.push()

@@ -152,3 +152,11 @@ def test_interrupted_killed_and_resumed_equals_undisturbed(undisturbed: Path, tm
     assert_mlflow_equals_store(tmp_path, "tiny")
     parents, _, _ = runs(tmp_path, "tiny")
     assert len(parents) == 1
+
+    # What is over is not run again, and may be shown with other columns from then on.
+    done = fedsweep(tmp_path, "tune", "tiny", "--resume", "--columns", "megabytes_up,parameters_trained")
+    again = fedsweep(tmp_path, "report", "tiny")
+    for shown in (done.stdout, again.stdout):
+        assert "trained parameters" in shown
+        assert "MB sent" not in shown
+    assert histories(newest(tmp_path, "tiny")) == histories(newest(undisturbed, "tiny"))
