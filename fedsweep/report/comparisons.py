@@ -27,7 +27,7 @@ def comparisons(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Secti
     for one in arms:
         found = one.comparison or Comparison((), None)
         own = [str(one.n), units.value(one.mean), units.interval(one.interval)]
-        against = ["baseline", *[NOTHING] * (len(HEAD) - 4)] if one.is_baseline else cells(found, units)
+        against = [NOTHING, "baseline", *[NOTHING] * (len(HEAD) - 5)] if one.is_baseline else cells(found, units)
         rows.append([*settings(one, dotted).values(), *own, *against])
     named = len(settings(arms[0], dotted))
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]

@@ -17,6 +17,7 @@ from tests.conformance.rounds import one_round
 STRONG = [{"name": "fedprox", "mu": 1.0}, {"name": "feddyn", "alpha": 1.0}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", STRONG, ids=lambda base: base["name"])
 def test_every_base_optimizer_combines_with_the_method(federation, name, chosen, base, tmp_path):
     """The same bits from a checkpoint, in whatever order the clients stand; idle blocks stay; it matters."""

@@ -50,6 +50,7 @@ def assert_equal_elsewhere(config: RunConfig, run: Named, folder: Path) -> None:
     assert sum(right).item() / len(right) == pytest.approx(read_card(folder).metrics["accuracy/mean"], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_without_fedsweep_the_export_answers_as_evaluation_did(small: RunConfig, run: Named, exported: Path, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "elsewhere")
     assert_equal_elsewhere(small, run, folder)
