@@ -1,4 +1,4 @@
-"""Screenshots of MLflow's page over a sweep, for the documentation.
+"""Screenshots of a sweep's report and of MLflow's page over it, for the documentation.
 
     python scripts/screenshots.py                       runs `ablations/lora_rank`, four to six minutes on two cores
     python scripts/screenshots.py --store mlruns        of the newest sweep in a store
@@ -45,10 +45,17 @@ def main() -> None:
         store = given.store or Path(scratch)
         if given.store is None:
             subprocess.run([*FEDSWEEP, "tune", SPACE, "--store", str(store)], check=True)
+        which = ["--sweep", given.sweep] if given.sweep else []
+        written = Path(scratch) / "report.html"
+        command = [*FEDSWEEP, "report", SPACE, *which, "--store", str(store), "--format", "html"]
+        written.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        with Browser(1200, 2245) as browser:  # down to the first figure
+            browser.open(written.as_uri(), "What was found", "rank 16")
+            browser.shot(given.into / "report.png")
+        shrink(given.into / "report.png")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        which = ["--sweep", given.sweep] if given.sweep else []
         server = subprocess.Popen(
             [*FEDSWEEP, "ui", SPACE, *which, "--store", str(store), "--port", str(port)],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
