@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fedsweep.errors import UserError, one_line
 from fedsweep.history import History, RoundRecord, from_json, to_json
 from fedsweep.types import ServerState
 
@@ -50,11 +51,18 @@ def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
 
 
 def load_history(path: Path) -> History:
-    """The history alone, without torch."""
-    from safetensors import safe_open
+    """The history alone, without torch.
 
-    with safe_open(path, framework="numpy") as file:
-        return from_json(file.metadata()["history"])
+    Raises:
+        UserError: the file is damaged, as a part of a copy is: fedsweep itself replaces checkpoints whole.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return from_json(file.metadata()["history"])
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged, or no whole copy: {one_line(error)}.") from None
 
 
 def without_tensors(file: BinaryIO) -> bytes:

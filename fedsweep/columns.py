@@ -123,7 +123,7 @@ COLUMNS: Mapping[str, Column] = {
         Column("gpu_seconds", "GPU seconds", gpu_seconds,
                "the same times the fraction of a GPU that a trial had", measured=True),
         Column("peak_memory", "peak MB", peak_memory,
-               "10^6 bytes of main memory that a trial's process had held at most, earlier trials of it included",
+               "10^6 bytes of main memory that a trial's process held at most while it played the trial",
                measured=True),
         Column("gpu_memory", "peak GPU MB", gpu_memory,
                "10^6 bytes of its GPU that a trial held at most", measured=True),
@@ -149,26 +149,33 @@ def column(name: str, metric: str, mode: Mode) -> Column:
     return Column(name, name, _last(name), "at the last round" + ", in percent" * percent, percent=percent)
 
 
-def check_columns(names: Sequence[str], metrics: Collection[str], where: str) -> None:
-    """Refuse what is neither a column nor one of these metrics.
+def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
+    """Refuse what is neither a column nor one of these metrics, and targets that the objective cannot reach.
 
     Raises:
         UserError: one is not, or stands twice.
     """
     known = [*COLUMNS, *metrics]
-    for place, name in enumerate(names):
-        if name in names[:place]:
+    taken = set[str | float]()
+    for name in names:
+        is_target = name.startswith(TARGET)
+        which = _target(name, objective, where) if is_target else name
+        if which in taken:
             raise UserError(f"{where} names {name} twice.")
-        if name.startswith(TARGET):
-            if not _is_number(name.removeprefix(TARGET)):
-                raise UserError(f"{where} needs a number after {TARGET}, such as {TARGET}0.7, but it is {name}.")
-        elif name not in known:
+        taken.add(which)
+        if not is_target and name not in known:
             rest = f"; there are {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics of its rounds."
             raise UserError(f"{where} names {name}, which is no column{near(name, known) or rest}")
 
 
-def _is_number(text: str) -> bool:
+def _target(name: str, objective: str, where: str) -> float:
     try:
-        return math.isfinite(float(text))
+        value = float(name.removeprefix(TARGET))
     except ValueError:
-        return False
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{where} needs a number after {TARGET}, such as {TARGET}0.7, but it is {name}.")
+    if is_accuracy(objective) and not 0 <= value <= 1:
+        share = f"a share from 0 to 1 after {TARGET}, since the objective is {objective}"
+        raise UserError(f"{where} needs {share}, but it is {name}.")
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import psutil
@@ -38,10 +39,14 @@ class SystemMeter:
             "system/process_memory_usage_megabytes": self._process.memory_info().rss / MEGABYTE,
         }
         for number, handle in enumerate(self._gpus):
-            taken, busy = pynvml.nvmlDeviceGetMemoryInfo(handle), pynvml.nvmlDeviceGetUtilizationRates(handle)
-            found[f"system/gpu_{number}_memory_usage_megabytes"] = taken.used / MEGABYTE
-            found[f"system/gpu_{number}_memory_usage_percentage"] = 100 * taken.used / taken.total
-            found[f"system/gpu_{number}_utilization_percentage"] = float(busy.gpu)
+            # A slice of a GPU, or one of a virtual machine, may tell neither: no reason for a trial to fail.
+            with contextlib.suppress(pynvml.NVMLError):
+                taken = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                found[f"system/gpu_{number}_memory_usage_megabytes"] = taken.used / MEGABYTE
+                found[f"system/gpu_{number}_memory_usage_percentage"] = 100 * taken.used / taken.total
+            with contextlib.suppress(pynvml.NVMLError):
+                busy = pynvml.nvmlDeviceGetUtilizationRates(handle)
+                found[f"system/gpu_{number}_utilization_percentage"] = float(busy.gpu)
         return found
 
 

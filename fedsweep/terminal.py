@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsweep.arms import agrees, arm_label
-from fedsweep.errors import disk_is_full
+from fedsweep.errors import disk_is_full, one_line
 from fedsweep.marks import stand_in, warning
 from fedsweep.plain import Json
 from fedsweep.store import count_outcomes
@@ -119,7 +119,8 @@ def show_sweep(result: SweepResult, plan: Plan, page_command: str) -> None:
     """Report, close the parent run, and say where things are and which command opens MLflow's page."""
     console = result_console()
     folder = result.sweep.folder / "report"
-    full = not _report(result, folder, console) or result.full
+    lost = _report(result, folder, console)
+    full = result.full or (lost is not None and disk_is_full(lost))
     tally = count_outcomes(result.trials)
     with delivering(progress_console()) as tell:
         result.recorder.close_sweep(
@@ -151,7 +152,9 @@ def show_sweep(result: SweepResult, plan: Plan, page_command: str) -> None:
     if full:
         console.print(f"All trials have ended; `fedsweep report {plan.name}` makes the report once there is room.")
         raise SystemExit(1)
-    if away:
+    if lost is not None:
+        console.print(f"All trials have ended and are recorded; `fedsweep report {plan.name}` tries again.")
+    if away or lost is not None:
         raise SystemExit(1)
 
 
@@ -164,19 +167,19 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
     return True
 
 
-def _report(result: SweepResult, folder: Path, console: Console) -> bool:
-    """Make and print it where there is anything to report; False if the disk has no room for it."""
+def _report(result: SweepResult, folder: Path, console: Console) -> Exception | None:
+    """Make and print it where there is anything to report; what went wrong, which keeps no trial from MLflow."""
     from fedsweep.report import write_report
 
     try:
         if any(trial.history for trial in result.trials):
             console.print(write_report(result.sweep.manifest(), result.trials, folder).renderable)
-    except OSError as error:
-        if not disk_is_full(error):
-            raise
+    except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)  # a part of it would look like the whole
-        return False
-    return True
+        if not disk_is_full(error):
+            console.print(f"The report could not be made: {one_line(error)}.", style="yellow")
+        return error
+    return None
 
 
 @contextlib.contextmanager

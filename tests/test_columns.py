@@ -70,13 +70,19 @@ def test_every_column_has_a_heading_of_its_own():
         (["seconds", "seconds"], "names seconds twice."),
         (["rounds_to="], "needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=."),
         (["rounds_to=nan"], "needs a number"),
+        (
+            ["rounds_to=70"],
+            "needs a share from 0 to 1 after rounds_to=, since the objective is accuracy/mean, but it is",
+        ),
+        (["rounds_to=0.5", "rounds_to=0.50"], "names rounds_to=0.50 twice."),
     ],
 )
 def test_what_is_no_column_is_refused(names, words):
     with pytest.raises(UserError, match=r"^`columns` ") as error:
-        check_columns(names, ["accuracy/mean"], "`columns`")
+        check_columns(names, ["accuracy/mean"], "accuracy/mean", "`columns`")
     assert words in str(error.value)
 
 
 def test_columns_and_metrics_are_taken():
-    check_columns([*COLUMNS, "rounds_to=0.7", "accuracy/mean"], ["accuracy/mean"], "`columns`")
+    check_columns([*COLUMNS, "rounds_to=0.7", "accuracy/mean"], ["accuracy/mean"], "accuracy/mean", "`columns`")
+    check_columns(["rounds_to=70"], ["accuracy/mean"], "loss/test", "`columns`")

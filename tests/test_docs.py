@@ -89,7 +89,7 @@ def check(command: str) -> None:
         case "report":
             find("search_spaces", given["space"])
             base = Plan.read(given["space"], {}, {}).base
-            check_columns(listed(given["columns"] or ""), base.metrics(), "--columns")
+            check_columns(listed(given["columns"] or ""), base.metrics(), "accuracy/mean", "--columns")
             check_format(given["format"], ("terminal", *FILES))
         case "compare":
             for side in (given["first"], given["second"]):

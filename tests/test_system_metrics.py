@@ -1,9 +1,12 @@
 """What the machine did in a round: beside the metrics, never among them."""
 
 import json
+from types import SimpleNamespace
 
+import pytest
 from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 
+from fedsweep import system_metrics
 from fedsweep.experiment import RunConfig
 from fedsweep.history import RoundRecord, from_json, to_json
 from fedsweep.play import run_durably
@@ -19,6 +22,31 @@ def test_the_machines_metrics_have_mlflows_names_and_the_process_its_own() -> No
     assert all(value >= 0 for value in found.values())
     assert found["system/system_memory_usage_percentage"] <= 100
     assert 0 < found["system/process_memory_usage_megabytes"] <= found["system/system_memory_usage_megabytes"] * 2
+
+
+class NVMLError(Exception):
+    """The driver's."""
+
+
+def does_not_tell(handle: int) -> None:
+    raise NVMLError("Not Supported")
+
+
+SLICE = SimpleNamespace(
+    NVMLError=NVMLError,
+    nvmlInit=lambda: None,
+    nvmlDeviceGetCount=lambda: 1,
+    nvmlDeviceGetHandleByIndex=lambda number: number,
+    nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=2_000_000, total=8_000_000),
+    nvmlDeviceGetUtilizationRates=does_not_tell,
+)
+"""A driver that tells of a GPU's memory, and of its use not."""
+
+
+def test_a_gpu_that_does_not_tell_all_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_metrics, "pynvml", SLICE)
+    found = {name: value for name, value in SystemMeter().read().items() if "gpu" in name}
+    assert found == {"system/gpu_0_memory_usage_megabytes": 2.0, "system/gpu_0_memory_usage_percentage": 25.0}
 
 
 def test_a_history_keeps_them_and_is_what_it_was_without() -> None:

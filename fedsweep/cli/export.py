@@ -66,8 +66,8 @@ def export(
     seed = f"seed {card.seed}"
     arm = f"{named.record.plan.label}, {seed}" if card.origin.arm else seed
     console.print(f"Exported {card.what} ({arm}){taken}.", soft_wrap=True)
-    score = card.metrics["accuracy/mean"]
-    console.print(f"After round {card.round} ({card.outcome}), accuracy/mean {score:.2%}: {relative(target)}")
+    scores = [f"{name} {score:.2%}" for name, score in card.scores.items()][:1] or ["not tested in the run"]
+    console.print(f"After round {card.round} ({card.outcome}), {scores[0]}: {relative(target)}")
     if register is not None:
         with progress_console().status("registering in MLflow"):
             version = registration.add(target, *version_of(card))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -41,6 +41,7 @@ def report(
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
     from fedsweep.columns import check_columns
+    from fedsweep.errors import disk_is_full
     from fedsweep.report import write_report
     from fedsweep.store import Store
     from fedsweep.terminal import relative, result_console
@@ -52,15 +53,21 @@ def report(
     manifest, trials = found.manifest(), found.trials()
     if columns is not None:
         metrics = dict.fromkeys(name for trial in trials for record in trial.history for name in record.metrics)
-        check_columns(listed(columns), list(metrics), "`--columns`")
+        check_columns(listed(columns), list(metrics), manifest.metric, "`--columns`")
         manifest = manifest.model_copy(update={"columns": tuple(listed(columns))})
-    made = write_report(manifest, trials, found.folder / "report")
+    folder = found.folder / "report"
+    try:
+        made = write_report(manifest, trials, folder)
+    except OSError as error:
+        if disk_is_full(error):
+            raise
+        _refuse(f"the report cannot be written to {relative(folder)}: {error.strerror or error}.")
     if format != "terminal":
-        sys.stdout.buffer.write((found.folder / "report" / FILES[format]).read_bytes())
+        sys.stdout.buffer.write((folder / FILES[format]).read_bytes())
         return
     console = result_console()
     console.print(made.renderable)
-    console.print(f"Written to {relative(found.folder / 'report')}.")
+    console.print(f"Written to {relative(folder)}.")
 
 
 def compare(
@@ -137,7 +144,7 @@ def _side(home: Store, given: str) -> tuple[Side, Arm]:
     return Side.of(given, found.manifest(), trials, values), values
 
 
-def _refuse(sentence: str) -> None:
+def _refuse(sentence: str) -> NoReturn:
     from fedsweep.errors import UserError
 
     raise UserError(sentence)

@@ -13,6 +13,7 @@ from fedsweep.errors import UserError
 from fedsweep.models.backbone import Recipe
 from fedsweep.plain import Json, read_json
 
+ACCURACIES = ("accuracy/mean", "accuracy/worst_domain")
 CARD, README = "export.json", "README.md"
 ADAPTER, WHOLE, BACKBONE, FOLDER = "adapter_model.safetensors", "model.safetensors", "backbone.safetensors", "backbone"
 
@@ -42,6 +43,7 @@ class Origin(Config):
     key: str = Field(description="the trial's, or the run's")
     arm: Arm
     client: str | None = Field(description="whose own model it is; null for the global one")
+    chosen: str = Field(description="what chose it among several trials; empty where its name left no choice")
 
 
 class ExportCard(Config):
@@ -63,11 +65,17 @@ class ExportCard(Config):
     origin: Origin
     outcome: str = Field(description="how the run ended; running where it has not")
     round: int = Field(ge=0, description="after how many rounds")
-    metrics: dict[str, float] = Field(description="of that round")
+    metrics: dict[str, float] = Field(description="of that round; of a client's own model what is of this client")
     left_out: tuple[str, ...] = Field(description="trained tensors that the prediction does not use, by prefix")
     hyperparameters: dict[str, Json] = Field(description="all resolved values by dotted name")
     digests: dict[str, str] = Field(description="of the run's images and weights")
     sha256: dict[str, str] = Field(description="of every file that tensors are read from")
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The accuracies of this very model in the run's last evaluation: none where the run did not test it."""
+        names = [f"accuracy/client/{self.origin.client}"] if self.origin.client else ACCURACIES
+        return {name: self.metrics[name] for name in names if name in self.metrics}
 
     @property
     def what(self) -> str:

@@ -75,10 +75,12 @@ def _of_the_run(
         "prompts": None if prompts is None else tuple(prompts),
         "method": config.method.name,
         "seed": config.seed,
-        "origin": Origin(name=named.name, sweep=sweep, key=plan.key, arm=plan.arm, client=client),
+        "origin": Origin(name=named.name, sweep=sweep, key=plan.key, arm=plan.arm, client=client, chosen=named.why),
         "outcome": outcome.outcome if outcome else "running",
         "round": last.round,
-        "metrics": dict(last.metrics),
+        "metrics": {  # all others are of the global model, or of what everybody trained
+            name: value for name, value in last.metrics.items() if not client or name == f"accuracy/client/{client}"
+        },
         "hyperparameters": flat(config),
         "digests": dict(plan.digests),
     }

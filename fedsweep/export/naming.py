@@ -122,8 +122,15 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
     trial = sweep.trial(chosen.plan.key)
     trial.remote.pull(whole=True)
     kind = "" if unfinished else "finished "
-    why = f"the best of {len(pool)} {kind}trials by {manifest.metric}" if len(pool) > 1 else ""
-    return Named(trial, chosen, manifest.name, sweep, why)
+    why = f"the best of {len(pool)} {kind}trials by {manifest.metric}{_of_its_arm(chosen, trials, manifest.metric)}"
+    return Named(trial, chosen, manifest.name, sweep, why if len(pool) > 1 else "")
+
+
+def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
+    """The mean of the arm over its finished seeds, which no choice has raised; nothing where there is one seed."""
+    ends = [last(one.history, metric) for one in trials if one.plan.arm == chosen.plan.arm and _finished(one)]
+    known = [value for value in ends if value is not None and math.isfinite(value)]
+    return f" (its arm over {len(known)} seeds: {math.fsum(known) / len(known):.4f})" if len(known) > 1 else ""
 
 
 def _check_rounds(records: Sequence[TrialRecord], where: str) -> None:

@@ -14,7 +14,7 @@ from fedsweep.errors import UserError
 from fedsweep.export.card import ImageCard
 from fedsweep.export.loading import Loaded
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
-from fedsweep.preparation.sources.files import IMAGE_SUFFIXES, join, look
+from fedsweep.preparation.sources.files import BROKEN, IMAGE_SUFFIXES, join, scan
 
 BATCH = 64
 Progress = Callable[[int, int], None]
@@ -58,8 +58,8 @@ def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
     here = (root / name).resolve()
     if here in above:
         return
-    seen = look(root / name)
-    yield from (join(name, one) for one in seen.images)
+    seen = scan(root / name)
+    yield from (join(name, one) for one in (*seen.images, *seen.broken))
     for one in seen.folders:
         yield from _below(root, join(name, one), above | {here})
 
@@ -91,6 +91,8 @@ def _read(path: Path, card: ImageCard) -> np.ndarray:
     Raises:
         CorruptImageError: it cannot be read or decoded.
     """
+    if not path.is_file():
+        raise CorruptImageError(BROKEN)
     try:
         data = path.read_bytes()
     except OSError as error:

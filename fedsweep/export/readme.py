@@ -12,12 +12,14 @@ def readme(card: ExportCard) -> str:
     """Markdown; its block of Python runs as it stands, in the export's folder."""
     images, origin = card.images, card.origin
     arm = f" ({arm_label(origin.arm)})" if origin.arm else ""
-    scores = [f"{name} {card.metrics[name]:.4f}" for name in ("accuracy/mean", "accuracy/worst_domain")]
+    scores = [f"{name} {score:.4f}" for name, score in card.scores.items()]
+    optimistic = ": by these results, which are therefore optimistic" if origin.sweep else ""
     rows = {
         "from": f"{card.what}{arm}",
         "method": f"{card.method}, seed {card.seed}",
         "state": f"{card.outcome}, after round {card.round}",
-        "results": ", ".join(scores),
+        "results": ", ".join(scores) or "none: the run tested this model on no images of its client's",
+        **({"chosen as": f"{origin.chosen}{optimistic}"} if origin.chosen else {}),
         "classes": f"{len(card.classes)}: {', '.join(card.classes[:20])}{', ...' * (len(card.classes) > 20)}",
         "images": f"{images.size} x {images.size} pixels, mean {list(images.mean)}, std {list(images.std)}, "
         f"{images.crop_mode} crop of {images.crop_pct:g}, {images.interpolation}",

@@ -12,7 +12,7 @@ from fedsweep.plain import Json
 from fedsweep.report import frame
 from fedsweep.report.comparison import Comparison, compare
 from fedsweep.report.comparisons import HEAD, cells, explained
-from fedsweep.report.prose import finding
+from fedsweep.report.prose import finding, same_images
 from fedsweep.report.section import Section
 from fedsweep.report.statistics import ArmStatistics, summarise
 from fedsweep.report.wording import Units
@@ -122,7 +122,7 @@ class Pairing:
                 }
                 for letter, side, one in sides
             ]  # fmt: skip
-            rows.append({**own[0], **own[1], **frame.tests(found)})
+            rows.append({**own[0], **own[1], "same_images": self._same_images(pair), **frame.tests(found)})
         return frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
@@ -130,10 +130,11 @@ class Pairing:
         manifest = self.sides[1].manifest
         seeds = manifest.model_copy(update={"seeds": self._seeds()})
         said = [
-            f"{self._label(*pair)}, B against A: {finding(seeds, found, self.units)}."
+            f"{self._label(*pair)}, B against A{', over different images' * (not self._same_images(pair))}: "
+            f"{finding(seeds, found, self.units)}."
             for pair, found in zip(self.pairs, self.comparisons, strict=True)
         ]
-        return [*said, self._apart(), *self._other_images()]
+        return [*self._other_images(), *said, self._apart()]
 
     def _seeds(self) -> tuple[int, ...]:
         """All seeds that either side was to have."""
@@ -167,10 +168,16 @@ class Pairing:
         more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         return f"A and B differ in {named}{more}."
 
+    def _same_images(self, pair: tuple[ArmStatistics, ArmStatistics]) -> bool:
+        """Whether the objective of both is over the same data and the same domains of it."""
+        digests = {trial.plan.digests.get("data") for one in pair for trial in one.arm.trials}
+        return len(digests) == 1 and same_images(self.sides[0].manifest.metric, pair)
+
     def _other_images(self) -> list[str]:
         """A caution where the images are not the same."""
-        here, there = (trial.plan.digests.get("data") for trial in self._trials())
-        return [] if here == there else ["A and B are over different images: common seeds pair nothing but numbers."]
+        if all(map(self._same_images, self.pairs)):
+            return []
+        return ["A and B are over different images: a difference says nothing of what else differs in them."]
 
 
 def _shown(values: dict[str, Json], name: str) -> str:

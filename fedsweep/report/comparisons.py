@@ -78,10 +78,12 @@ def explained(tested: Sequence[Comparison], units: Units) -> list[str]:
 
 
 def exact(tested: Sequence[Comparison]) -> str:
-    """Whether exact tests are shown, and how many pairs they take."""
-    pairs = min(len(one.seeds) for one in tested)
-    if all(one.exact_can_tell for one in tested):
-        return "Exact p: sign-flip test, Holm-corrected; it assumes no normal spread."
+    """Whether exact tests are shown, and how many pairs they take; of comparisons that are tested, one at least."""
+    pairs = max(len(one.seeds) for one in tested)
+    if any(one.exact_can_tell for one in tested):
+        all_can = all(one.exact_can_tell for one in tested)
+        where = "" if all_can else f"; of fewer than {pairs_for_exact(tested[0].level)} pairs it could not tell"
+        return f"Exact p: sign-flip test, Holm-corrected; it assumes no normal spread{where}."
     after = f" and {pairs_for_exact(tested[0].level)} for these {len(tested)} after Holm's correction" * (
         len(tested) > 1
     )

@@ -82,6 +82,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "megabytes_sent": one.megabytes,
         **_second(table, one),
         **{name: value for name, value in one.columns.items() if name not in DROPPED},
+        **{f"{target.name}_seeds": table.reached(one, target) for target in table.targets},
         **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
         "last_round": furthest if furthest >= 0 else None,
         "value_at_last_round": reached,

@@ -7,10 +7,11 @@ from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.wording import NOTHING, short_names
 
 PREAMBLE = r"\usepackage{booktabs,xcolor}"
+INTERVAL = "95% interval"
 SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': "''", "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "|": r"\textbar{}", '"': "''", "[": "{[}", "]": "{]}", "*": "{*}", "\N{MULTIPLICATION SIGN}": r"$\times$",
     "\N{MIDDLE DOT}": r"$\cdot$",
 }  # fmt: skip
 ASIDE = ("Worst domain:", "Worst client:", "MB sent:", "Columns, ", "Trials:")
@@ -78,12 +79,12 @@ def _heading(name: str) -> str:
 
 
 def _cell(one: ArmStatistics, name: str, cell: str) -> str:
-    """A cell; minus signs and ranges as they are set in print."""
+    """A cell; minus signs and intervals as they are set in print."""
     text = _escaped(cell) if cell != NOTHING else "--"
-    if " to " in cell and name not in PROSE:
+    if name == INTERVAL and " to " in cell:
         low, high = cell.split(" to ")
         text = rf"[${low}$, ${high}$]"
-    elif cell[:1] in ("+", "-") and cell[1:2].isdigit():
+    elif name == "difference" and cell[:1] in ("+", "-") and cell != NOTHING:
         text = f"${text}$"
     if name == "paper":
         return rf"\textcolor{{gray}}{{{text}}}"

@@ -14,7 +14,7 @@ from fedsweep.report.comparisons import exact
 from fedsweep.report.intervals import LEVEL
 from fedsweep.report.population import sentences
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, asked_columns
-from fedsweep.report.wording import Units, arm_words, names, shown_p
+from fedsweep.report.wording import IN_DOMAIN, OUT_OF_DOMAIN, Units, arm_words, names, shown_p
 from fedsweep.store import SweepManifest
 
 
@@ -28,7 +28,7 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     for one in arms:
         if one.comparison is not None:
             other = others[identity(one.arm.values)]
-            apart = one.comparison.seeds and not _same_images(manifest.metric, [one, by_arm[identity(other)]])
+            apart = one.comparison.seeds and not same_images(manifest.metric, [one, by_arm[identity(other)]])
             pair = _against(one.arm.values, other, manifest.baseline, dotted) + ", over different images" * bool(apart)
             found.append(f"{pair}: {finding(manifest, one.comparison, units)}.")
     return [*found, *front.finding(manifest, arms)]
@@ -50,7 +50,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
             else []
         ),
         *_about_columns(manifest, shown),
-        *_about_held_out(manifest.metric, arms),
+        *_about_held_out(manifest.metric, arms, shown),
         *([_about_paper(manifest.reference)] if manifest.reference else []),
         *sentences(manifest, [trial for one in arms for trial in one.arm.trials]),
         _about_lost(arms),
@@ -89,7 +89,7 @@ def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatist
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
     points = " in percentage points" if units.percent else ""
     # Where exact tests are shown, the section that shows them says what they are.
-    without = "" if not tested or all(one.exact_can_tell for one in tested) else f" {exact(tested)}"
+    without = "" if not tested or any(one.exact_can_tell for one in tested) else f" {exact(tested)}"
     return (
         f"Baseline: {shown}. Difference: arm minus baseline{points}, paired over the seeds that both "
         "finished; 95% t interval, uncorrected; two-sided paired t-test, "
@@ -97,13 +97,13 @@ def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatist
     )
 
 
-def _same_images(metric: str, arms: Sequence[ArmStatistics]) -> bool:
+def same_images(metric: str, arms: Sequence[ArmStatistics]) -> bool:
     """Whether a metric of these arms is over the same domains; that of a single domain always is."""
     recorded = {one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}
     return len(recorded) < 2 or metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
 
 
-def _about_held_out(metric: str, arms: Sequence[ArmStatistics]) -> list[str]:
+def _about_held_out(metric: str, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
     """What is in and out of domain, and that arms may differ in it; nothing where no arm holds a domain out."""
     if not any(one.held_out for one in arms):
         return []
@@ -113,8 +113,9 @@ def _about_held_out(metric: str, arms: Sequence[ArmStatistics]) -> list[str]:
         MEAN_OUT_OF_DOMAIN: f"In domain: mean accuracy in percent over {inside}; the objective is over the others.",
     }
     found = said.get(metric, f"In domain: mean accuracy in percent over {inside}. Out of domain: over {outside}.")
-    differ = not _same_images(MEAN_ACCURACY, arms)
-    return [found, *(["Arms hold out different domains: their means are over different images."] if differ else [])]
+    columns = [found] if {IN_DOMAIN, OUT_OF_DOMAIN} & {*shown} else []
+    differ = not same_images(MEAN_ACCURACY, arms)
+    return [*columns, *(["Arms hold out different domains: their means are over different images."] if differ else [])]
 
 
 def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> list[str]:
@@ -151,7 +152,7 @@ def _about_best(
 ) -> list[str]:
     if not (finished := [one for one in arms if one.n]):
         return []
-    if not _same_images(manifest.metric, finished):
+    if not same_images(manifest.metric, finished):
         return [f"No arm is the best: they hold out different domains, and {manifest.metric} is over different images."]
     if manifest.against is not None:
         chosen = [_about_choice(len(arms), "They were", "them")] if len(arms) > 1 else []
@@ -211,6 +212,8 @@ def _plan(comparison: Comparison, units: Units) -> str:
     if comparison.verdict != "no detectable difference" or comparison.detectable is None:
         return ""
     needed = comparison.seeds_needed
+    if units.percent and comparison.detectable > 1:
+        return f"; {len(comparison.seeds)} seeds with such a spread detect no difference that there can be"
     many = f"about {float(f'{needed:.2g}'):.0f}" if needed else "more than 10000"
     return (
         f"; {len(comparison.seeds)} seeds detect {units.value(comparison.detectable)}{units.of_difference} or more, "

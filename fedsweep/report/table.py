@@ -108,14 +108,22 @@ class AblationTable:
         """A mean over seeds; where some never reached a target, how many did."""
         value = one.columns[column.name]
         if value is None and column.name.startswith(TARGET) and one.n:
-            trials = one.arm.finished(self.manifest.metric).values()
-            return f"by {sum(column.of(trial) is not None for trial in trials)} of {one.n}"
+            return f"by {self.reached(one, column)} of {one.n}"
         if column.percent:
             return PERCENT.value(value)
         digits = column.digits
         if digits is None:
             digits = decimals(other.columns[column.name] for other in self.arms)
         return NOTHING if value is None else f"{value:.{digits}f}"
+
+    @cached_property
+    def targets(self) -> list[Column]:
+        """The columns that ask after how many rounds something was reached."""
+        return [column for column in asked_columns(self.manifest) if column.name.startswith(TARGET)]
+
+    def reached(self, one: ArmStatistics, target: Column) -> int:
+        """The number of finished seeds that reached it."""
+        return sum(target.of(trial) is not None for trial in one.arm.finished(self.manifest.metric).values())
 
     @cached_property
     def weighed(self) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from fedsweep.errors import UserError
 from fedsweep.lock import held
 from fedsweep.object_store import persistently
 from fedsweep.paths import inside
+from fedsweep.plain import read_json
 from fedsweep.records import (
     SweepManifest,
     TrialRecord,
@@ -39,7 +39,7 @@ class SweepStore:
     def manifest(self) -> SweepManifest:
         """What the sweep is."""
         path = self.folder / "sweep.json"
-        return SweepManifest.of(json.loads(path.read_text()), str(path))
+        return SweepManifest.of(read_json(path), str(path))
 
     def show(self, columns: tuple[str, ...], asked: bool) -> None:
         """Let reports have these columns from now on; those that were `asked` for outlive a change of the YAML."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedsweep.checkpoint import load_history, write_atomically
 from fedsweep.embedding.points import FILES
 from fedsweep.history import RoundRecord
+from fedsweep.plain import read_json
 from fedsweep.records import (
     Attempts,
     Outcome,
@@ -52,7 +52,7 @@ class TrialStore:
     def outcome(self) -> Outcome | None:
         """How the trial ended, or None."""
         path = self.folder / "outcome.json"
-        return Outcome.of(json.loads(path.read_text()), str(path)) if path.exists() else None
+        return Outcome.of(read_json(path), str(path)) if path.exists() else None
 
     def begin_from(self, other: TrialStore, round: int) -> None:
         """Start with the state and history of another trial, which must stand at that round.
@@ -91,14 +91,14 @@ class TrialStore:
     def read(self) -> TrialRecord:
         """Everything about the trial."""
         path = self.folder / "trial.json"
-        plan = TrialPlan.of(json.loads(path.read_text()), str(path))
+        plan = TrialPlan.of(read_json(path), str(path))
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
         return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
 
     def attempts(self) -> Attempts:
         """What it was given of a GPU, and took, each time that it was handed out."""
         path = self.folder / "gpus.json"
-        return Attempts.of(json.loads(path.read_text()), str(path)) if path.exists() else Attempts()
+        return Attempts.of(read_json(path), str(path)) if path.exists() else Attempts()
 
     def keep_attempts(self, attempts: Attempts) -> None:
         """Put them on disk."""

@@ -161,7 +161,7 @@ def _check_metrics(plan: Plan, of_arms: list[tuple[Arm, list[str]]]) -> None:
             )
     if counted and plan.space.columns:
         raise UserError(f"search space {plan.name}: `columns` are of trials that are played, and `measure` plays none.")
-    check_columns(plan.space.columns, metrics, f"search space {plan.name}: `columns`")
+    check_columns(plan.space.columns, metrics, plan.space.objective.metric, f"search space {plan.name}: `columns`")
     for entry, metric, arm in [] if counted else _of_other_arms(plan, of_arms):
         raise UserError(f"search space {plan.name}: `{entry}` {metric} is not reported by the arm {arm_label(arm)}.")
 

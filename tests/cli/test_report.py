@@ -98,6 +98,18 @@ def test_a_wrong_report_is_refused(refused: Refused, sweeps, words, sentence):
     assert not (sweeps[1] / "report").exists()
 
 
+def test_what_cannot_be_written_or_read_is_one_sentence(refused: Refused, sweeps):
+    (sweeps[1] / "report").write_text("no folder")
+    assert refused("report", SPACE) == (
+        "the report cannot be written to mlruns/sweeps/ablations/lora_rank/s2/report: File exists."
+    )
+    damaged = next((sweeps[0] / "trials").iterdir()) / "checkpoint.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    assert refused("report", SPACE, "--sweep", "s1").startswith(f"{damaged} is damaged, or no whole copy: ")
+    (sweeps[0] / "sweep.json").write_text("{")
+    assert refused("report", SPACE, "--sweep", "s1").startswith(f"{sweeps[0] / 'sweep.json'} is not valid JSON: ")
+
+
 def test_columns_of_a_search_space_are_those_of_its_report_and_refused_where_there_are_none(refused: Refused):
     text = GRID + "\ncolumns: [worst_domain, megbytes_up]\n"
     write("search_spaces", "mine", text)

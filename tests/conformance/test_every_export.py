@@ -113,6 +113,8 @@ def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny,
     synthetic = {"synthetic": {"name": "surrogate", "share": 0.01}, "partition.proxy_share": 0.2}
     named, small, checkpoint = played({"method": fedag, **synthetic})
     card = export(named, tmp_path / "out", "noisy")
+    assert card.metrics == card.scores == {}  # the run's accuracies are those of the server's model
+    assert "| results | none: the run tested this model on no images" in (tmp_path / "out" / "README.md").read_text()
     assert (card.form, card.origin.client, card.left_out) == ("whole", "noisy", ("server",))
     client = next(one for one in small.clients if one.id == "noisy")
     others, test = small.method.adapter_of(checkpoint.state, "plain"), small.domains[1].test

@@ -49,23 +49,27 @@ def fill(older: SweepStore, newer: SweepStore) -> None:
     planned(newer, 5, {"lora.rank": 16}, 1, None, None)
 
 
+BY_MEAN = "finished trials by accuracy/mean"
+
+
 @pytest.mark.parametrize(
     ("text", "key", "why"),
     [
-        ("ablations/rank", "c00000000000002", "the best of 3 finished trials by accuracy/mean"),  # the first of equals
-        ("ablations/rank@20260101-000000-old1", "ab00000000000001", "the best of 2 finished trials by accuracy/mean"),
+        ("ablations/rank", "c00000000000002", f"the best of 3 {BY_MEAN} (its arm over 2 seeds: 0.6000)"),  # the first
+        ("ablations/rank@20260101-000000-old1", "ab00000000000001",
+         f"the best of 2 {BY_MEAN} (its arm over 2 seeds: 0.8500)"),
         ("ablations/rank:lora.rank=4", "ab00000000000000", ""),
-        ("ablations/rank:lora.rank=8", "c00000000000002", "the best of 2 finished trials by accuracy/mean"),
+        ("ablations/rank:lora.rank=8", "c00000000000002", f"the best of 2 {BY_MEAN} (its arm over 2 seeds: 0.6000)"),
         ("ablations/rank:lora.rank=8,seed=1", "c00000000000003", ""),
         ("ablations/rank:seed=1", "c00000000000003", ""),
         ("ablations/rank@20260101-000000-old1:seed=0", "ab00000000000000", ""),
-        ("lowest", "c00000000000008", "the best of 2 finished trials by accuracy/mean"),
+        ("lowest", "c00000000000008", f"the best of 2 {BY_MEAN}"),
         ("c00000000000003", "c00000000000003", ""),
         ("ab00000000000001", "ab00000000000001", ""),  # of the older sweep
         ("fedra_digits", "20260102-000000-bbbb", "the newest of 2 runs"),
         ("fedra_digits@20260101-000000-aaaa", "20260101-000000-aaaa", ""),
     ],
-)
+)  # fmt: skip
 def test_a_name_means_a_trial(store: Store, text: str, key: str, why: str):
     found = find_trial(store, text)
     assert (found.record.plan.key, found.why) == (key, why)

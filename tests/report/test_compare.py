@@ -66,9 +66,21 @@ def configured(trials, digest="d", **values) -> Trials:
 def test_what_differs_between_them_is_said_and_other_images_are_cautioned(manifest, ranks):
     here = side(manifest, configured(ranks, lr=0.1, method={"name": "fedra"}))
     there = side(manifest, configured(other_sweep(), "e", lr=0.2, method={"name": "fedra"}, extra=1), id="b")
-    *_, apart, images = Pairing.of(here, there, by_arm=True).findings()
+    images, *_, apart = Pairing.of(here, there, by_arm=True).findings()
     assert apart == "A and B differ in lr 0.1 and 0.2; extra (none) and 1."
     assert images.startswith("A and B are over different images")
+
+
+def test_arms_that_hold_out_other_domains_are_over_different_images(manifest):
+    trials = Trials()
+    for seed in range(3):
+        trials.add({"held_out": "photo"}, seed, [0.3, 0.5 + seed / 100], held_out=["photo"])
+        trials.add({"held_out": "sketch"}, seed, [0.3, 0.6], held_out=["sketch"])
+    here, there = (side(manifest, trials, {"held_out": name}, varied=("held_out",)) for name in ("photo", "sketch"))
+    caution, pair, *_ = Pairing.of(here, there, by_arm=False).findings()
+    assert caution.startswith("A and B are over different images")
+    assert "B against A, over different images: +9.00 points" in pair
+    assert ",False," in Pairing.of(here, there, by_arm=False).csv().splitlines()[1]
 
 
 def test_equal_runs_are_said_to_be(manifest, ranks):

@@ -102,6 +102,7 @@ def test_a_target_that_some_seeds_never_reach_has_no_mean(manifest, ablation):
     four, eight, *_ = table.cells()
     assert (four["rounds to 52%"], eight["rounds to 52%"]) == ("by 1 of 3", "4.0")
     assert frame.frame(table)["rounds_to=0.52"].isna().tolist() == [True, False, False, True]
+    assert frame.frame(table)["rounds_to=0.52_seeds"].tolist() == [1, 3, 3, 0]
 
 
 def test_words_beside_numbers_are_kept_apart_in_parquet(manifest, trials):
@@ -121,6 +122,16 @@ def test_a_paper_is_grey_and_a_detectable_difference_marked(manifest, ablation):
     assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
 
 
+def test_values_of_arms_are_no_numbers_of_the_table(manifest, trials):
+    """`[3]` after a line's end would be its height, and a prompt may say `to`."""
+    for seed in range(3):
+        trials.add({"depths": [3], "prompt": "a to b to c"}, seed, [0.2, 0.3 + seed / 100])
+        trials.add({"depths": [12], "prompt": "+1 photo"}, seed, [0.2, 0.4])
+    text = latex(tabulate(manifest, trials, varied=("depths", "prompt"), baseline={"depths": [12]}))
+    assert "\n{[}3{]} & a to b to c & 3 & " in text
+    assert " & +1 photo & 3 & " in text
+
+
 NASTY = {"method": 'a_b & 50% #1 {x} ~ ^ \\ $ <y> | "q" \N{MULTIPLICATION SIGN} \N{MIDDLE DOT}'}
 
 
@@ -131,6 +142,11 @@ def test_it_compiles_whatever_arms_are_called(manifest, trials, ablation, tmp_pa
         latex(tabulate(manifest, ablation, reference=PAPER)),
         latex(tabulate(manifest, ablation, columns=COLUMNS)),
     ]
+    trials.records.clear()
+    for seed in range(3):
+        trials.add({"depths": [3, 4]}, seed, [0.2, 0.3 + seed / 100])
+        trials.add({"depths": "*"}, seed, [0.2, 0.4])
+    tables.append(latex(tabulate(manifest, trials, varied=("depths",), baseline={"depths": "*"})))
     trials.records.clear()
     for seed in range(3):
         trials.add(NASTY, seed, [0.2, 0.3 + seed / 100])

@@ -166,6 +166,13 @@ def test_without_a_finished_trial_it_says_so(manifest, trials):
     assert "By domain" not in found.words("h2")
 
 
+def test_one_arm_alone_has_nothing_to_be_compared_with(manifest, trials):
+    trials.arms({8: [0.6, 0.61, 0.62]})
+    table = AblationTable(manifest(), summarise(manifest(), trials.records))
+    found = Page(page.html(table, (), trials.records))
+    assert "There is one arm, and nothing to compare it with." in found.words("p")
+
+
 @pytest.mark.parametrize(
     ("text", "asked"),
     [

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fedsweep.report.comparison import Comparison, compare, holm
 from fedsweep.report.statistics import summarise
+from fedsweep.report.table import AblationTable
 
 ACCURACY = st.integers(0, 10_000).map(lambda count: count / 10_000)
 THREE = st.tuples(ACCURACY, ACCURACY, ACCURACY)
@@ -173,6 +174,25 @@ def test_a_run_that_ended_without_a_finite_objective_is_in_no_mean(manifest, tri
     assert (four.n, four.mean) == (2, pytest.approx(0.51))
     assert four.mean_of_last == pytest.approx((0.3 + 0.4 + 0.5 + 0.51) / 4)
     assert four.worst_domain == pytest.approx(0.41)
+
+
+def test_where_some_arms_have_pairs_for_an_exact_test_the_caption_says_which(manifest, trials):
+    for seed in range(8):
+        trials.add(8, seed, [0.2, 0.6 + seed / 1000])
+        trials.add(4, seed, [0.2, 0.5 + (seed % 3) / 100])
+        trials.add(16, seed, [0.2, 0.55 + (seed % 3) / 100], "finished" if seed < 3 else "failed")
+    table = AblationTable(sweep := manifest(seeds=tuple(range(8))), summarise(sweep, trials.records))
+    section = table.sections[0]
+    shown = {row[0]: row[section.head.index("exact p")] for row in section.rows}
+    assert (shown["16"], shown["4"] != "-") == ("-", True)
+    assert section.explained.endswith("normal spread; of fewer than 7 pairs it could not tell.")
+    assert not any("No exact test" in sentence for sentence in table.caption())
+
+
+def test_what_no_accuracy_can_differ_by_is_not_said_to_be_detectable(manifest, trials):
+    trials.arms({4: [0.5, 0.7], 8: [0.6, 0.6]})
+    table = AblationTable(manifest(), summarise(manifest(), trials.records))
+    assert table.findings()[0].endswith("2 seeds with such a spread detect no difference that there can be.")
 
 
 @pytest.mark.parametrize("baseline", [None, {"lora.rank": 32}])

@@ -12,6 +12,7 @@ from fedsweep.paths import data_folder
 IMAGE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # in any case: .JPEG
 )
+BROKEN = "is a link to nothing, or no regular file"
 _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 
 
@@ -24,6 +25,8 @@ class Folder:
 
     folders: tuple[str, ...]
     files: tuple[str, ...]
+    broken: tuple[str, ...] = ()
+    """Images that are links to nothing, or no regular files; in none of the above."""
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -41,12 +44,24 @@ def is_image(name: str) -> bool:
 
 
 def look(path: Path | str) -> Folder:
-    """The folder's names, by one pass over it that asks for no file's status (millions of files are listed so).
+    """The folder's names.
 
     Raises:
         UserError: the folder cannot be read, or an image in it is a link to nothing.
     """
-    folders, files, stores = [], [], data_folder()
+    seen = scan(path)
+    if seen.broken:
+        raise UserError(f"`{Path(path) / seen.broken[0]}` {BROKEN}.")
+    return seen
+
+
+def scan(path: Path | str) -> Folder:
+    """The folder's names, by one pass over it that asks for no file's status (millions of files are listed so).
+
+    Raises:
+        UserError: the folder cannot be read.
+    """
+    folders, files, broken, stores = [], [], [], data_folder()
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -58,10 +73,10 @@ def look(path: Path | str) -> Folder:
                 elif entry.is_file():
                     files.append(entry.name)
                 elif is_image(entry.name):
-                    raise UserError(f"`{entry.path}` is a link to nothing, or no regular file.")
+                    broken.append(entry.name)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
-    return Folder(tuple(sorted(folders)), tuple(sorted(files)))
+    return Folder(tuple(sorted(folders)), tuple(sorted(files)), tuple(sorted(broken)))
 
 
 def _is_one(entry: os.DirEntry[str], folder: Path) -> bool:

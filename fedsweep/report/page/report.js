@@ -2,7 +2,7 @@
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
-  const number = (text) => parseFloat(text.replace("<", ""));
+  const number = (text) => parseFloat(text.replace(/[<>]/, ""));
   const compare = (a, b, sign) => {
     const [x, y] = [number(a), number(b)];
     if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
