@@ -21,7 +21,8 @@ import fedsweep.play
 import fedsweep.sweep.plan
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation
-from fedsweep.models import LayeredModel, build_model, clip_backbone, vit
+from fedsweep.models import LayeredModel, build_model, clip_backbone, domain_adapters, gate, vit
+from fedsweep.models.kept import built
 from fedsweep.plain import Json, parse_yaml, read_yaml
 from fedsweep.play import build
 from fedsweep.preparation.plan import Options, make_plan
@@ -147,7 +148,7 @@ def pacs(pacs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pacs_folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def experiment() -> RunConfig:
     """The shipped experiment as it stands."""
     return RunConfig.of(read_yaml(EXPERIMENT), EXPERIMENT.name)
@@ -183,7 +184,14 @@ def federation(
         model: LayeredModel = built_models[key].cast()
         return model
 
+    def copy_of_network(*key: Any) -> Any:
+        if key not in built_models:
+            built_models[key] = Mould(built(*key))
+        return built_models[key].cast()
+
     monkeypatch.setattr(fedsweep.play, "build_model", copy_of_built)
+    for user in (domain_adapters, gate):
+        monkeypatch.setattr(user, "built", copy_of_network)
 
     def make(changes: dict[str, Json] | None = None, train: int = 40, test: int = 10) -> Federation:
         whole = build(tiny.override(changes or {}, "test"))

@@ -31,7 +31,7 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Run a command; one that comes as far as training or Ray fails the test."""
 
     def too_late(*arguments: object, **named: object) -> None:

@@ -126,3 +126,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def manifest() -> Callable[..., SweepManifest]:
     """Makes manifests of a rank ablation, with changes."""
     return make_manifest
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PNGs of a sixteenth of the pixels: to pack them takes most of what it takes to draw them."""
+    monkeypatch.setattr(canvas, "DPI", canvas.DPI // 4)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedsweep.report import importance
 from fedsweep.report.effects import Effects
 from fedsweep.report.importance import LEAST, importances
 from fedsweep.report.statistics import summarise
@@ -9,6 +10,11 @@ from fedsweep.report.table import AblationTable
 from fedsweep.seeding import stream
 
 NAMES = ("optimizer.lr", "lora.rank", "method")
+
+
+@pytest.fixture(autouse=True)
+def _fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importance, "FORESTS", 2)
 
 
 def sample(trials, value, count=60) -> None:
