@@ -27,6 +27,7 @@ from fedsweep.plain import Json, parse_yaml, read_yaml
 from fedsweep.play import build
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
+from fedsweep.report.figures import canvas
 from fedsweep.sweep.plan import engine_digest
 from fedsweep.types import Domain, ImageSet
 from tests.mould import Mould
@@ -139,6 +140,12 @@ def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fedsweep.plain, "parse_yaml", parse)
     monkeypatch.setattr(fedsweep.sweep.plan, "engine_digest", digest)
+
+
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PNGs of a sixteenth of the pixels: to pack them takes most of what it takes to draw them."""
+    monkeypatch.setattr(canvas, "DPI", canvas.DPI // 4)
 
 
 @pytest.fixture

@@ -93,6 +93,17 @@ def test_another_machine_finds_the_sweep_and_its_rounds(machines: Machines) -> N
         machines["two"].find("other")
 
 
+def test_columns_that_were_asked_for_are_kept_with_the_options_and_others_are_not(machines: Machines) -> None:
+    sweep = sweep_of(machines["one"], options={"seeds": [0, 1]})
+    before = sweep.manifest()
+    sweep.show(before.columns, asked=True)
+    assert sweep.manifest() == before
+    sweep.show(("seconds",), asked=False)  # the YAML's
+    assert (sweep.manifest().columns, sweep.manifest().options) == (("seconds",), {"seeds": [0, 1]})
+    sweep.show(("megabytes",), asked=True)
+    assert (sweep.manifest().columns, sweep.manifest().options["columns"]) == (("megabytes",), ["megabytes"])
+
+
 def test_only_files_of_trials_and_sweeps_are_there(machines: Machines) -> None:
     store = machines["one"]
     sweep = sweep_of(store)

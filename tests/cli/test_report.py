@@ -36,7 +36,7 @@ def record(store: Path, sweep: str, trials: Trials, name: str = SPACE) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def sweeps(tmp_path: Path) -> list[Path]:
+def sweeps(tmp_path: Path, coarse: None) -> list[Path]:
     return [record(tmp_path / "mlruns", "s1", ONE), record(tmp_path / "mlruns", "s2", OTHER)]
 
 

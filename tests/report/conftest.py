@@ -129,6 +129,5 @@ def manifest() -> Callable[..., SweepManifest]:
 
 
 @pytest.fixture(autouse=True)
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PNGs of a sixteenth of the pixels: to pack them takes most of what it takes to draw them."""
-    monkeypatch.setattr(canvas, "DPI", canvas.DPI // 4)
+def _coarse(coarse: None) -> None:
+    """Of every report."""
