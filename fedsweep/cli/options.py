@@ -24,8 +24,7 @@ AddressOption = Annotated[
     typer.Option(
         "--address",
         envvar="FEDSWEEP_ADDRESS",
-        help="where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, HOST:PORT, or "
-        "ray://HOST:PORT to run on its head and be shown here",
+        help="where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT",
     ),
 ]
 ColumnsOption = Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,16 +94,11 @@ def tune(
         raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
     if fresh and resume:
         raise UserError("`--fresh` is of a new sweep and cannot be given with --resume.")
-    from fedsweep.sweep.joining import check_address, client_address
+    from fedsweep.sweep.joining import check_address
 
     check_address(address)
     changes, of_space = parse_overrides(overrides or []), space_changes(context.params)  # by SPACE_OPTIONS
     find("search_spaces", space)
-    if through_client := client_address(address):
-        from fedsweep.cli.away import tune_away
-
-        tune_away(context, through_client, store, Destination.of(Path(store), mlflow))
-        return
     home = Store.at(store)
     destination = Destination.of(home.root, mlflow)
     if resume:  # with what the sweep was started with

@@ -33,30 +33,22 @@ RAY_SETTINGS = {
 # Unlike its name, this is read on every system: where clusters are off, Ray's servers listen on 127.0.0.1 alone.
 LOCAL_SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # a cluster that refuses the token is asked a few times, not 20
-CLIENT = "ray://"
-"""What the addresses of Ray Client begin with."""
 HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
 ANSWER_SECONDS = 10.0
 TOKEN_HINT = "RAY_AUTH_TOKEN_PATH names the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address of a cluster, before anything is opened.
-
-    Raises:
-        UserError: it is none.
-    """
-    if address not in (LOCAL, "auto") and not HOST_AND_PORT.fullmatch(address.removeprefix(CLIENT)):
+    """Raise UserError unless `address` is local, auto, or HOST:PORT of a cluster's head."""
+    if address.startswith("ray://"):
         raise UserError(
-            "`--address` must be local, auto, or HOST:PORT or ray://HOST:PORT of a Ray cluster's head, but it is "
-            f"`{address}`."
+            f"`--address` {address} is Ray Client's, which fedsweep does not use; "
+            "`ray job submit -- fedsweep tune ...` runs the command on the cluster's head (docs/cluster.md)."
         )
-
-
-def client_address(address: str) -> str:
-    """The address as Ray Client's, RAY_ADDRESS being followed where it is `auto`; empty if it is of another kind."""
-    where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-    return where if where.startswith(CLIENT) else ""
+    if address not in (LOCAL, "auto") and not HOST_AND_PORT.fullmatch(address):
+        raise UserError(
+            f"`--address` must be local, auto, or HOST:PORT of a Ray cluster's head, but it is `{address}`."
+        )
 
 
 def not_followed(address: str) -> str:
@@ -100,8 +92,6 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
         UserError: the address is none, nothing answers there, or it does not let us in.
     """
     check_address(address)
-    if client := client_address(address):
-        raise UserError(f"{client} is Ray Client's, through which only `fedsweep tune` runs a sweep, on the head.")
     if address == LOCAL:
         yield Cluster(at_once=at_once)
         return

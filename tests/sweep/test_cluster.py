@@ -132,21 +132,22 @@ def test_fewer_trials_than_fit_on_this_machine_can_be_asked_for(monkeypatch, at_
     assert concurrency(Resources(cpus_per_trial=1), Cluster(at_once=at_once)) == side_by_side
 
 
-@pytest.mark.parametrize(
-    "address", ["local", "auto", "10.0.0.1:6379", "head.example.org:6379", "[::1]:6379", "ray://head:10001"]
-)
+@pytest.mark.parametrize("address", ["local", "auto", "10.0.0.1:6379", "head.example.org:6379", "[::1]:6379"])
 def test_addresses(address: str):
     check_address(address)
 
 
-@pytest.mark.parametrize(
-    "address", ["", "Local", "head", "10.0.0.1", "http://head:8265", "head:port", "head:6379/x", "ray://head"]
-)
+@pytest.mark.parametrize("address", ["", "Local", "head", "10.0.0.1", "http://head:8265", "head:port", "head:6379/x"])
 def test_what_is_no_address_is_refused(address: str):
-    with pytest.raises(
-        UserError, match="must be local, auto, or HOST:PORT or ray://HOST:PORT of a Ray cluster's head, but"
-    ):
+    with pytest.raises(UserError, match="must be local, auto, or HOST:PORT of a Ray cluster's head, but"):
         check_address(address)
+
+
+def test_ray_clients_address_is_rejected_with_the_command_to_use_instead():
+    with pytest.raises(
+        UserError, match=r"^`--address` ray://head:10001 is Ray Client's, .* `ray job submit -- fedsweep"
+    ):
+        check_address("ray://head:10001")
 
 
 def test_nobody_at_the_address_is_told_at_once(clean: Path):
@@ -158,7 +159,7 @@ def test_nobody_at_the_address_is_told_at_once(clean: Path):
         with pytest.raises(UserError, match=rf"^there is no Ray cluster at 127.0.0.1:{port} that could be"):
             opened(address).__enter__()
     os.environ["RAY_ADDRESS"] = "ray://head:10001"
-    with pytest.raises(UserError, match="is Ray Client's, through which only `fedsweep tune` runs a sweep"):
+    with pytest.raises(UserError, match="is Ray Client's, which fedsweep does not use"):
         opened("auto").__enter__()
 
 
