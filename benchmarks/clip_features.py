@@ -28,12 +28,12 @@ from rich.progress import track
 from rich.table import Table
 from transformers import CLIPConfig, CLIPModel
 
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import federate
 from fedsweep.frozen import FrozenRows
 from fedsweep.models.clip_backbone import SHIPPED
-from fedsweep.paths import find
-from fedsweep.plain import read_yaml
 from fedsweep.play import Device, build
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare

@@ -95,10 +95,10 @@ TRIAL = """
 import sys
 from itertools import islice
 import torch
-from fedsweep.plain import read_yaml
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
 from fedsweep.play import run
-from fedsweep.paths import find
+from fedsweep.common.paths import find
 torch.set_num_threads(1)
 experiment = RunConfig.of(read_yaml(find("experiments", "fedra_pacs")), "fedra_pacs")
 changes = {"data": {"name": "prepared", "set": "bench", "size": int(sys.argv[1]), "domains": sys.argv[2:]}}

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from fedsweep.history import RoundRecord
 from fedsweep.report.comparison import holm
 from fedsweep.report.statistics import ArmStatistics, summarise
-from fedsweep.store import Outcome, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results import Outcome, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results.history import RoundRecord
 
 METRIC = "accuracy/mean"
 TRUE, SEEDS, REST = 0.70, 0.02, 0.01

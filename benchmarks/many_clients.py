@@ -25,10 +25,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import federate
-from fedsweep.paths import find
-from fedsweep.plain import read_yaml
 from fedsweep.play import build
 
 CLIENTS_PER_DOMAIN = (1, 10)

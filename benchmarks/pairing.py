@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedsweep.arms import counterparts, identity
 from fedsweep.report.intervals import LEVEL
 from fedsweep.report.power import seeds_needed
 from fedsweep.report.statistics import summarise
 from fedsweep.report.wording import arm_words, markdown_table, names
-from fedsweep.store import Store, SweepStore
+from fedsweep.results import Store, SweepStore
+from fedsweep.results.arms import counterparts, identity
 
 HEAD = ("search space", "arm", "seeds", "sd of arm", "of baseline", "correlation", "sd, common", "sd, independent",
         "times fewer", "95%", "1 point: common", "independent")  # fmt: skip

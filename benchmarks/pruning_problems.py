@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsweep.arms import arm_label
-from fedsweep.store import SweepStore
+from fedsweep.results import SweepStore
+from fedsweep.results.arms import arm_label
 
 RESULTS = Path(__file__).parent / "results"
 CURVES = RESULTS / "pruning_curves.csv"

@@ -14,12 +14,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from fedsweep.config import flat
+from fedsweep.common.config import flat
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
-from fedsweep.history import RoundRecord
-from fedsweep.paths import find
-from fedsweep.plain import read_yaml
-from fedsweep.store import Outcome, Store, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results import Outcome, Store, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results.history import RoundRecord
 from fedsweep.tracking import Recorder
 
 REQUESTS: Counter[str] = Counter()

@@ -24,9 +24,9 @@ def simulated(config: dict[str, Any], *, sweep: str, **_: Any) -> None:
     """A trial whose accuracy is a function of its learning rate."""
     from ray import tune
 
-    from fedsweep.checkpoint import Checkpoint, save
-    from fedsweep.history import RoundRecord
-    from fedsweep.store import SweepStore
+    from fedsweep.results import SweepStore
+    from fedsweep.results.checkpoint import Checkpoint, save
+    from fedsweep.results.history import RoundRecord
     from fedsweep.types import ServerState
 
     trial, records = SweepStore(Path(sweep)).trial(config["trial"]), []
@@ -63,7 +63,7 @@ def main() -> None:
 
     import fedsweep.sweep.trial
     from fedsweep.report import write_report
-    from fedsweep.store import Store
+    from fedsweep.results import Store
     from fedsweep.sweep.plan import Plan
     from fedsweep.sweep.tuner import run_sweep
     from fedsweep.terminal import progress_console

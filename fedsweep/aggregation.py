@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.models.lora import squared_norm
 from fedsweep.types import AdapterState, ClientUpdate
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.models.names import is_statistic
 from fedsweep.types import ClientId, ClientUpdate, ServerState
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.types import ClientId, Domain, ImageSet
 
 Predict = Callable[[ImageSet, str | None], Tensor]

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from fedsweep.aggregation import AggregationConfig
 from fedsweep.base_optimizer import BaseOptimizerConfig, FedAvg
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.costs import COST_METRICS
 from fedsweep.data import DataConfig, PartitionConfig, SyntheticConfig
 from fedsweep.data.synthetic import NoSynthetic
@@ -15,10 +15,10 @@ from fedsweep.drift import DRIFT_METRICS
 from fedsweep.evaluation import EvaluationConfig, client_metric_names, metric_names
 from fedsweep.federation import ROUND_METRICS, FederationConfig
 from fedsweep.malicious import malicious_clients
-from fedsweep.marks import SYNTHETIC
 from fedsweep.methods import MethodConfig
 from fedsweep.models import BackboneConfig, LoraConfig
 from fedsweep.optimizers import OptimizerConfig
+from fedsweep.results.provenance import SYNTHETIC
 from fedsweep.structural_bias import bias_metrics
 from fedsweep.training import LocalConfig
 from fedsweep.types import ClientId

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedsweep.aggregation import lora_residual
 from fedsweep.base_optimizer import AnyBaseOptimizer
-from fedsweep.config import Config
+from fedsweep.common.config import Config
+from fedsweep.common.randomness import stream
 from fedsweep.costs import round_costs
 from fedsweep.drift import drift
-from fedsweep.embedding.points import Embedding
 from fedsweep.embedding.tsne import draw, embed
 from fedsweep.evaluation import EvaluationConfig, accuracy, client_scores, evaluate
 from fedsweep.malicious import Attack, attacked, malicious_clients
@@ -23,7 +23,7 @@ from fedsweep.methods import FederatedMethod, Server
 from fedsweep.methods.base import predicted
 from fedsweep.models import LayeredModel, relative_norm
 from fedsweep.models.layered import completed
-from fedsweep.seeding import stream
+from fedsweep.results.tsne_files import Embedding
 from fedsweep.structural_bias import Placed, structural_bias
 from fedsweep.training import CohortTrainer
 from fedsweep.types import (

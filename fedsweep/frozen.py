@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.paths import activation_bytes, activation_folder
+from fedsweep.common.paths import activation_bytes, activation_folder
 from fedsweep.types import AdapterState, ImageSet
 
 GROUP = 16

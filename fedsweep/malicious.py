@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from fedsweep.common.randomness import stream
 from fedsweep.models.names import is_statistic
-from fedsweep.seeding import stream
 from fedsweep.types import AdapterState, ClientId, ClientUpdate
 
 Attack = Literal["reversed_update", "reversed_weights"]

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.config import Config
-from fedsweep.errors import DivergenceError
+from fedsweep.common.config import Config
+from fedsweep.common.errors import DivergenceError
 from fedsweep.models.domain_adapters import DomainAdapters
 from fedsweep.models.layered import LayeredModel, copy_into
 from fedsweep.optimizers import Adam, AdamConfig

@@ -6,24 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fedsweep.checkpoint import Checkpoint, write_atomically
-from fedsweep.checkpoint import load as load_checkpoint
-from fedsweep.checkpoint import save as save_checkpoint
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import activation_bytes
+from fedsweep.common.process_usage import forget_peak, resident_peak
 from fedsweep.data import load
 from fedsweep.data.partition import Split
-from fedsweep.embedding.picture import files
 from fedsweep.embedding.tsne import draw
-from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
 from fedsweep.frozen import FrozenRows
-from fedsweep.history import RoundRecord
-from fedsweep.memory import forget_peak, resident_peak
 from fedsweep.methods import Server
 from fedsweep.methods.base import synthetic_of
 from fedsweep.models import build_model
-from fedsweep.paths import activation_bytes
 from fedsweep.reader import Reader
+from fedsweep.results.checkpoint import Checkpoint, write_atomically
+from fedsweep.results.checkpoint import load as load_checkpoint
+from fedsweep.results.checkpoint import save as save_checkpoint
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.tsne_files import files
 from fedsweep.training import CohortTrainer
 from fedsweep.types import FederatedData, ImageSet, RoundResult
 

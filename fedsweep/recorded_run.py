@@ -6,12 +6,12 @@ import secrets
 import traceback
 from collections.abc import Callable
 
+from fedsweep.common.process_usage import SystemMeter
 from fedsweep.experiment import RunConfig
-from fedsweep.history import RoundRecord
-from fedsweep.object_store import UnreachableError
 from fedsweep.play import Device, content_digests, run_durably
-from fedsweep.store import Outcome, Store, TrialPlan, TrialStore
-from fedsweep.system_metrics import SystemMeter
+from fedsweep.results import Outcome, Store, TrialPlan, TrialStore
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.remote.objects import UnreachableError
 from fedsweep.tracking import Destination, Recorder
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.models.layered import LayeredModel, Step, completed
 from fedsweep.models.names import layer_of, names_within
-from fedsweep.seeding import derived_seed, stream
 from fedsweep.training import Objective
 from fedsweep.types import Client
 

@@ -14,16 +14,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.arms import agrees, arm_label
-from fedsweep.errors import disk_is_full, one_line
-from fedsweep.marks import stand_in, warning
-from fedsweep.plain import Json
-from fedsweep.store import count_outcomes
+from fedsweep.common.errors import disk_is_full, one_line
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import count_outcomes
+from fedsweep.results.arms import agrees, arm_label
+from fedsweep.results.provenance import stand_in, warning
 
 if TYPE_CHECKING:
     from fedsweep.experiment import RunConfig
-    from fedsweep.remote import Remote
-    from fedsweep.store import Store
+    from fedsweep.results import Store
+    from fedsweep.results.remote import Remote
     from fedsweep.sweep.axis import Axis
     from fedsweep.sweep.cluster import Cluster
     from fedsweep.sweep.plan import Plan

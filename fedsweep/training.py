@@ -14,13 +14,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.base_optimizer import AnyBaseOptimizer
-from fedsweep.config import Config
-from fedsweep.errors import DivergenceError
+from fedsweep.common.config import Config
+from fedsweep.common.errors import DivergenceError
+from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.models.layered import Images, LayeredModel, Path, copy_into
 from fedsweep.models.names import is_statistic, names_within
 from fedsweep.optimizers import OptimizerConfig
 from fedsweep.reader import Reader
-from fedsweep.seeding import derived_seed, stream
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
 Objective = Callable[[LayeredModel, Images, Tensor, Path], Tensor]

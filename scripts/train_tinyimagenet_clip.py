@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import CLIPModel, CLIPTokenizer
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import data_folder
+from fedsweep.common.yaml_values import readable
 from fedsweep.data.prepared import PreparedData
-from fedsweep.errors import UserError
-from fedsweep.paths import data_folder
-from fedsweep.plain import readable
 from fedsweep.pretraining.augmentation import ImageAugmentation
 from fedsweep.pretraining.augmentation.images import GREY
 from fedsweep.types import ImageSet

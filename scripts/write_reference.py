@@ -18,7 +18,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from fedsweep.cli import app
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.experiment import RunConfig
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.sweep.axis import Axis

@@ -16,14 +16,14 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import CLIPConfig, CLIPModel
 
-import fedsweep.plain
+import fedsweep.common.yaml_values
 import fedsweep.play
 import fedsweep.sweep.plan
+from fedsweep.common.yaml_values import Json, parse_yaml, read_yaml
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation
 from fedsweep.models import LayeredModel, build_model, clip_backbone, domain_adapters, gate, vit
 from fedsweep.models.kept import built
-from fedsweep.plain import Json, parse_yaml, read_yaml
 from fedsweep.play import build
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
@@ -138,7 +138,7 @@ def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
             parsed["engine"] = engine_digest()
         return str(parsed["engine"])
 
-    monkeypatch.setattr(fedsweep.plain, "parse_yaml", parse)
+    monkeypatch.setattr(fedsweep.common.yaml_values, "parse_yaml", parse)
     monkeypatch.setattr(fedsweep.sweep.plan, "engine_digest", digest)
 
 

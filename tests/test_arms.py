@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.arms import Reference, arm_argument, at_commas, identity, parse_arm, shown_setting
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.results.arms import (
+    Reference,
+    arm_argument,
+    at_commas,
+    identity,
+    parse_arm,
+    shown_setting,
+)
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("abc", min_size=1)
 VALUES = st.recursive(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.base_optimizer import FedAvg, FedDyn, FedProx
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.models.names import layer_of
 from fedsweep.types import ClientUpdate, LayerAllocation, ServerState

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from fedsweep.columns import COLUMNS, check_columns, column
-from fedsweep.errors import UserError
-from fedsweep.history import RoundRecord
-from fedsweep.store import Attempt, Outcome, TrialPlan, TrialRecord
+from fedsweep.common.errors import UserError
+from fedsweep.results import Attempt, Outcome, TrialPlan, TrialRecord
+from fedsweep.results.columns import COLUMNS, check_columns, column
+from fedsweep.results.history import RoundRecord
 
 ROUNDS = [
     RoundRecord(0, {"accuracy/mean": 0.2, "loss/test": 2.0}, 1.0, memory=500_000_000),

@@ -10,18 +10,18 @@ import pytest
 import typer
 
 from fedsweep import cli
-from fedsweep.arms import parse_arm
 from fedsweep.cli.options import listed
 from fedsweep.cli.report import FILES, check_format
 from fedsweep.cli.tune import space_changes
-from fedsweep.columns import COLUMNS, check_columns
-from fedsweep.config import flat
-from fedsweep.errors import UserError
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import find, find_either
+from fedsweep.common.yaml_values import parse_overrides, read_yaml
 from fedsweep.experiment import RunConfig
-from fedsweep.paths import find, find_either
-from fedsweep.plain import parse_overrides, read_yaml
 from fedsweep.preparation.plan import Options
 from fedsweep.pretraining import PretrainConfig
+from fedsweep.results.arms import parse_arm
+from fedsweep.results.columns import COLUMNS, check_columns
 from fedsweep.sweep.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("read_once")

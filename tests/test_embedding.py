@@ -10,14 +10,13 @@ import pytest
 import torch
 from sklearn.metrics import silhouette_score
 
-from fedsweep.checkpoint import load, save
-from fedsweep.embedding.picture import COLOURS, Look, palette, png
-from fedsweep.embedding.points import FILES, Embedding, Point
+from fedsweep.common.errors import UserError
 from fedsweep.embedding.tsne import draw, embed, features
-from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.play import check_content, run, run_durably
-from fedsweep.store import TrialPlan, TrialStore
+from fedsweep.results import TrialPlan, TrialStore
+from fedsweep.results.checkpoint import load, save
+from fedsweep.results.tsne_files import COLOURS, FILES, Embedding, Look, Point, palette, png
 from fedsweep.types import Domain, ImageSet
 
 ASKED = {"evaluation.tsne_classes": 4, "evaluation.tsne_images": 36}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fedsweep.checkpoint import Checkpoint, load, load_history, save
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import federate
 from fedsweep.play import build, run, run_durably, split
+from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
 from tests.compare import identical, identical_rounds
 
 

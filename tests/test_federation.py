@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.federation import Federation, coverage, federate
 from fedsweep.models import relative_norm
 from fedsweep.training import CohortTrainer, LocalTask

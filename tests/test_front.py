@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.front import efficient
-from fedsweep.history import RoundRecord, over_the_run
+from fedsweep.results.history import RoundRecord, over_the_run
+from fedsweep.results.pareto import efficient
 
 FEW = st.sampled_from([0.0, -0.0, 0.5, 1.0, 1.5, 2.0])  # so that values are often equal
 ANY = st.floats(allow_nan=False, allow_infinity=False)

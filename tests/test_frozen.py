@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import activation_bytes, activation_folder, environment
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.partition.base import pool
-from fedsweep.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.frozen import GROUP, LOOKS, SUFFIX, FrozenFunction, FrozenRows, digest_of
 from fedsweep.models import DigitsClip, LoraConfig, build_model
 from fedsweep.models.layered import LayeredModel
-from fedsweep.paths import activation_bytes, activation_folder, environment
 from fedsweep.play import build, sources
 from fedsweep.reader import Reader
 from fedsweep.types import Batch, ImageSet

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsweep.history import RoundRecord, mean_of_last, total_megabytes
+from fedsweep.results.history import RoundRecord, mean_of_last, total_megabytes
 
 
 def test_the_last_rounds_are_averaged_without_the_untuned_model():

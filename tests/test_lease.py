@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 
-from fedsweep import lease
-from fedsweep.errors import UserError
-from fedsweep.lease import NAME, Lease, is_dead, process
-from fedsweep.object_store import put, read
+from fedsweep.common.errors import UserError
+from fedsweep.results.remote import lease
+from fedsweep.results.remote.lease import NAME, Lease, is_dead, process
+from fedsweep.results.remote.objects import put, read
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_one_that_was_not_renewed_for_two_minutes_is_taken_over(elsewhere: FileS
 
 
 def test_one_of_a_killed_process_of_this_machine_is_taken_over_at_once(elsewhere: FileSystem) -> None:
-    code = "from fedsweep.lease import process; print(process())"
+    code = "from fedsweep.results.remote.lease import process; print(process())"
     dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert is_dead(dead)
     assert not is_dead(process())

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from fedsweep.checkpoint import Checkpoint, load, save
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.malicious import attacked, malicious_clients
 from fedsweep.models.names import is_statistic
+from fedsweep.results.checkpoint import Checkpoint, load, save
 from fedsweep.types import RoundResult
 from tests.compare import identical, identical_rounds
 from tests.conformance.rounds import one_round

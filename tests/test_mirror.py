@@ -10,13 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem, _MockFileSystem
 
-from fedsweep import object_store
-from fedsweep.checkpoint import Checkpoint, load_history, save, without_tensors, write_atomically
-from fedsweep.history import RoundRecord
-from fedsweep.mirror import STATE, Mirror
-from fedsweep.object_store import UnreachableError, persistently, put, read
-from fedsweep.remote import Remote
-from fedsweep.store import Outcome, SweepStore, TrialPlan
+from fedsweep.results import Outcome, SweepStore, TrialPlan
+from fedsweep.results.checkpoint import (
+    Checkpoint,
+    load_history,
+    save,
+    without_tensors,
+    write_atomically,
+)
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.remote import Remote
+from fedsweep.results.remote import objects as object_store
+from fedsweep.results.remote.mirror import STATE, Mirror
+from fedsweep.results.remote.objects import UnreachableError, persistently, put, read
 from fedsweep.types import ServerState
 
 NAMES = ["sweep.json", "trials/a/trial.json", "trials/a/outcome.json", "trials/b/checkpoint.safetensors", "x/y/z.txt"]
@@ -242,7 +248,7 @@ def test_only_the_rounds_of_a_checkpoint_are_fetched_until_it_is_wanted_as_a_who
 
 
 def test_the_rounds_of_a_long_history_are_read_in_a_second_piece(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("fedsweep.checkpoint.FIRST_BYTES", 64)
+    monkeypatch.setattr("fedsweep.results.checkpoint.FIRST_BYTES", 64)
     save(tmp_path / "checkpoint", state(3))
     with (tmp_path / "checkpoint").open("rb") as file:
         write_atomically(tmp_path / "short", without_tensors(file))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsweep.errors import DivergenceError
+from fedsweep.common.errors import DivergenceError
 from fedsweep.models.clip_backbone import DigitsClip
 from fedsweep.models.domain_adapters import AdaptersConfig, DomainAdapters, build_domain_adapters
 from fedsweep.models.layered import copy_into

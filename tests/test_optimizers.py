@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.optimizers import SGD, Adam, AdamConfig, SGDConfig, clipped
 from tests.compare import identical
 from tests.references import adam as adam_reference

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 import fedsweep
-from fedsweep import plain
+from fedsweep.common import yaml_values as plain
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import find, inside
 from fedsweep.data import load
 from fedsweep.data.prepared import PreparedData
-from fedsweep.errors import UserError
 from fedsweep.images.card import CARD, DomainCard, StoreCard, read_card
-from fedsweep.paths import find, inside
 from fedsweep.preparation.sources.checks import check_domains
-from fedsweep.store import Store
+from fedsweep.results import Store
 from fedsweep.tracking import Destination
 from fedsweep.tracking.runs import Runs
 

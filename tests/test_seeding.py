@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.seeding import derived_seed, stream
+from fedsweep.common.randomness import derived_seed, stream
 
 KEYS = st.lists(st.integers() | st.text(), max_size=3)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers import CLIPModel, CLIPTokenizer
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.models import ClipBackbone
 from fedsweep.pretraining.augmentation import ImageAugmentation
 from tests.test_yaml_files import WIDTHS

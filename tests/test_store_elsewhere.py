@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from fedsweep import lease, object_store
-from fedsweep.checkpoint import Checkpoint, load, save
-from fedsweep.errors import UserError
-from fedsweep.history import RoundRecord
-from fedsweep.object_store import UnreachableError, is_uri
-from fedsweep.paths import mirror_folder
-from fedsweep.store import Outcome, Store, SweepStore, TrialPlan, TrialStore
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import mirror_folder
+from fedsweep.results import Outcome, Store, SweepStore, TrialPlan, TrialStore
+from fedsweep.results.checkpoint import Checkpoint, load, save
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.remote import lease
+from fedsweep.results.remote import objects as object_store
+from fedsweep.results.remote.objects import UnreachableError, is_uri
 from fedsweep.sweep.decisions import Decision, Decisions
 from fedsweep.sweep.opening import alone, tidy
 from fedsweep.sweep.reuse import Reuse

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 
-from fedsweep import system_metrics
+from fedsweep.common import process_usage as system_metrics
+from fedsweep.common.process_usage import SystemMeter
 from fedsweep.experiment import RunConfig
-from fedsweep.history import RoundRecord, from_json, to_json
 from fedsweep.play import run_durably
-from fedsweep.system_metrics import SystemMeter
+from fedsweep.results.history import RoundRecord, from_json, to_json
 
 
 def test_the_machines_metrics_have_mlflows_names_and_the_process_its_own() -> None:

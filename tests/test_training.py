@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.errors import DivergenceError
+from fedsweep.common.errors import DivergenceError
+from fedsweep.common.randomness import stream
 from fedsweep.models.names import layer_of
 from fedsweep.optimizers import AdamConfig, SGDConfig
 from fedsweep.play import build
-from fedsweep.seeding import stream
 from fedsweep.training import LocalConfig, LocalTask, batches, cross_entropy
 from fedsweep.types import LayerAllocation
 from tests.compare import identical, moved

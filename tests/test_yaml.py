@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fedsweep.errors import UserError, near
-from fedsweep.plain import parse_overrides, parse_yaml, read_yaml
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.yaml_values import parse_overrides, parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsweep.arms import counterparts, identity
-from fedsweep.config import flat
-from fedsweep.errors import UserError
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import available
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
 from fedsweep.models.feature_adapter import FeatureAdapter
-from fedsweep.paths import available
-from fedsweep.plain import read_yaml
 from fedsweep.pretraining import PretrainConfig
+from fedsweep.results.arms import counterparts, identity
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import SearchSpace
 

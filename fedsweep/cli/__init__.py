@@ -47,7 +47,7 @@ def _command() -> Callable[..., Any]:
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2."""
-    from fedsweep.errors import UserError, disk_is_full, one_line
+    from fedsweep.common.errors import UserError, disk_is_full, one_line
 
     try:
         code = _command()(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
@@ -66,7 +66,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
-        from fedsweep.object_store import UnreachableError
+        from fedsweep.results.remote.objects import UnreachableError
 
         if isinstance(error, UnreachableError):
             print(f"fedsweep: the store does not answer: {error}.", file=sys.stderr)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich import box
 from rich.table import Table
 
-from fedsweep.arms import Reference, arm_label
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import Reference, arm_label
 from fedsweep.sweep.counts import BANDWIDTHS, COUNTS, Counted, count_parameters
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.space import Parameters

@@ -47,7 +47,7 @@ def prepare(
 
     Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
     """
-    from fedsweep.errors import UserError
+    from fedsweep.common.errors import UserError
     from fedsweep.preparation.plan import Options, make_plan
 
     if workers is not None and workers < 1:
@@ -106,9 +106,9 @@ def list_stores() -> None:
 
     Example: `fedsweep data list`
     """
-    from fedsweep.errors import UserError
+    from fedsweep.common.errors import UserError
+    from fedsweep.common.paths import data_folder
     from fedsweep.images.card import read_card, stores, unfinished
-    from fedsweep.paths import data_folder
     from fedsweep.preparation.tables import layouts_table, stores_table
     from fedsweep.terminal import relative, result_console
 
@@ -145,7 +145,7 @@ def show(
 
     Example: `fedsweep data show pacs --size 64 --verify`
     """
-    from fedsweep.errors import UserError
+    from fedsweep.common.errors import UserError
     from fedsweep.images.card import find_store, read_card
     from fedsweep.terminal import progress_console, relative, result_console
 
@@ -191,8 +191,8 @@ def partition(
 
     Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
     """
-    from fedsweep.paths import find_either
-    from fedsweep.plain import parse_overrides
+    from fedsweep.common.paths import find_either
+    from fedsweep.common.yaml_values import parse_overrides
     from fedsweep.terminal import relative, result_console
 
     changes = parse_overrides(overrides or [])
@@ -224,9 +224,9 @@ def generate(
 
     Example: `fedsweep data generate fedag_animals --device cuda`
     """
-    from fedsweep.errors import UserError
-    from fedsweep.paths import find
-    from fedsweep.plain import parse_overrides, read_yaml
+    from fedsweep.common.errors import UserError
+    from fedsweep.common.paths import find
+    from fedsweep.common.yaml_values import parse_overrides, read_yaml
 
     changes = parse_overrides(overrides or [])
     path = find("experiments", experiment)

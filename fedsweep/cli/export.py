@@ -43,7 +43,7 @@ def export(
     """
     from fedsweep.export.checks import check_target
     from fedsweep.export.naming import find_trial
-    from fedsweep.store import Store
+    from fedsweep.results import Store
 
     check_target(to)
     home = Store.at(store)

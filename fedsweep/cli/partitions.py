@@ -8,10 +8,10 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.config import flat
+from fedsweep.common.config import flat
+from fedsweep.common.paths import find_either
+from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.experiment import RunConfig
-from fedsweep.paths import find_either
-from fedsweep.plain import Json, read_yaml
 from fedsweep.play import split
 from fedsweep.preparation.pictures import Panel, class_counts, distances, skew
 from fedsweep.sweep.plan import Plan

@@ -32,7 +32,7 @@ def predict(
 
     Example: `fedsweep predict rank4 photos --format csv --output photos.csv`
     """
-    from fedsweep.errors import UserError
+    from fedsweep.common.errors import UserError
 
     if form not in FORMATS:
         raise UserError(f"`--format` must be one of {', '.join(FORMATS)}, but it is `{form}`.")
@@ -77,8 +77,8 @@ def _print(found: Predictions, form: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from fedsweep.checkpoint import write_atomically
-    from fedsweep.errors import UserError
+    from fedsweep.common.errors import UserError
+    from fedsweep.results.checkpoint import write_atomically
 
     try:
         write_atomically(path.absolute(), text.encode())

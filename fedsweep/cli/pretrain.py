@@ -22,9 +22,9 @@ def pretrain(
 
     Example: `fedsweep pretrain tinyimagenet_vit epochs=1`
     """
-    from fedsweep.errors import UserError
-    from fedsweep.paths import find
-    from fedsweep.plain import parse_overrides, read_yaml
+    from fedsweep.common.errors import UserError
+    from fedsweep.common.paths import find
+    from fedsweep.common.yaml_values import parse_overrides, read_yaml
 
     changes = parse_overrides(overrides or [])
     path = find("pretrain", experiment)

@@ -12,9 +12,9 @@ from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, list
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedsweep.arms import Arm
     from fedsweep.report.compare import Pairing, Side
-    from fedsweep.store import Store
+    from fedsweep.results import Store
+    from fedsweep.results.arms import Arm
 
 FILES = {
     "markdown": "table.md",
@@ -40,10 +40,10 @@ def report(
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
-    from fedsweep.columns import check_columns
-    from fedsweep.errors import disk_is_full
+    from fedsweep.common.errors import disk_is_full
     from fedsweep.report import write_report
-    from fedsweep.store import Store
+    from fedsweep.results import Store
+    from fedsweep.results.columns import check_columns
     from fedsweep.terminal import relative, result_console
 
     check_format(format, ("terminal", *FILES))
@@ -81,7 +81,7 @@ def compare(
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
     from fedsweep.report.compare import Pairing
-    from fedsweep.store import Store
+    from fedsweep.results import Store
     from fedsweep.terminal import result_console
 
     check_format(format, COMPARED)
@@ -121,7 +121,7 @@ def check_format(given: str, known: tuple[str, ...]) -> None:
     Raises:
         UserError: it is none of these.
     """
-    from fedsweep.errors import near
+    from fedsweep.common.errors import near
 
     if given not in known:
         _refuse(
@@ -131,8 +131,8 @@ def check_format(given: str, known: tuple[str, ...]) -> None:
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
     """`SPACE[@SWEEP][:ARM]`, and the arm's values, none of a whole sweep."""
-    from fedsweep.arms import parse_arm
     from fedsweep.report.compare import Side
+    from fedsweep.results.arms import parse_arm
 
     where, colon, arm = given.partition(":")
     space, _, sweep = where.partition("@")
@@ -145,6 +145,6 @@ def _side(home: Store, given: str) -> tuple[Side, Arm]:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    from fedsweep.errors import UserError
+    from fedsweep.common.errors import UserError
 
     raise UserError(sentence)

@@ -10,7 +10,7 @@ from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedsweep.history import RoundRecord
+from fedsweep.results.history import RoundRecord
 from fedsweep.terminal import progress_console
 
 

@@ -21,7 +21,7 @@ from fedsweep.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedsweep.store import Store
+    from fedsweep.results import Store
     from fedsweep.sweep.plan import Plan
     from fedsweep.tracking import Destination
 
@@ -84,10 +84,10 @@ def tune(
 
     Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
     """
-    from fedsweep.errors import UserError
-    from fedsweep.paths import find
-    from fedsweep.plain import parse_overrides
-    from fedsweep.store import Store
+    from fedsweep.common.errors import UserError
+    from fedsweep.common.paths import find
+    from fedsweep.common.yaml_values import parse_overrides
+    from fedsweep.results import Store
     from fedsweep.tracking import Destination
 
     if sweep is not None and not resume:
@@ -173,8 +173,8 @@ def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: a seed is no whole number.
     """
-    from fedsweep.errors import UserError
-    from fedsweep.plain import parse_yaml
+    from fedsweep.common.errors import UserError
+    from fedsweep.common.yaml_values import parse_yaml
 
     given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
     if "seeds" in given:
@@ -202,7 +202,7 @@ def read_plan(space: str, changes: dict[str, Any], of_space: dict[str, Any]) -> 
     Raises:
         UserError: there is no such file, or it is not right.
     """
-    from fedsweep.paths import find
+    from fedsweep.common.paths import find
 
     find("search_spaces", space)
     if "experiment" in of_space:

@@ -35,10 +35,10 @@ def run(
 
     Example: `fedsweep run fedra_digits seed=1 method=all_small`
     """
-    from fedsweep.errors import UserError
-    from fedsweep.paths import find
-    from fedsweep.plain import parse_overrides, read_yaml
-    from fedsweep.store import Store
+    from fedsweep.common.errors import UserError
+    from fedsweep.common.paths import find
+    from fedsweep.common.yaml_values import parse_overrides, read_yaml
+    from fedsweep.results import Store
 
     changes = parse_overrides(overrides or [])
     path = find("experiments", experiment)
@@ -48,7 +48,7 @@ def run(
     import torch
 
     from fedsweep.cli.round_table import RoundTable
-    from fedsweep.errors import DivergenceError
+    from fedsweep.common.errors import DivergenceError
     from fedsweep.experiment import RunConfig
     from fedsweep.play import check_content
     from fedsweep.recorded_run import record_run
@@ -94,8 +94,8 @@ def ui(
 
     Example: `fedsweep ui ablations/lora_rank --port 5001`
     """
-    from fedsweep.errors import UserError
-    from fedsweep.store import Store
+    from fedsweep.common.errors import UserError
+    from fedsweep.results import Store
     from fedsweep.terminal import progress_console, show_delivery
     from fedsweep.tracking import Destination, answers, check_free, check_server, page_links, page_url, server_command
 
@@ -154,7 +154,7 @@ def list_files() -> None:
     """
     from rich.table import Table
 
-    from fedsweep.paths import VERBS, available, summary
+    from fedsweep.common.paths import VERBS, available, summary
     from fedsweep.terminal import result_console
 
     console = result_console()
@@ -175,9 +175,9 @@ def show(
     """
     from rich.syntax import Syntax
 
-    from fedsweep.config import flat
-    from fedsweep.paths import find_either
-    from fedsweep.plain import parse_overrides, read_yaml
+    from fedsweep.common.config import flat
+    from fedsweep.common.paths import find_either
+    from fedsweep.common.yaml_values import parse_overrides, read_yaml
     from fedsweep.terminal import result_console, show_plan
 
     changes = parse_overrides(overrides or [])

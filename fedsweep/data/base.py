@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 
 
 class Data(Config):

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from fedsweep.common.randomness import derived_seed
 from fedsweep.data.base import Data
 from fedsweep.data.imagestore import content_digest
-from fedsweep.seeding import derived_seed
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 STYLES = ("plain", "rotated", "inverted", "noisy", "thick", "textured")

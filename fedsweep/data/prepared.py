@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from pydantic import Field
 
+from fedsweep.common.errors import UserError, near
 from fedsweep.data.base import Data
 from fedsweep.data.imagestore import read_domain
 from fedsweep.data.partition.base import pool
-from fedsweep.errors import UserError, near
 from fedsweep.images.card import StoreCard, prepared_sizes, read_card, store_folder, why_missing
 from fedsweep.images.files import check_labels
 from fedsweep.types import Domain, FederatedData

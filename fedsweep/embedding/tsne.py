@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedsweep.embedding.points import Embedding, Point
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.models.layered import LayeredModel
-from fedsweep.seeding import derived_seed, stream
+from fedsweep.results.tsne_files import Embedding, Point
 from fedsweep.types import Domain, ImageSet
 
 PERPLEXITY = 30.0

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedsweep.arms import Arm
-from fedsweep.config import Config
-from fedsweep.errors import UserError
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json, read_json
 from fedsweep.models.backbone import Recipe
-from fedsweep.plain import Json, read_json
+from fedsweep.results.arms import Arm
 
 ACCURACIES = ("accuracy/mean", "accuracy/worst_domain")
 CARD, README = "export.json", "README.md"

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsweep.errors import UserError, near
+from fedsweep.common.errors import UserError, near
 from fedsweep.experiment import RunConfig
 from fedsweep.play import content_digests
-from fedsweep.records import TrialPlan
+from fedsweep.results.records import TrialPlan
 
 
 def check_target(target: Path) -> None:

@@ -10,21 +10,21 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsweep.checkpoint import write_atomically
-from fedsweep.config import flat
+from fedsweep.common.config import flat
 from fedsweep.data.prepared import PreparedData
 from fedsweep.experiment import RunConfig
 from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin
 from fedsweep.export.naming import Named
 from fedsweep.export.readme import readme
 from fedsweep.export.tensors import plain_tensors
-from fedsweep.history import RoundRecord
 from fedsweep.images.card import read_card, store_folder
 from fedsweep.models import ClipBackbone, DigitsClip, LayeredModel
 from fedsweep.models.backbone import Recipe
 from fedsweep.models.checkpoint_folder import CONFIG, PREPROCESSOR, TOKENS
 from fedsweep.models.lora import write_adapter
 from fedsweep.models.weights_file import digest
+from fedsweep.results.checkpoint import write_atomically
+from fedsweep.results.history import RoundRecord
 
 
 def write(

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import inside
 from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard, read_card
 from fedsweep.models import checkpoint_folder, clip_checkpoint, timm_weights, weights_file
 from fedsweep.models.architecture import check_name
 from fedsweep.models.layered import standardize_
 from fedsweep.models.lora import with_adapter
-from fedsweep.paths import inside
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.arms import agrees, parse_arm
-from fedsweep.errors import UserError, near
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.yaml_values import Json
 from fedsweep.export.checks import some
-from fedsweep.history import last
-from fedsweep.plain import Json
-from fedsweep.store import Store, SweepStore, TrialRecord, TrialStore
+from fedsweep.results import Store, SweepStore, TrialRecord, TrialStore
+from fedsweep.results.arms import agrees, parse_arm
+from fedsweep.results.history import last
 
 GRAMMAR = "a trial's key, SPACE[@SWEEP][:ARM] such as `ablations/lora_rank:lora.rank=4,seed=0`, or the name of a run"
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.export.card import ImageCard
 from fedsweep.export.loading import Loaded
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from fedsweep.arms import arm_label
 from fedsweep.export.card import BACKBONE, WHOLE, ExportCard
+from fedsweep.results.arms import arm_label
 
 
 def readme(card: ExportCard) -> str:

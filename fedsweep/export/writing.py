@@ -11,9 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsweep.checkpoint import Checkpoint
-from fedsweep.checkpoint import load as load_checkpoint
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
 from fedsweep.experiment import RunConfig
 from fedsweep.export.card import ExportCard
 from fedsweep.export.checks import check_content, check_exportable, check_target
@@ -23,6 +21,8 @@ from fedsweep.export.naming import Named
 from fedsweep.federation import Federation
 from fedsweep.methods.base import predicted
 from fedsweep.play import build
+from fedsweep.results.checkpoint import Checkpoint
+from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.types import ImageSet
 
 COMPARED = 8

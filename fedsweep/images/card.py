@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedsweep.config import Config
-from fedsweep.errors import UserError, near
-from fedsweep.paths import data_folder, inside
-from fedsweep.plain import read_json
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.paths import data_folder, inside
+from fedsweep.common.yaml_values import read_json
 
 CARD = "card.json"
 SPLITS = ("train", "test")

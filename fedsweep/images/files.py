@@ -11,7 +11,7 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.images.card import SPLITS, StoreCard
 
 PIECE = 32 * 1024 * 1024

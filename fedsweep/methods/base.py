@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.data.partition.base import pool
 from fedsweep.models import BackboneConfig
 from fedsweep.models.layered import Images, LayeredModel, Step

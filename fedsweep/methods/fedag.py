@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.aggregation import layerwise_mean
+from fedsweep.common.randomness import stream
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, state_as, synthetic_of
 from fedsweep.models import BackboneConfig
 from fedsweep.models.clip_backbone import ClipBackbone
@@ -29,7 +30,6 @@ from fedsweep.models.domain_adapters import (
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
 from fedsweep.reader import Reader
-from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer, LocalTask, Objective, cross_entropy
 from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 

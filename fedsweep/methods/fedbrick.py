@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsweep.aggregation import AggregationConfig
+from fedsweep.common.randomness import stream
 from fedsweep.distillation import activations, distil
 from fedsweep.methods.base import Allocations, FederatedMethod, Server
 from fedsweep.methods.depthfl import DepthFL
@@ -22,7 +23,6 @@ from fedsweep.methods.inclusivefl import InclusiveFL
 from fedsweep.models.brick import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
 from fedsweep.models.layered import Images, LayeredModel, Path, Step, completed
 from fedsweep.models.names import names_within
-from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer, LocalTask, Objective
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.evaluation import accuracy
 from fedsweep.frozen import FrozenFunction, digest_of
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted, state_as

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from fedsweep.aggregation import layerwise_mean
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.models import BackboneConfig
 from fedsweep.models.clip import LayeredClip

@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from fedsweep.config import Config
-from fedsweep.plain import Json
+from fedsweep.common.config import Config
+from fedsweep.common.yaml_values import Json
 
 SHAPE = (
     "img_size",

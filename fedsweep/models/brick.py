@@ -8,8 +8,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fedsweep.common.randomness import derived_seed
 from fedsweep.models.layered import LayeredModel
-from fedsweep.seeding import derived_seed
 
 Gate = Literal["softmax", "sigmoid"]
 """sigma of Eq. 19: softmax over the features (the paper), or the logistic function of each."""

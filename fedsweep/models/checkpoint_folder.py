@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import resolve
 from fedsweep.models import weights_file
-from fedsweep.paths import resolve
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import derived_seed
+from fedsweep.common.yaml_values import readable
 from fedsweep.models.clip_names import in_clip_model
 from fedsweep.models.feature_adapter import FeatureAdapter
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.models.names import layer_of
-from fedsweep.plain import readable
-from fedsweep.seeding import derived_seed
 from fedsweep.types import AdapterState
 
 IMAGES, TEXT = "vision", "text"

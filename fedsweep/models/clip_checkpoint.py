@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsweep.errors import UserError, near, one_line
+from fedsweep.common.errors import UserError, near, one_line
 from fedsweep.models.checkpoint_folder import CONFIG, digest, find, is_folder
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size", "image_size")

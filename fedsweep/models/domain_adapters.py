@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsweep.config import Config
-from fedsweep.errors import UserError
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
 from fedsweep.frozen import FrozenFunction, walk_key
 from fedsweep.models.clip import LayeredClip
 from fedsweep.models.clip_backbone import ClipBackbone, DigitsClip

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.models.beit import LayeredBeit
 from fedsweep.models.eva import LayeredEva
 from fedsweep.models.layered import LayeredModel

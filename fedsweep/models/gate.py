@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
 from fedsweep.models.kept import built
 from fedsweep.models.layered import LayeredModel, Path, draw_linears, standardize_
 from fedsweep.models.trunk import TrunkConfig

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from fedsweep.common.randomness import derived_seed
 from fedsweep.models.names import STATISTICS, layer_of
-from fedsweep.seeding import derived_seed
 from fedsweep.types import AdapterState, Batch
 
 Position = Literal["l0", "l1", "both", "mlp", "attention", "all"]

@@ -12,10 +12,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
+from fedsweep.common.randomness import derived_seed
 from fedsweep.models.layered import LayeredModel, Position
 from fedsweep.models.names import names_within
-from fedsweep.seeding import derived_seed
 
 
 class LoraConfig(Config):

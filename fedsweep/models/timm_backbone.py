@@ -13,15 +13,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import derived_seed
+from fedsweep.common.yaml_values import Json
 from fedsweep.models import timm_weights, weights_file
 from fedsweep.models.architecture import Architecture, Outline, check_name, check_pinned, outline, timm_config
 from fedsweep.models.backbone import Backbone, Recipe
 from fedsweep.models.families import check_walk
 from fedsweep.models.layered import LayeredModel, Position
 from fedsweep.models.mixer import LayeredMixer
-from fedsweep.plain import Json
-from fedsweep.seeding import derived_seed
 
 Mean = Annotated[float, Field(ge=-1000, le=1000)]
 Std = Annotated[float, Field(ge=1e-6, le=1e6)]

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from fedsweep.config import Config
-from fedsweep.errors import UserError
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import derived_seed
 from fedsweep.models import timm_weights, weights_file
 from fedsweep.models.architecture import check_name, check_pinned, timm_config
-from fedsweep.seeding import derived_seed
 
 WEIGHTS = Path(__file__).parent / "weights" / "digits_resnet.safetensors"
 FIELD = "method.gate.trunk.pretrained"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json
 from fedsweep.models.backbone import Backbone, Recipe
 from fedsweep.models.layered import LayeredModel, Position
-from fedsweep.plain import Json
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer

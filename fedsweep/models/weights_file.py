@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import data_folder, home, resolve
 from fedsweep.models.architecture import Architecture
-from fedsweep.paths import data_folder, home, resolve
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny

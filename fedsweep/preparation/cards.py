@@ -1,6 +1,6 @@
 """The card of a store, once its files are known to hold what was planned."""
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.images.card import CARD, DomainCard, StoreCard
 from fedsweep.images.files import map_domain, stored_digest, sync
 from fedsweep.preparation.corrupt import Corrupt

@@ -13,7 +13,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Self
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.sources.base import Item, Source
 

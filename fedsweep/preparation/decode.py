@@ -15,7 +15,7 @@ import numpy as np
 import PIL
 from PIL import Image, UnidentifiedImageError
 
-from fedsweep.errors import one_line
+from fedsweep.common.errors import one_line
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What is opened; PIL knows more, among them some that start other programs."""

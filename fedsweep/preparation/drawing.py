@@ -53,7 +53,7 @@ def save(figure: "Figure", path: Path) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    from fedsweep.errors import UserError
+    from fedsweep.common.errors import UserError
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsweep.checkpoint import write_atomically
+from fedsweep.common.errors import UserError
+from fedsweep.common.files import held
+from fedsweep.common.paths import data_folder
+from fedsweep.common.yaml_values import read_json
 from fedsweep.data import load
 from fedsweep.data.synthetic import Diffusers
 from fedsweep.data.synthetic.folder import size_of
-from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.images.card import is_store, read_card
-from fedsweep.lock import held
-from fedsweep.paths import data_folder
-from fedsweep.plain import read_json
 from fedsweep.preparation.plan import Options, Plan, make_plan
 from fedsweep.preparation.prepare import CHUNK, Prepared, Progress, prepare
 from fedsweep.preparation.sources.domains import Domains
+from fedsweep.results.checkpoint import write_atomically
 from fedsweep.types import FederatedData
 
 RECIPE = "recipe.json"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedsweep.errors import UserError, near
+from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.decode import FILTERS, Geometry
 
 MODES = ("center", "squash")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsweep.common.files import held
 from fedsweep.images.card import CARD, StoreCard
-from fedsweep.lock import held
 from fedsweep.preparation.corrupt import CORRUPT
 from fedsweep.preparation.scratch import Scratch
 

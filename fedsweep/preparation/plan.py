@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.images.card import store_folder
 from fedsweep.preparation.decode import MADE_WITH, Geometry
 from fedsweep.preparation.sources.base import Item, Listing, Source

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.images.card import CARD, StoreCard, is_store, read_card
 from fedsweep.images.files import map_file, record_batch, write_domain
 from fedsweep.preparation.cards import write_card

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.preparation.sources.base import Item, Listing, Split
-from fedsweep.seeding import stream
 
 SPLIT_SEED = 0  # a data set is one and the same for every run; runs differ in their own seed
 

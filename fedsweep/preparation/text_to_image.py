@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from PIL import Image
 
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import resolve
 from fedsweep.data.synthetic import Diffusers
-from fedsweep.errors import UserError, one_line
-from fedsweep.paths import resolve
 
 INDEX = "model_index.json"
 ASKED = {"prompt", "height", "width", "num_inference_steps", "guidance_scale", "generator", "output_type"}

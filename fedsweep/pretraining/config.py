@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.data.prepared import PreparedData
 from fedsweep.models import BackboneConfig
 from fedsweep.pretraining.augmentation import AugmentationConfig

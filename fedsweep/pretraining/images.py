@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsweep.common.errors import UserError
 from fedsweep.data.partition.base import pool
-from fedsweep.errors import UserError
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.types import ImageSet
 

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import derived_seed
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.images import TrainingData, moved
 from fedsweep.pretraining.network import Network, build_network
 from fedsweep.pretraining.optimization import cosine, mixer
 from fedsweep.pretraining.state import EpochRecord, Saved, TrainingState
-from fedsweep.seeding import derived_seed
 from fedsweep.types import ImageSet
 
 VALIDATION_BATCH = 500

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import derived_seed
 from fedsweep.models import LayeredModel
 from fedsweep.models.vit import DigitsViT, LayeredViT
 from fedsweep.pretraining.config import PretrainConfig
-from fedsweep.seeding import derived_seed
 
 
 class Network(nn.Module):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from safetensors.torch import save as to_bytes
 
-from fedsweep.checkpoint import write_atomically
 from fedsweep.pretraining.loop import Session, validate
 from fedsweep.pretraining.network import build_network
 from fedsweep.pretraining.start import card_of
 from fedsweep.pretraining.state import EpochRecord, TrainingState, read_saved
+from fedsweep.results.checkpoint import write_atomically
 
 
 def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:

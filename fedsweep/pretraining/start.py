@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from fedsweep.errors import UserError
-from fedsweep.lock import held
-from fedsweep.paths import data_folder
+from fedsweep.common.errors import UserError
+from fedsweep.common.files import held
+from fedsweep.common.paths import data_folder
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.images import load_images
 from fedsweep.pretraining.loop import Session

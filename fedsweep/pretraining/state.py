@@ -12,13 +12,13 @@ from safetensors.torch import save as to_bytes
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor
 
-from fedsweep.checkpoint import write_atomically
-from fedsweep.config import flat
-from fedsweep.errors import UserError
-from fedsweep.plain import Json
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.network import Network
 from fedsweep.pretraining.optimization import adamw
+from fedsweep.results.checkpoint import write_atomically
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.report import frame, page, population
 from fedsweep.report.comparison import Comparison
 from fedsweep.report.figures import Figure, write_figures
@@ -13,7 +13,7 @@ from fedsweep.report.question import question
 from fedsweep.report.statistics import ArmStatistics, summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
-from fedsweep.store import SweepManifest, TrialRecord
+from fedsweep.results import SweepManifest, TrialRecord
 
 
 @dataclass(frozen=True)

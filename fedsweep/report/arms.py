@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsweep.arms import identity
-from fedsweep.history import RoundRecord
-from fedsweep.plain import Json
-from fedsweep.store import TrialRecord
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import TrialRecord
+from fedsweep.results.arms import identity
+from fedsweep.results.history import RoundRecord
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fedsweep.report.section import Section
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
 from fedsweep.report.wording import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, names, settings
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
 
 EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials."
 MARK = "*"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.arms import Arm, agrees, arm_argument, arm_label, identity
-from fedsweep.config import flat
-from fedsweep.errors import UserError
-from fedsweep.plain import Json
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json
 from fedsweep.report import frame
 from fedsweep.report.comparison import Comparison, compare
 from fedsweep.report.comparisons import HEAD, cells, explained
@@ -16,7 +15,8 @@ from fedsweep.report.prose import finding, same_images
 from fedsweep.report.section import Section
 from fedsweep.report.statistics import ArmStatistics, summarise
 from fedsweep.report.wording import Units
-from fedsweep.store import SweepManifest, TrialRecord
+from fedsweep.results import SweepManifest, TrialRecord
+from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label, identity
 
 SHOWN = 12
 """Hyperparameters in which two sides differ that are named; of more, their number."""

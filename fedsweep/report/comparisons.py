@@ -9,7 +9,7 @@ from fedsweep.report.intervals import LEAST_RESAMPLED
 from fedsweep.report.section import Section
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.report.wording import NOTHING, Units, names, settings, shown_p
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
 
 HEAD = (
     "n", "mean", "95% of mean", "pairs", "difference", "95% t", "95% bootstrap", "p", "Holm p", "exact p", "effect",

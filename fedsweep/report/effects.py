@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedsweep.arms import setting
 from fedsweep.report.factors import Effect, Factorial, Names, factorial
 from fedsweep.report.importance import FORESTS, Share, importances
 from fedsweep.report.intervals import LEVEL
 from fedsweep.report.section import Section
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.report.wording import NOTHING, Units, names, short_names, shown_p
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import setting
 
 GRID = "grid"
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedsweep.arms import agrees, identity
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
 from fedsweep.report.arms import group
 from fedsweep.report.comparison import holm
 from fedsweep.report.intervals import Interval, t_interval
 from fedsweep.report.statistics import ArmStatistics
+from fedsweep.results.arms import agrees, identity
 
 Names = tuple[str, ...]
 """One factor: a dotted name, or several that vary together."""

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from fedsweep.arms import IN_WORDS, identity
-from fedsweep.marks import SYNTHETIC
 from fedsweep.report.arms import ended, notes
 from fedsweep.report.comparison import Comparison
 from fedsweep.report.statistics import ArmStatistics, domain_metric
 from fedsweep.report.table import MEGABYTES, AblationTable
 from fedsweep.report.wording import settings
+from fedsweep.results.arms import IN_WORDS, identity
+from fedsweep.results.provenance import SYNTHETIC
 
 COUNTS = ("n_common", "seeds_needed", "last_round")
 DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedsweep.arms import identity, is_accuracy
-from fedsweep.front import Against, efficient
-from fedsweep.history import over_the_run
 from fedsweep.report.arms import mean
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.report.wording import Units, arm_words, decimals, names
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import identity, is_accuracy
+from fedsweep.results.history import over_the_run
+from fedsweep.results.pareto import Against, efficient
 
 UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
 LABELLED = 8

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsweep.arms import identity
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
 from fedsweep.report.arms import ended, final
-from fedsweep.store import SweepManifest, TrialRecord
+from fedsweep.results import SweepManifest, TrialRecord
+from fedsweep.results.arms import identity
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedsweep.seeding import stream
+from fedsweep.common.randomness import stream
 
 LEVEL = 0.05
 """Two-sided level of the tests after Holm's correction; intervals are at 1 - LEVEL, uncorrected."""

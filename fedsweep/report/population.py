@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedsweep.report.arms import ended, final, recorded
-from fedsweep.store import SweepManifest, TrialRecord
+from fedsweep.results import SweepManifest, TrialRecord
 
 POPULATION = "pbt"
 """The scheduler whose trials go on from one another."""

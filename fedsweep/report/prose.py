@@ -3,10 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from fedsweep.arms import IN_WORDS, Arm, Reference, counterparts, identity, setting, shown_setting
-from fedsweep.history import ACCUMULATED
-from fedsweep.marks import stand_in, warning
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
 from fedsweep.report import front
 from fedsweep.report.arms import ended
 from fedsweep.report.comparison import Comparison
@@ -15,7 +12,18 @@ from fedsweep.report.intervals import LEVEL
 from fedsweep.report.population import sentences
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, asked_columns
 from fedsweep.report.wording import IN_DOMAIN, OUT_OF_DOMAIN, Units, arm_words, names, shown_p
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import (
+    IN_WORDS,
+    Arm,
+    Reference,
+    counterparts,
+    identity,
+    setting,
+    shown_setting,
+)
+from fedsweep.results.history import ACCUMULATED
+from fedsweep.results.provenance import stand_in, warning
 
 
 def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsweep.arms import counterparts, identity
-from fedsweep.columns import COLUMNS, Column, column
-from fedsweep.history import mean_of_last, total_megabytes
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
 from fedsweep.report.arms import Arm, final, group, mean
 from fedsweep.report.comparison import Comparison, compare
 from fedsweep.report.intervals import Interval, t_interval
-from fedsweep.store import SweepManifest, TrialRecord
+from fedsweep.results import SweepManifest, TrialRecord
+from fedsweep.results.arms import counterparts, identity
+from fedsweep.results.columns import COLUMNS, Column, column
+from fedsweep.results.history import mean_of_last, total_megabytes
 
 MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mean"
 

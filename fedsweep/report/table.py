@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedsweep.arms import identity
-from fedsweep.columns import TARGET, Column
 from fedsweep.report import front
 from fedsweep.report.arms import notes
 from fedsweep.report.by_domain import by_domain
@@ -27,7 +25,9 @@ from fedsweep.report.wording import (
     settings,
     shown_p,
 )
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import identity
+from fedsweep.results.columns import TARGET, Column
 
 PROSE = {"arm", "worst domain", "efficient", "note"}
 """Columns that are words: left-aligned, as are the hyperparameters."""

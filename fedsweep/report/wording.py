@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fedsweep.arms import IN_WORDS, is_accuracy, setting, shown_setting
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import IN_WORDS, is_accuracy, setting, shown_setting
 
 IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
 """Columns of arms' mean accuracies where some arm holds domains out of the clients."""

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fedsweep.arms import IN_WORDS, NAMED, WITHOUT, Arm
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import IN_WORDS, NAMED, WITHOUT, Arm
 
 Subsets = Literal["one", "all"]
 SWITCH = {"on": True, "off": False}

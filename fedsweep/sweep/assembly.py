@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedsweep.store import SweepStore, TrialPlan
+from fedsweep.results import SweepStore, TrialPlan
 from fedsweep.sweep.climb import Climb
 from fedsweep.sweep.cluster import Cluster, most_on_a_gpu
 from fedsweep.sweep.generations import Generations

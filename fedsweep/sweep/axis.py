@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.arms import shown_setting
-from fedsweep.config import Config
-from fedsweep.plain import Json
+from fedsweep.common.config import Config
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import shown_setting
 
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer", "loginteger")
 STEPPED = ("uniform", "integer")

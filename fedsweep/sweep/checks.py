@@ -6,12 +6,20 @@ import json
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from fedsweep.arms import WITHOUT, Arm, agrees, arm_label, counterparts, identity, shown_setting
-from fedsweep.columns import check_columns
-from fedsweep.config import flat
-from fedsweep.errors import UserError, near
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError, near
 from fedsweep.experiment import RunConfig
-from fedsweep.history import ACCUMULATED
+from fedsweep.results.arms import (
+    WITHOUT,
+    Arm,
+    agrees,
+    arm_label,
+    counterparts,
+    identity,
+    shown_setting,
+)
+from fedsweep.results.columns import check_columns
+from fedsweep.results.history import ACCUMULATED
 from fedsweep.sweep.axis import condition
 from fedsweep.sweep.conditions import Conditions, holds
 from fedsweep.sweep.counts import COUNTS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from fedsweep.arms import Arm, agrees, identity
-from fedsweep.store import Outcome, SweepStore, TrialPlan
+from fedsweep.results import Outcome, SweepStore, TrialPlan
+from fedsweep.results.arms import Arm, agrees, identity
 from fedsweep.sweep.judge import Standing, climb, rungs
 from fedsweep.sweep.schedulers import ArmsScheduler
 

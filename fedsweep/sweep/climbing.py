@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.tune.schedulers import FIFOScheduler
 
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
 from fedsweep.sweep.climb import Climb
 from fedsweep.sweep.generations import Generations
 from fedsweep.sweep.packing import Packing

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from joblib import cpu_count
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.sweep.gpus import COUNT, SIZE, count_gpus, logical_gpus
 from fedsweep.sweep.space import Resources
 

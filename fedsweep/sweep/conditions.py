@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from fedsweep.arms import IN_WORDS, Arm, identity
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import IN_WORDS, Arm, identity
 from fedsweep.sweep.axis import Axis, names_of, same
 
 Resolve = Callable[[Arm], Mapping[str, Json]]

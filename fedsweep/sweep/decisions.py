@@ -5,8 +5,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedsweep.checkpoint import write_atomically
-from fedsweep.remote import NOTHING, Remote
+from fedsweep.results.checkpoint import write_atomically
+from fedsweep.results.remote import NOTHING, Remote
 
 
 @dataclass(frozen=True)

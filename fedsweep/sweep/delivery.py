@@ -19,15 +19,15 @@ from typing import Any
 
 from filelock import FileLock
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import data_folder, resolve
 from fedsweep.data import PreparedData, load
 from fedsweep.data.synthetic.diffusers import Diffusers
 from fedsweep.data.synthetic.folder import Folder
-from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.images.card import CARD, is_store, read_card, store_folder
 from fedsweep.images.files import PIECE, stored_digest
 from fedsweep.models import checkpoint_folder, weights_file
-from fedsweep.paths import data_folder, resolve
 
 AHEAD = 2
 """Pieces that are on their way while one is written."""

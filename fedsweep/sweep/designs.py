@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
-from fedsweep.arms import Arm, arm_label, identity
+from fedsweep.results.arms import Arm, arm_label, identity
 
 Design = Literal["full", "one_factor"]
 Factors = Mapping[str, Sequence[Arm]]

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedsweep.store import TrialPlan, TrialRecord, count_outcomes
+from fedsweep.results import TrialPlan, TrialRecord, count_outcomes
 
 ROWS = 24
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from fedsweep.arms import Arm, agrees, arm_label, identity
+from fedsweep.results.arms import Arm, agrees, arm_label, identity
 
 SHOWN = 3
 """Faults that are told in full."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from fedsweep.arms import Arm, identity
-from fedsweep.store import Outcome, Start, SweepStore, TrialPlan
+from fedsweep.results import Outcome, Start, SweepStore, TrialPlan
+from fedsweep.results.arms import Arm, identity
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.population import Member, boundaries, first_generation, successors
 

@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from fedsweep.errors import UserError
-from fedsweep.memory import forget_peak, resident_peak
+from fedsweep.common.errors import UserError
+from fedsweep.common.process_usage import forget_peak, resident_peak
 from fedsweep.sweep.packing import BESIDE, PEAK, TOTAL
 
 if TYPE_CHECKING:

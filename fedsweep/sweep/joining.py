@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
 from fedsweep.sweep.cluster import HERE, LOCAL, Cluster, Node, available_cpus
 from fedsweep.sweep.gpus import logical_gpus
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from fedsweep.arms import is_accuracy
+from fedsweep.results.arms import is_accuracy
 
 Arm = TypeVar("Arm", bound=Hashable)
 History = Mapping[int, float]

@@ -4,7 +4,7 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from fedsweep.remote import NOTHING, Remote
+from fedsweep.results.remote import NOTHING, Remote
 from fedsweep.sweep.decisions import Decision, Decisions
 from fedsweep.sweep.schedulers import MedianScheduler
 

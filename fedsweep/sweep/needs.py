@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import data_folder, environment
 from fedsweep.experiment import RunConfig
-from fedsweep.paths import data_folder, environment
 from fedsweep.play import content_digests
 from fedsweep.sweep.delivery import Item, fetch, items_of
 from fedsweep.sweep.engine import ENGINE_PACKAGES, engine_digest

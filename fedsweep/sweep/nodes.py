@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedsweep.errors import UserError
-from fedsweep.paths import environment
-from fedsweep.store import Store
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import environment
+from fedsweep.results import Store
 from fedsweep.sweep.cluster import Cluster, Node
 from fedsweep.sweep.delivery import Item, Library, fetch
 from fedsweep.sweep.needs import RULE, Arrival, Findings, Needs, look

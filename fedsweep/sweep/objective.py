@@ -5,9 +5,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.config import Config
-from fedsweep.front import Against, Mode
-from fedsweep.history import History, last, over_the_run
+from fedsweep.common.config import Config
+from fedsweep.results.history import History, last, over_the_run
+from fedsweep.results.pareto import Against, Mode
 
 
 class Objective(Config):

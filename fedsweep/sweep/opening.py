@@ -8,10 +8,10 @@ import secrets
 import shutil
 from collections.abc import Iterator
 
-from fedsweep.errors import UserError
-from fedsweep.lock import held
-from fedsweep.mirror import SCRATCH
-from fedsweep.store import Outcome, Store, SweepManifest, SweepStore
+from fedsweep.common.errors import UserError
+from fedsweep.common.files import held
+from fedsweep.results import Outcome, Store, SweepManifest, SweepStore
+from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep import warm_start
 from fedsweep.sweep.cluster import processor
 from fedsweep.sweep.plan import Plan

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedsweep.arms import identity
-from fedsweep.store import Attempt, Attempts, SweepStore, TrialPlan
+from fedsweep.results import Attempt, Attempts, SweepStore, TrialPlan
+from fedsweep.results.arms import identity
 
 MARGIN = 0.15
 """The part of a GPU that is left free: later rounds may take more than the first, and CUDA's own memory counts."""

@@ -7,16 +7,16 @@ from functools import cached_property
 from importlib import metadata
 from typing import Any
 
-from fedsweep.arms import Arm, Reference, arm_label
-from fedsweep.config import flat
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import find
+from fedsweep.common.randomness import stream
+from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.data import load
-from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
-from fedsweep.paths import find
-from fedsweep.plain import Json, read_yaml
 from fedsweep.play import check_content, content_digests
-from fedsweep.seeding import stream
-from fedsweep.store import Start, TrialPlan
+from fedsweep.results import Start, TrialPlan
+from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.sweep.ablation import changes, left_out_values
 from fedsweep.sweep.checks import OF_DOMAINS, check, resolved
 from fedsweep.sweep.designs import Design

@@ -6,8 +6,8 @@ import bisect
 from collections.abc import Sequence
 from typing import Any
 
-from fedsweep.plain import Json
-from fedsweep.store import SweepStore, TrialPlan
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import SweepStore, TrialPlan
 from fedsweep.sweep.packing import Packing
 from fedsweep.sweep.searcher import Announce, FolderSearcher, suggestion
 

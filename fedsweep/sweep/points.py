@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedsweep.arms import Arm, identity
-from fedsweep.errors import near
-from fedsweep.plain import Json
+from fedsweep.common.errors import near
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import Arm, identity
 from fedsweep.sweep.axis import Axis
 
 

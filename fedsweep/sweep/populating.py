@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.tune.search import Searcher
 
-from fedsweep.plain import Json
+from fedsweep.common.yaml_values import Json
 from fedsweep.sweep.climbing import ClimbingSearch
 from fedsweep.sweep.generations import Generations
 from fedsweep.sweep.packing import Packing

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from numpy.random import Generator
 
-from fedsweep.arms import identity
-from fedsweep.errors import near
-from fedsweep.seeding import stream
+from fedsweep.common.errors import near
+from fedsweep.common.randomness import stream
+from fedsweep.results.arms import identity
 from fedsweep.sweep.axis import Axis
 from fedsweep.sweep.schedulers import PopulationScheduler
 from fedsweep.sweep.searches import Search

@@ -14,10 +14,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from fedsweep.arms import Arm, identity
-from fedsweep.plain import Json
-from fedsweep.seeding import derived_seed
-from fedsweep.store import OutcomeName, TrialRecord
+from fedsweep.common.randomness import derived_seed
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import OutcomeName, TrialRecord
+from fedsweep.results.arms import Arm, identity
 from fedsweep.sweep.axis import Axis
 from fedsweep.sweep.conditions import Resolve
 from fedsweep.sweep.space import SearchSpace

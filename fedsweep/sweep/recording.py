@@ -12,10 +12,17 @@ from typing import Any
 from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
 
-from fedsweep.errors import disk_is_full
-from fedsweep.object_store import UnreachableError
-from fedsweep.remote import LOST
-from fedsweep.store import Attempts, Outcome, OutcomeName, SweepStore, TrialPlan, TrialRecord
+from fedsweep.common.errors import disk_is_full
+from fedsweep.results import (
+    Attempts,
+    Outcome,
+    OutcomeName,
+    SweepStore,
+    TrialPlan,
+    TrialRecord,
+)
+from fedsweep.results.remote import LOST
+from fedsweep.results.remote.objects import UnreachableError
 from fedsweep.sweep.climb import Climb
 from fedsweep.sweep.display import LiveTable
 from fedsweep.sweep.generations import Generations

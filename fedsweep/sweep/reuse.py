@@ -1,7 +1,7 @@
 """Trials that another sweep has run already: the same configuration, code, data and processor."""
 
-from fedsweep.marks import TAKEN_FROM
-from fedsweep.store import Store, SweepManifest, SweepStore, TrialPlan, TrialStore
+from fedsweep.results import Store, SweepManifest, SweepStore, TrialPlan, TrialStore
+from fedsweep.results.provenance import TAKEN_FROM
 
 
 class Reuse:

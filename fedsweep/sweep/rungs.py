@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from ray.tune.schedulers import FIFOScheduler
 
-from fedsweep.arms import identity
-from fedsweep.remote import NOTHING, Remote
+from fedsweep.results.arms import identity
+from fedsweep.results.remote import NOTHING, Remote
 from fedsweep.sweep.decisions import Decision, Decisions
 from fedsweep.sweep.objective import Objective
 from fedsweep.sweep.schedulers import ASHAScheduler

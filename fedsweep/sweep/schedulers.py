@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 
 
 class NoScheduler(Config):

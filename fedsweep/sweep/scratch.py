@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from fedsweep.errors import UserError
-from fedsweep.lock import held
+from fedsweep.common.errors import UserError
+from fedsweep.common.files import held
 
 PREFIX = "fedsweep-trial-"
 TAKEN = "a process that lives has it."

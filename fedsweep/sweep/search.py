@@ -6,8 +6,8 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from fedsweep.plain import Json
-from fedsweep.store import SweepStore, TrialPlan
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import SweepStore, TrialPlan
 from fedsweep.sweep import warm_start
 from fedsweep.sweep.packing import Packing
 from fedsweep.sweep.plan import Plan

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from ray.tune.search import Searcher
 
-from fedsweep.plain import Json
-from fedsweep.store import TrialPlan
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import TrialPlan
 from fedsweep.sweep.packing import Offer
 
 Announce = Callable[[TrialPlan], None]

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsweep.arms import Arm
-from fedsweep.config import Config
+from fedsweep.common.config import Config
+from fedsweep.results.arms import Arm
 
 FIRST = "points to try before others, `{name: value}` of each; names that one leaves out are sampled"
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsweep.errors import UserError, one_line
-from fedsweep.object_store import filesystem, is_uri, put, read, remove
-from fedsweep.store import Store
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.results import Store
+from fedsweep.results.remote.objects import filesystem, is_uri, put, read, remove
 
 
 def enter(environment: Mapping[str, str]) -> None:

@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.arms import NAMED, WITHOUT, Arm, Reference
-from fedsweep.config import Config
-from fedsweep.errors import near
-from fedsweep.plain import Json
+from fedsweep.common.config import Config
+from fedsweep.common.errors import near
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import NAMED, WITHOUT, Arm, Reference
 from fedsweep.sweep.ablation import Subsets, ablation_arms, compared_to
 from fedsweep.sweep.axis import Axis, names_of
 from fedsweep.sweep.conditions import Conditions, Resolve, asking_order, concerns

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
-from fedsweep.errors import DivergenceError, disk_is_full
-from fedsweep.mirror import Mirror
-from fedsweep.object_store import UnreachableError, persistently
-from fedsweep.remote import Place
-from fedsweep.store import SweepStore, TrialStore
+from fedsweep.common.errors import DivergenceError, disk_is_full
+from fedsweep.results import SweepStore, TrialStore
+from fedsweep.results.remote import Place
+from fedsweep.results.remote.mirror import Mirror
+from fedsweep.results.remote.objects import UnreachableError, persistently
 from fedsweep.sweep.gpus import Meter, NoMeter, meter, ran_out
 from fedsweep.sweep.needs import Arrival
 from fedsweep.sweep.scratch import scratch
 
 if TYPE_CHECKING:
-    from fedsweep.history import RoundRecord
     from fedsweep.play import Device
+    from fedsweep.results.history import RoundRecord
 
 
 def train(
@@ -110,10 +110,10 @@ def _rounds(
         return
     import torch
 
+    from fedsweep.common.process_usage import SystemMeter
     from fedsweep.experiment import RunConfig
     from fedsweep.models.kept import keep
     from fedsweep.play import check_digests, run_durably
-    from fedsweep.system_metrics import SystemMeter
 
     torch.set_num_threads(threads)
     keep()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedsweep.errors import UserError
-from fedsweep.marks import TAKEN_FROM
-from fedsweep.mirror import SCRATCH
-from fedsweep.paths import environment
-from fedsweep.store import Store, SweepStore, TrialRecord
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import environment
+from fedsweep.results import Store, SweepStore, TrialRecord
+from fedsweep.results.provenance import TAKEN_FROM
+from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep import warm_start
 from fedsweep.sweep.assembly import climb_of, packing_of, scheduler_of, search_of
 from fedsweep.sweep.cluster import HERE, LOCAL, Cluster, check_resources, concurrency

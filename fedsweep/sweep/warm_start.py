@@ -6,11 +6,11 @@ import json
 
 from pydantic import Field
 
-from fedsweep.arms import Arm
-from fedsweep.checkpoint import write_atomically
-from fedsweep.config import Config
-from fedsweep.errors import UserError
-from fedsweep.store import Store, SweepStore, TrialRecord
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
+from fedsweep.results import Store, SweepStore, TrialRecord
+from fedsweep.results.arms import Arm
+from fedsweep.results.checkpoint import write_atomically
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.points import holds
 from fedsweep.sweep.space import SearchSpace

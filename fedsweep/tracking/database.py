@@ -5,7 +5,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 
 
 def tracking_uri(root: Path) -> str:

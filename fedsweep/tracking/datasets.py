@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedsweep.marks import SYNTHETIC
-from fedsweep.plain import Json
-from fedsweep.store import TrialPlan
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import TrialPlan
+from fedsweep.results.provenance import SYNTHETIC
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput

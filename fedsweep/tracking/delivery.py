@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsweep.errors import UserError
-from fedsweep.lock import held
-from fedsweep.store import Store, SweepStore, TrialStore, count_outcomes
+from fedsweep.common.errors import UserError
+from fedsweep.common.files import held
+from fedsweep.results import Store, SweepStore, TrialStore, count_outcomes
 from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.recorder import Recorder, Tell, silently
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.tracking.database import tracking_uri
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from fedsweep.paths import inside
+from fedsweep.common.paths import inside
 from fedsweep.tracking.destination import Destination
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedsweep.paths import summary
-from fedsweep.store import SweepManifest
+from fedsweep.common.paths import summary
+from fedsweep.results import SweepManifest
 
 NOTE = "mlflow.note.content"
 """MLflow's tag for the description of a run or an experiment, in Markdown."""

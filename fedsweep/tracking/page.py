@@ -13,8 +13,8 @@ import urllib.parse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.errors import UserError
-from fedsweep.store import Store, SweepManifest, SweepStore
+from fedsweep.common.errors import UserError
+from fedsweep.results import Store, SweepManifest, SweepStore
 from fedsweep.tracking import view
 from fedsweep.tracking.database import tracking_uri
 from fedsweep.tracking.destination import Destination

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedsweep.arms import arm_label
-from fedsweep.marks import TAKEN_FROM
-from fedsweep.store import SweepManifest, TrialRecord
+from fedsweep.results import SweepManifest, TrialRecord
+from fedsweep.results.arms import arm_label
+from fedsweep.results.provenance import TAKEN_FROM
 from fedsweep.tracking.datasets import Images, images_of
 
 MOST = 30

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.arms import IN_WORDS, setting, shown_setting
-from fedsweep.config import flat
-from fedsweep.history import mean_of_last, total_megabytes
-from fedsweep.plain import Json
-from fedsweep.store import TrialPlan, TrialRecord
+from fedsweep.common.config import flat
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import TrialPlan, TrialRecord
+from fedsweep.results.arms import IN_WORDS, setting, shown_setting
+from fedsweep.results.history import mean_of_last, total_megabytes
 from fedsweep.tracking.origin import origin
 
 if TYPE_CHECKING:

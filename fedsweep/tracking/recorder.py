@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedsweep.checkpoint import write_atomically
-from fedsweep.errors import UserError, one_line
-from fedsweep.store import Store, SweepManifest, TrialRecord
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.results import Store, SweepManifest, TrialRecord
+from fedsweep.results.checkpoint import write_atomically
 from fedsweep.tracking.destination import SERVER, Destination
 from fedsweep.tracking.runs import Runs
 from fedsweep.tracking.server import refusal

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
 from fedsweep.tracking import picture
 from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.server import check_server, refusal

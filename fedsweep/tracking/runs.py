@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from fedsweep.plain import Json
-from fedsweep.store import SweepManifest, TrialPlan, TrialRecord
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import SweepManifest, TrialPlan, TrialRecord
 from fedsweep.tracking import note, parent, picture, view
 from fedsweep.tracking.datasets import images_of, inputs
 from fedsweep.tracking.destination import Destination

@@ -6,7 +6,7 @@ import re
 from importlib import metadata
 from urllib.parse import urlsplit
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
 from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.runs import Runs
 

@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from fedsweep.arms import IN_WORDS
-from fedsweep.history import ACCUMULATED
-from fedsweep.plain import Json
-from fedsweep.store import SweepManifest
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import IN_WORDS
+from fedsweep.results.history import ACCUMULATED
 from fedsweep.tracking.picture import ARM
 
 TAG = "mlflow.sharedViewState."

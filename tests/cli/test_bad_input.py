@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedsweep import recorded_run
-from fedsweep.errors import DivergenceError, UserError
-from fedsweep.store import Store
+from fedsweep.common.errors import DivergenceError, UserError
+from fedsweep.results import Store
 from fedsweep.sweep import plan as plan_module
 from fedsweep.sweep.cluster import available_cpus
 from fedsweep.sweep.opening import open_sweep

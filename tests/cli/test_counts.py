@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedsweep.plain import read_yaml
+from fedsweep.common.yaml_values import read_yaml
 from tests.cli.conftest import ROOT, Call
 
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "counts.json").read_text())

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
-from fedsweep.plain import read_yaml
-from fedsweep.store import Store
+from fedsweep.results import Store
 from tests.cli.conftest import ROOT, Call, Refused
 from tests.export.helpers import play
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from fedsweep.errors import UserError
-from fedsweep.store import Store
+from fedsweep.common.errors import UserError
+from fedsweep.results import Store
 from fedsweep.sweep import estimate
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan

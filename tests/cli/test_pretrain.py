@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from fedsweep import cli
-from fedsweep.config import flat
-from fedsweep.paths import available, find
-from fedsweep.plain import read_yaml
+from fedsweep.common.config import flat
+from fedsweep.common.paths import available, find
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.pretraining import EpochTable, PretrainConfig, alone
 from tests.cli.conftest import Call, Refused
 from tests.pretraining.conftest import SHIPPED, toy_data, write_store

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
-from fedsweep.checkpoint import Checkpoint, save
 from fedsweep.report import write_report
-from fedsweep.store import Store
+from fedsweep.results import Store
+from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.types import ServerState
 from tests.cli.conftest import GRID, ROOT, Call, Refused, write
 from tests.report.conftest import Trials, make_manifest

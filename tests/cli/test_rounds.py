@@ -6,11 +6,11 @@ import pytest
 
 from fedsweep import recorded_run
 from fedsweep.cli.round_table import RoundTable
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
-from fedsweep.history import RoundRecord
-from fedsweep.paths import find
-from fedsweep.plain import read_yaml
-from fedsweep.store import Store
+from fedsweep.results import Store
+from fedsweep.results.history import RoundRecord
 from fedsweep.terminal import plan_table, progress_console, result_console, show_recorded
 
 METRICS = ["accuracy/mean", "accuracy/worst_domain", "accuracy/domain/sketch", "accuracy/domain/art_painting"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsweep.config import flat
+from fedsweep.common.config import flat
 from fedsweep.experiment import RunConfig
 from fedsweep.models import build_model
 from fedsweep.sweep.plan import Plan

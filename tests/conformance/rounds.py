@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from fedsweep.common.randomness import stream
 from fedsweep.federation import Federation, federate
-from fedsweep.seeding import stream
 from fedsweep.types import ClientUpdate, RoundResult
 
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedsweep.checkpoint import Checkpoint, load, save
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.federation import Federation, federate
 from fedsweep.models.names import layer_of
-from fedsweep.seeding import stream
+from fedsweep.results.checkpoint import Checkpoint, load, save
 from fedsweep.types import RoundResult, ServerState
 from tests.compare import identical, identical_rounds, moved
 from tests.conformance.rounds import one_round

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 import fedsweep.export.writing
-from fedsweep.checkpoint import Checkpoint, save
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.export.checks import check_exportable
 from fedsweep.export.loading import load
 from fedsweep.export.naming import Named
 from fedsweep.export.writing import export
 from fedsweep.federation import Federation, federate
-from fedsweep.history import RoundRecord
 from fedsweep.methods import ALL
 from fedsweep.methods.base import predicted
-from fedsweep.store import Outcome, TrialPlan, TrialStore
+from fedsweep.results import Outcome, TrialPlan, TrialStore
+from fedsweep.results.checkpoint import Checkpoint, save
+from fedsweep.results.history import RoundRecord
 from tests.conformance.conftest import METHODS, SMALL_SERVER, label
 
 EXPORTED = {

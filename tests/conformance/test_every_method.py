@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import fedsweep.methods
-from fedsweep.checkpoint import Checkpoint, load, save
+from fedsweep.common.randomness import stream
 from fedsweep.federation import Federation, federate
 from fedsweep.methods import ALL
 from fedsweep.models.names import layer_of, names_within
-from fedsweep.seeding import stream
+from fedsweep.results.checkpoint import Checkpoint, load, save
 from fedsweep.types import ClientUpdate, ImageSet, LayerAllocation, RoundResult
 from tests.compare import copied, frozen, identical, identical_rounds, memory, tensors_in, unkept
 from tests.conformance.conftest import METHODS

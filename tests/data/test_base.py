@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedsweep.common.errors import UserError
 from fedsweep.data import DigitsData, PreparedData
-from fedsweep.errors import UserError
 from fedsweep.preparation.prepare import prepare
 from tests.preparation.helpers import plan_of, write_tree
 

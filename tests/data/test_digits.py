@@ -4,9 +4,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from fedsweep.common.errors import UserError
 from fedsweep.data import load
 from fedsweep.data.digits import STYLES, DigitsData, enlarge, read_scans, stripes, thicken, to_uint8
-from fedsweep.errors import UserError
 from fedsweep.types import FederatedData
 
 

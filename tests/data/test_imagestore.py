@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 import torch
 
+from fedsweep.common.errors import UserError
 from fedsweep.data.imagestore import content_digest, read_domain, record_batch, schema, write_domain
-from fedsweep.errors import UserError
 from fedsweep.images import files
 from fedsweep.images.card import DomainCard, StoreCard, find_store, read_card, store_folder, stores
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.data.partition import POOL, AnyPartition, PartitionConfig, Split
 from fedsweep.data.partition.dirichlet import deal_by_dirichlet
 from fedsweep.data.partition.feature_label_skew import FeatureLabelSkew
 from fedsweep.data.partition.label_skew import LabelSkew
-from fedsweep.errors import UserError
-from fedsweep.seeding import stream
 from fedsweep.types import Domain, FederatedData, ImageSet
 from tests.references.dirichlet import cut
 

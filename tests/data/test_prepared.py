@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedsweep.common.errors import UserError
 from fedsweep.data.imagestore import StoreCard, content_digest, read_domain, record_batch, store_folder, write_domain
 from fedsweep.data.prepared import PreparedData
-from fedsweep.errors import UserError
 from fedsweep.images.card import DomainCard
 
 CLASSES = ("bus", "cat")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
 from fedsweep.export.naming import Named
 from fedsweep.export.writing import export
-from fedsweep.plain import read_yaml
-from fedsweep.store import Store
+from fedsweep.results import Store
 from tests.export.helpers import play
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "fedra_digits.yaml"

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedsweep.experiment import RunConfig
 from fedsweep.export.naming import Named, find_trial
-from fedsweep.history import RoundRecord
 from fedsweep.play import content_digests, run_durably
-from fedsweep.store import Outcome, Store, SweepStore, TrialPlan
+from fedsweep.results import Outcome, Store, SweepStore, TrialPlan
+from fedsweep.results.history import RoundRecord
 
 WITHOUT_FEDSWEEP = """
 import sys
@@ -59,7 +59,7 @@ def planned(
     sweep: SweepStore, number: int, arm: dict[str, Any], seed: int, score: float | None, end: str | None
 ) -> str:
     """A trial with made-up results; its key."""
-    from fedsweep.checkpoint import Checkpoint, save
+    from fedsweep.results.checkpoint import Checkpoint, save
     from fedsweep.types import ServerState
 
     key = f"{'ab' if number < 2 else 'c'}{number:014d}"

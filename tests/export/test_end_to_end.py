@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsweep.checkpoint import load as load_checkpoint
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.export import writing
 from fedsweep.export.card import ADAPTER, BACKBONE, read_card
@@ -19,7 +18,8 @@ from fedsweep.export.naming import Named
 from fedsweep.export.writing import export
 from fedsweep.methods.base import predicted
 from fedsweep.play import build
-from fedsweep.store import Store
+from fedsweep.results import Store
+from fedsweep.results.checkpoint import load as load_checkpoint
 from tests.export.helpers import block, logits_without_fedsweep, play, read
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "export.md"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.export.naming import find_trial
-from fedsweep.store import Outcome, Store, SweepStore, TrialPlan
+from fedsweep.results import Outcome, Store, SweepStore, TrialPlan
 from tests.export.helpers import planned
 from tests.tracking.helpers import MANIFEST
 

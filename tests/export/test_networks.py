@@ -15,19 +15,19 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.data import load as load_data
-from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard
 from fedsweep.export.files import write
 from fedsweep.export.loading import load
 from fedsweep.export.naming import Named
-from fedsweep.history import RoundRecord
 from fedsweep.models import DigitsViT, LayeredModel, build_model
 from fedsweep.models.weights_file import digest
-from fedsweep.paths import find
-from fedsweep.plain import read_yaml
-from fedsweep.store import TrialPlan, TrialRecord, TrialStore
+from fedsweep.results import TrialPlan, TrialRecord, TrialStore
+from fedsweep.results.history import RoundRecord
 from tests.export.helpers import block, read
 from tests.models.small import stirred, timm_network
 

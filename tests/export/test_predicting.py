@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fedsweep.common.errors import UserError
 from fedsweep.data import load as load_data
-from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.export.card import ImageCard
 from fedsweep.export.loading import Loaded, load

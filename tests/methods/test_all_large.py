@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedsweep.common.randomness import stream
 from fedsweep.federation import federate
 from fedsweep.methods import ALL
 from fedsweep.models import build_model
-from fedsweep.seeding import stream
 from fedsweep.training import batches
 from tests.compare import identical, identical_rounds
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.models.names import layer_of
 from tests.compare import identical_rounds, moved

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
 from fedsweep.malicious import attacked
 from fedsweep.methods import fedag
 from fedsweep.methods.base import predicted
 from fedsweep.methods.fedag import SERVER, FedAGState, quality
-from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer
 from tests.compare import identical, identical_rounds, moved, unkept
 from tests.conformance.rounds import one_round
@@ -264,8 +264,8 @@ REFUSED = [
 
 @pytest.fixture
 def shipped() -> RunConfig:
-    from fedsweep.paths import find
-    from fedsweep.plain import read_yaml
+    from fedsweep.common.paths import find
+    from fedsweep.common.yaml_values import read_yaml
 
     return RunConfig.of(read_yaml(find("experiments", "fedag_digits")), "fedag_digits")
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.federation import Federation, federate
 from fedsweep.models.names import layer_of
-from fedsweep.seeding import stream
 from fedsweep.training import CohortTrainer, LocalTask
 from fedsweep.types import ClientUpdate
 from tests.compare import identical, moved

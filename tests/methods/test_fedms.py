@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
 from fedsweep.frozen import FrozenFunction

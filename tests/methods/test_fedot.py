@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.methods.base import predicted
 from fedsweep.methods.fedot import FedOT

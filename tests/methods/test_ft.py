@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.data.partition.base import pool
-from fedsweep.errors import UserError
 from fedsweep.federation import federate
-from fedsweep.seeding import stream
 from fedsweep.training import batches
 from tests.compare import moved
 from tests.conformance.rounds import one_round

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsweep.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.methods import Server
 from fedsweep.methods.inclusivefl import InclusiveFL, InclusiveState

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.federation import federate
 
 

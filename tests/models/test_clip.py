@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.models import LoraConfig, add_lora, build_model, train_head_alone
 from fedsweep.models.clip import LayeredClip, Towers
 from fedsweep.models.layered import Path as Walk

@@ -15,8 +15,8 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
+from fedsweep.common.errors import UserError
 from fedsweep.data.digits import DigitsData
-from fedsweep.errors import UserError
 from fedsweep.models import ClipBackbone, DigitsClip
 from fedsweep.models.clip import LayeredClip
 from fedsweep.models.clip_backbone import SHIPPED

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.models import weights_file
 from fedsweep.models.gate import Gate, build_gate
 from fedsweep.models.trunk import WEIGHTS, DigitsTrunk, TimmTrunk

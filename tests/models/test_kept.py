@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.models import LoraConfig, build_model, clip_backbone, kept, weights_file
 from fedsweep.models.clip_backbone import DigitsClip
 from fedsweep.models.domain_adapters import AdaptersConfig, build_domain_adapters

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import federate
 from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model

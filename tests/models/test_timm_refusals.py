@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.models import TimmBackbone
 
 WORKS = (

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.models import TimmBackbone
 from fedsweep.models.timm_weights import locate
 from tests.compare import identical

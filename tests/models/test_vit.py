@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from fedsweep.common.errors import UserError
 from fedsweep.costs import count
-from fedsweep.errors import UserError
 from fedsweep.models import vit
 from fedsweep.models.vit import DigitsViT
 from tests.compare import identical

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.models import LoraConfig, TimmBackbone, add_lora
 from fedsweep.models.architecture import outline
 from fedsweep.models.beit import LayeredBeit

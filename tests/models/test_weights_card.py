@@ -6,10 +6,10 @@ import pytest
 import torch
 from timm.models import PretrainedCfg
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model, timm_backbone
-from fedsweep.paths import find
-from fedsweep.plain import read_yaml
 from tests.models.small import TINY, tiny_vit
 
 RECIPE = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "in_chans": 3, **TINY}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.models.architecture import Architecture
 from tests.models.small import timm_network, tiny_vit
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from timm.data import create_transform
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation import decode as module
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.geometry import geometry_of

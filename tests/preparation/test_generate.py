@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.data import load
-from fedsweep.errors import UserError
 from fedsweep.experiment import RunConfig
-from fedsweep.plain import read_yaml
 from fedsweep.play import content_digests, run, split
 from fedsweep.preparation.generate import Generation, generate, plan_generation, prepare_generated
 from fedsweep.preparation.text_to_image import TextToImage

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.images.card import read_card
 from fedsweep.preparation import pictures
 from fedsweep.preparation.contact import contact_sheet, shorten

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.preparation.sources.domains import Domains

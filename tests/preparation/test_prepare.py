@@ -12,14 +12,14 @@ import pytest
 from filelock import FileLock
 from PIL import Image
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.data.imagestore import content_digest, read_domain
-from fedsweep.errors import UserError
 from fedsweep.images.card import is_store, read_card, store_folder
 from fedsweep.images.files import stored_digest
 from fedsweep.preparation import chunks
 from fedsweep.preparation import prepare as module
 from fedsweep.preparation.prepare import prepare
-from fedsweep.seeding import stream
 from tests.preparation.helpers import CLASSES, DOMAINS, Tree, Watched, plan_of
 
 

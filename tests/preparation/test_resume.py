@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.images.card import store_folder
 from fedsweep.preparation import prepare as module
 from fedsweep.preparation.prepare import prepare

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.preparation.sources.base import Item, Listing
 from fedsweep.preparation.split import plan_domains
-from fedsweep.seeding import stream
 
 NAMES = ("bus", "cat", "dog")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedsweep.common.yaml_values import parse_yaml
 from fedsweep.images.card import DomainCard, StoreCard
-from fedsweep.plain import parse_yaml
 from fedsweep.preparation.tables import ImageBar, counts_table, experiment_lines, stores_table, summary
 
 

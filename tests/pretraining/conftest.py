@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.imagestore import (
     CARD,
@@ -19,7 +20,6 @@ from fedsweep.data.imagestore import (
     store_folder,
     write_domain,
 )
-from fedsweep.plain import read_yaml
 from fedsweep.pretraining import PretrainConfig, Session, start, train
 from fedsweep.pretraining.start import default_out
 from fedsweep.pretraining.state import EpochRecord

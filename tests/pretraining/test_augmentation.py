@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedsweep.common.errors import UserError
 from fedsweep.data.digits import DigitsData
-from fedsweep.errors import UserError
 from fedsweep.pretraining.augmentation import GlyphAugmentation, ImageAugmentation
 from tests.pretraining.conftest import uniform_images
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsweep.config import flat
-from fedsweep.errors import UserError
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
 from fedsweep.pretraining import default_out, start, train, write_result
 from fedsweep.pretraining.images import load_images
 from fedsweep.pretraining.start import checkpoint_of

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedsweep.embedding.points import Embedding, Point
-from fedsweep.history import RoundRecord
 from fedsweep.report.figures import canvas
 from fedsweep.report.statistics import domain_metric
-from fedsweep.store import Outcome, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results import Outcome, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.tsne_files import Embedding, Point
 
 DOMAINS = ("photo", "sketch")
 

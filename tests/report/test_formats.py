@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from fedsweep.arms import Reference, ReferenceArm
 from fedsweep.report import frame
 from fedsweep.report.latex import PREAMBLE, latex
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.report.terminal import TerminalTable
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import Reference, ReferenceArm
 
 PDFLATEX = shutil.which("pdflatex")
 PAPER = Reference(source="FedMS, Fig. 9", arms=(ReferenceArm(arm={"lora.rank": 4}, values={"accuracy/mean": 54.73}),))

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from fedsweep.front import Against
-from fedsweep.history import RoundRecord
 from fedsweep.report import frame, write_report
 from fedsweep.report.figures import front as figures
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.pareto import Against
 
 SENT = Against(metric="megabytes/sent", mode="min")
 ENDS = {1: (0.5, 1.0), 2: (0.6, 2.0), 4: (0.6, 3.0), 8: (0.7, 4.0), 16: (0.55, 9.0)}

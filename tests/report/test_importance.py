@@ -2,12 +2,12 @@
 
 import pytest
 
+from fedsweep.common.randomness import stream
 from fedsweep.report import importance
 from fedsweep.report.effects import Effects
 from fedsweep.report.importance import LEAST, importances
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
-from fedsweep.seeding import stream
 
 NAMES = ("optimizer.lr", "lora.rank", "method")
 

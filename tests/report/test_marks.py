@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from fedsweep.data.synthetic import SyntheticConfig
-from fedsweep.marks import STAND_INS, SYNTHETIC
 from fedsweep.report import frame
-from fedsweep.store import TrialPlan
+from fedsweep.results import TrialPlan
+from fedsweep.results.provenance import STAND_INS, SYNTHETIC
 from tests.report.test_table import printed, tabulate
 
 SENTENCE = f"Synthetic images: {STAND_INS['surrogate']} "

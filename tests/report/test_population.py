@@ -11,7 +11,7 @@ import pytest
 
 from fedsweep.report import write_report
 from fedsweep.report.population import Lineage, best, lineages, sentences
-from fedsweep.store import Start, TrialRecord
+from fedsweep.results import Start, TrialRecord
 
 POPULATION: dict[str, Any] = {
     **{

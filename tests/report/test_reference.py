@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from fedsweep.arms import Reference
 from fedsweep.report import frame
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import Reference
 from tests.report.conftest import make_manifest
 from tests.report.test_table import printed, rows_of, tabulate
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.report import write_report
 
 

@@ -18,7 +18,7 @@ from mlflow.entities import Run
 from fedsweep.experiment import RunConfig
 from fedsweep.play import run_durably
 from fedsweep.report import write_report
-from fedsweep.store import Outcome, Store, SweepStore
+from fedsweep.results import Outcome, Store, SweepStore
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan
 from fedsweep.tracking import tracking_uri

@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from fedsweep.object_store import filesystem
+from fedsweep.results.remote.objects import filesystem
 
 BUCKET = "bucket"
 URI = f"s3://{BUCKET}/my/runs"

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.arms import WITHOUT, arm_label
-from fedsweep.config import flat
-from fedsweep.errors import UserError
-from fedsweep.store import Store
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.results import Store
+from fedsweep.results.arms import WITHOUT, arm_label
 from fedsweep.sweep.ablation import ablation_arms, left_out_values
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.sweep.axis import Axis
 from fedsweep.sweep.proposals import distribution
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.arms import identity
-from fedsweep.checkpoint import Checkpoint, save
-from fedsweep.config import flat
-from fedsweep.errors import UserError
-from fedsweep.history import RoundRecord
-from fedsweep.store import Outcome, SweepStore
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.results import Outcome, SweepStore
+from fedsweep.results.arms import identity
+from fedsweep.results.checkpoint import Checkpoint, save
+from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.faults import Fault, faults
 from fedsweep.sweep.packing import Packing
 from fedsweep.sweep.plan import Plan

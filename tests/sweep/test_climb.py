@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.arms import identity
-from fedsweep.history import RoundRecord
-from fedsweep.store import Outcome, TrialPlan
+from fedsweep.results import Outcome, TrialPlan
+from fedsweep.results.arms import identity
+from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.climb import Climb
 from fedsweep.sweep.judge import climb as replay
 from fedsweep.sweep.judge import rungs

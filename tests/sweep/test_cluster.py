@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.sweep import cluster, joining
 from fedsweep.sweep.cluster import (
     Cluster,

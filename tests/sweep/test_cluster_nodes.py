@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from fedsweep.errors import UserError
-from fedsweep.paths import environment
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import environment
 from fedsweep.sweep import delivery
 from fedsweep.sweep.delivery import Library, fetch, items_of
 from fedsweep.sweep.needs import Arrival, Needs, enter, look

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsweep.arms import counterparts, identity
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.results.arms import counterparts, identity
 from fedsweep.sweep import space as space_module
 from fedsweep.sweep.space import SearchSpace
 

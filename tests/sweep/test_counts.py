@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.costs import transmission_seconds
-from fedsweep.errors import UserError
 from fedsweep.federation import federate
-from fedsweep.plain import read_yaml
 from fedsweep.sweep.counts import Counted, count_parameters
 from fedsweep.sweep.plan import Plan
 from tests.sweep.helpers import fedsweep

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.config import flat
+from fedsweep.common.config import flat
 from fedsweep.experiment import RunConfig
 from tests.sweep.helpers import (
     GRID,

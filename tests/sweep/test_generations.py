@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.arms import Arm, identity
-from fedsweep.history import RoundRecord
-from fedsweep.store import Outcome, Start, TrialPlan
+from fedsweep.results import Outcome, Start, TrialPlan
+from fedsweep.results.arms import Arm, identity
+from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.axis import Axis
 from fedsweep.sweep.generations import Generations, numbers
 from fedsweep.sweep.packing import Packing

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fedsweep.arms import arm_label
-from fedsweep.config import flat
-from fedsweep.errors import UserError
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.results.arms import arm_label
 from fedsweep.sweep.plan import Plan
 from fedsweep.tracking import run_name
 from tests.sweep.helpers import write_space

@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import NodeDiedError, TaskUnschedulableError
 from rich.console import Console
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.sweep.cluster import Node
 from fedsweep.sweep.delivery import Item
 from fedsweep.sweep.needs import Findings, Needs

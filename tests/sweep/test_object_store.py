@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
-from fedsweep.paths import find
-from fedsweep.plain import read_yaml
 from fedsweep.recorded_run import record_run
-from fedsweep.store import Store, SweepStore
+from fedsweep.results import Store, SweepStore
 from fedsweep.tracking import Destination, deliver_all
 from tests.sweep.helpers import GRID, SMALL, fedsweep, histories, newest, play_alone, start, table, write_space
 from tests.sweep.objects import BUCKET, URI, machine, object_store, objects

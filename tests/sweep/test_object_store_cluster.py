@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsweep.store import Store
+from fedsweep.results import Store
 from tests.sweep.clusters import authenticated, ray_cluster
 from tests.sweep.helpers import SAMPLED, fedsweep, write_space
 from tests.sweep.objects import URI, machine, object_store, objects

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.store import Attempt
+from fedsweep.results import Attempt
 from fedsweep.sweep.gpus import COUNT, SIZE
 from fedsweep.sweep.packing import needed
 from tests.sweep.helpers import (

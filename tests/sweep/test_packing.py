@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.errors import UserError
-from fedsweep.memory import resident_peak
-from fedsweep.store import Attempt, SweepStore, TrialPlan
+from fedsweep.common.errors import UserError
+from fedsweep.common.process_usage import resident_peak
+from fedsweep.results import Attempt, SweepStore, TrialPlan
 from fedsweep.sweep import cluster
 from fedsweep.sweep.cluster import check_resources, concurrency, most_on_a_gpu
 from fedsweep.sweep.gpus import COUNT, SIZE, LogicalMeter, count_gpus, logical_gpus, ran_out

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fedsweep.config import flat
-from fedsweep.errors import UserError
-from fedsweep.store import Store
+from fedsweep.common.config import flat
+from fedsweep.common.errors import UserError
+from fedsweep.results import Store
 from fedsweep.sweep import plan as plan_module
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan, engine_digest

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.arms import identity
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
+from fedsweep.results.arms import identity
 from fedsweep.sweep.axis import Axis
 from fedsweep.sweep.population import Member, boundaries, first_generation, successors
 from fedsweep.sweep.schedulers import PopulationScheduler

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from fedsweep.errors import UserError
-from fedsweep.plain import Json
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json
 from fedsweep.play import check_digests, split
-from fedsweep.store import Store
+from fedsweep.results import Store
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan
 from tests.sweep.helpers import assert_mlflow_equals_store, fedsweep, newest, runs, table

@@ -9,7 +9,7 @@ import torch
 
 from fedsweep.experiment import RunConfig
 from fedsweep.play import run_durably
-from fedsweep.store import Outcome, Store
+from fedsweep.results import Outcome, Store
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.packing import Packing
 from fedsweep.sweep.plan import Plan

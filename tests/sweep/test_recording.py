@@ -7,10 +7,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from fedsweep.checkpoint import Checkpoint, save
 from fedsweep.federation import ServerState
-from fedsweep.history import RoundRecord
-from fedsweep.store import SweepStore, TrialPlan
+from fedsweep.results import SweepStore, TrialPlan
+from fedsweep.results.checkpoint import Checkpoint, save
+from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.recording import LOST_WORKERS, Recording
 
 ROUNDS = 3

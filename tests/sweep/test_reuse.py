@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from fedsweep.checkpoint import Checkpoint, save
 from fedsweep.federation import ServerState
-from fedsweep.history import RoundRecord
-from fedsweep.marks import TAKEN_FROM
-from fedsweep.store import Outcome, OutcomeName, Store, SweepStore, TrialPlan
+from fedsweep.results import Outcome, OutcomeName, Store, SweepStore, TrialPlan
+from fedsweep.results.checkpoint import Checkpoint, save
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.provenance import TAKEN_FROM
 from fedsweep.sweep.reuse import Reuse
 from tests.tracking.helpers import MANIFEST
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedsweep.sweep.scratch as scratch_module
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.sweep.scratch import PREFIX, scratch
 
 WORKER = """

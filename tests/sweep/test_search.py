@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
-from fedsweep.arms import Arm
-from fedsweep.checkpoint import Checkpoint, save
-from fedsweep.errors import UserError
-from fedsweep.history import RoundRecord
-from fedsweep.store import Outcome, SweepStore, TrialPlan
+from fedsweep.common.errors import UserError
+from fedsweep.results import Outcome, SweepStore, TrialPlan
+from fedsweep.results.arms import Arm
+from fedsweep.results.checkpoint import Checkpoint, save
+from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.packing import Packing
 from fedsweep.sweep.plan import Plan
 from fedsweep.sweep.planned import PlannedSearch

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedsweep.checkpoint import Checkpoint, save
-from fedsweep.errors import UserError
-from fedsweep.history import RoundRecord
-from fedsweep.store import Outcome, SweepStore
+from fedsweep.common.errors import UserError
+from fedsweep.results import Outcome, SweepStore
+from fedsweep.results.checkpoint import Checkpoint, save
+from fedsweep.results.history import RoundRecord
 from fedsweep.sweep import cluster
 from fedsweep.sweep.cluster import check_resources, concurrency
 from fedsweep.sweep.opening import alone, settle, tidy

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.history import RoundRecord
 from fedsweep.report import write_report
-from fedsweep.store import Outcome, Store, TrialPlan, TrialRecord
+from fedsweep.results import Outcome, Store, TrialPlan, TrialRecord
+from fedsweep.results.history import RoundRecord
 from fedsweep.tracking import Recorder, page_links
 from scripts.browser import CHROMIUM, UNFOLD, VISITED, Browser
 from tests.sweep.helpers import command, environment

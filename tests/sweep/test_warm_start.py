@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fedsweep.checkpoint import Checkpoint, save
-from fedsweep.errors import UserError
-from fedsweep.history import RoundRecord
-from fedsweep.store import Outcome, Store, SweepStore
+from fedsweep.common.errors import UserError
+from fedsweep.results import Outcome, Store, SweepStore
+from fedsweep.results.checkpoint import Checkpoint, save
+from fedsweep.results.history import RoundRecord
 from fedsweep.sweep import warm_start
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.packing import Packing

@@ -3,8 +3,8 @@
 import datetime
 from pathlib import Path
 
-from fedsweep.history import RoundRecord
-from fedsweep.store import Outcome, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results import Outcome, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results.history import RoundRecord
 
 PLAN = TrialPlan(
     key="k1",

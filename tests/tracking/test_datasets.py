@@ -9,7 +9,7 @@ import torch
 
 from fedsweep.experiment import RunConfig
 from fedsweep.play import content_digests, split
-from fedsweep.store import TrialPlan
+from fedsweep.results import TrialPlan
 from fedsweep.tracking.datasets import Images, images_of, inputs
 from tests.tracking.helpers import PLAN
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.errors import UserError
-from fedsweep.store import Store
+from fedsweep.common.errors import UserError
+from fedsweep.results import Store
 from fedsweep.tracking import Destination, Recorder, check_server
 from tests.cli.conftest import GRID, Refused, call, refused, write
 from tests.tracking.helpers import MANIFEST, sweep_folder

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fedsweep.cli import verbs
-from fedsweep.errors import UserError
-from fedsweep.store import Store
+from fedsweep.common.errors import UserError
+from fedsweep.results import Store
 from fedsweep.tracking import Recorder, answers, check_free, page_url, server_command
 from tests.sweep.helpers import command, environment
 from tests.tracking.helpers import MANIFEST, finished, sweep_folder

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsweep.store import Outcome, Store
+from fedsweep.results import Outcome, Store
 from fedsweep.tracking import Destination, Recorder, deliver_all, recorder
 from fedsweep.tracking.recorder import END
 from fedsweep.tracking.runs import Runs

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.errors import UserError
-from fedsweep.store import Store
+from fedsweep.common.errors import UserError
+from fedsweep.results import Store
 from fedsweep.tracking import Destination, Recorder, Registration
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder
 from tests.tracking.servers import mlflow_server

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from fedsweep.arms import Arm, Reference, ReferenceArm
-from fedsweep.errors import UserError
-from fedsweep.store import Outcome, Store, SweepManifest
+from fedsweep.common.errors import UserError
+from fedsweep.results import Outcome, Store, SweepManifest
+from fedsweep.results.arms import Arm, Reference, ReferenceArm
 from fedsweep.tracking import Destination, check_writable, git_commit, run_name, server_command, tracking_uri
 from fedsweep.tracking.picture import METRICS
 from fedsweep.tracking.runs import Runs

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.errors import UserError
-from fedsweep.store import Store, SweepStore
+from fedsweep.common.errors import UserError
+from fedsweep.results import Store, SweepStore
 from fedsweep.tracking import Destination, Recorder, check_server, deliver_all, page_links, recorder
 from tests.tracking.helpers import MANIFEST, PLAN, finished, trial
 from tests.tracking.servers import POSTGRES, Proxy, Server, mlflow_server, postgres

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fedsweep.arms import Arm
-from fedsweep.store import Store, SweepManifest, TrialPlan
+from fedsweep.results import Store, SweepManifest, TrialPlan
+from fedsweep.results.arms import Arm
 from fedsweep.tracking import Destination, page_links, view
 from fedsweep.tracking.runs import Runs
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder, trial

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedsweep.front import Against
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.pareto import Against
 from fedsweep.tracking.view import encoded, sweep_view
 from tests.tracking.helpers import MANIFEST
 

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.config import Config
-from fedsweep.errors import UserError
-from fedsweep.seeding import stream
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
 
 POOL = "pool"

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 
 TRIES = 1000
 Alpha = Annotated[float, Field(gt=0, le=1e6, description="Dirichlet concentration; small: few classes per client")]

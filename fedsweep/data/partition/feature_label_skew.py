@@ -5,9 +5,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedsweep.common.randomness import stream
 from fedsweep.data.partition.base import Partition, numbered
 from fedsweep.data.partition.dirichlet import Alpha, MinSize, deal_by_dirichlet
-from fedsweep.seeding import stream
 from fedsweep.types import ClientId, ImageSet
 
 

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import stream
 from fedsweep.data.partition.base import POOL, Partition, numbered, pool
-from fedsweep.errors import UserError
-from fedsweep.seeding import stream
 from fedsweep.types import ClientId, ImageSet
 
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.data.base import Data
 from fedsweep.types import Domain, FederatedData, ImageSet
 

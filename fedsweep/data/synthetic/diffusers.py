@@ -9,13 +9,13 @@ from typing import Literal, Self
 import torch
 from pydantic import Field, field_validator, model_validator
 
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.randomness import derived_seed
+from fedsweep.common.yaml_values import readable
 from fedsweep.data.base import Data
 from fedsweep.data.synthetic.base import Proportioned
 from fedsweep.data.synthetic.folder import drawn_from, size_of
-from fedsweep.errors import UserError, near
 from fedsweep.images.card import StoreCard, is_store, read_card, store_folder
-from fedsweep.plain import readable
-from fedsweep.seeding import derived_seed
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 CLASS, STYLE = "{class}", "{style}"

@@ -6,12 +6,12 @@ from typing import Literal
 import torch
 from pydantic import Field
 
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.randomness import stream
 from fedsweep.data.base import Data
 from fedsweep.data.partition.base import pool
 from fedsweep.data.prepared import PreparedData
 from fedsweep.data.synthetic.base import Proportioned
-from fedsweep.errors import UserError, near
-from fedsweep.seeding import stream
 from fedsweep.types import FederatedData, ImageSet
 
 

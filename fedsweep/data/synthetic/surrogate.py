@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedsweep.common.errors import UserError
+from fedsweep.common.randomness import derived_seed
 from fedsweep.data.synthetic.base import Proportioned
-from fedsweep.errors import UserError
-from fedsweep.seeding import derived_seed
 from fedsweep.types import FederatedData, ImageSet
 
 

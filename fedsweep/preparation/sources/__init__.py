@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedsweep.errors import UserError, near
+from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.sources.base import Source
 from fedsweep.preparation.sources.classes import SPLITS, Classes, has_splits
 from fedsweep.preparation.sources.domainnet import DomainNet

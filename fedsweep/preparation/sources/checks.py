@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.sources.base import Item, Listing, Split
 from fedsweep.preparation.sources.files import Line, join, look, some
 

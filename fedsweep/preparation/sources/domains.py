@@ -7,7 +7,7 @@ beside the domain folders, and files that are no images, are ignored.
 
 from pathlib import Path
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.sources.base import Listing, Source, Split
 from fedsweep.preparation.sources.checks import listing, tree
 from fedsweep.preparation.sources.classes import SPLITS, has_splits

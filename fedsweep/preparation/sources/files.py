@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from fedsweep.errors import UserError, near
-from fedsweep.paths import data_folder
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.paths import data_folder
 
 IMAGE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # in any case: .JPEG

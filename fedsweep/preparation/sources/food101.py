@@ -9,7 +9,7 @@ https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/
 
 from pathlib import Path
 
-from fedsweep.errors import UserError, near
+from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.sources.base import Item, Listing, Source, Split
 from fedsweep.preparation.sources.checks import listing
 from fedsweep.preparation.sources.files import (

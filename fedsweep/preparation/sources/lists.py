@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.sources.base import Item, Listing, Split
 from fedsweep.preparation.sources.checks import label_within, listing, names_from_lists
 from fedsweep.preparation.sources.files import Line, Present, first_folder, join, look, read_list, refuse_twice

@@ -10,7 +10,7 @@ https://www.hemanthdv.org/officeHomeDataset.html
 
 from pathlib import Path
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.sources.base import Listing, Source
 from fedsweep.preparation.sources.checks import listing, tree
 from fedsweep.preparation.sources.files import first_folder, join, look, look_at_root, unexpected

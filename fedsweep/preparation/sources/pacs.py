@@ -18,7 +18,7 @@ Li, Yang, Song, Hospedales. Deeper, Broader and Artier Domain Generalization. IC
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.sources.base import Item, Listing, Source
 from fedsweep.preparation.sources.checks import listing, tree
 from fedsweep.preparation.sources.files import (

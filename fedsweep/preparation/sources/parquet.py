@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fedsweep.errors import UserError, near
+from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.sources.base import Item, Listing, Source, Split
 from fedsweep.preparation.sources.checks import listing
 from fedsweep.preparation.sources.classes import SPLITS, domain_of

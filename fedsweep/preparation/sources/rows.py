@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fedsweep.errors import UserError, one_line
+from fedsweep.common.errors import UserError, one_line
 
 _BATCH = 64  # images decoded from Parquet at a time; a row group may hold them all
 

@@ -21,7 +21,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from fedsweep.errors import UserError, near
+from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.sources.base import Item, Listing, Source, Split
 from fedsweep.preparation.sources.checks import label_within, listing
 from fedsweep.preparation.sources.files import (

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.data.digits import SIZE, rotate, stripes, thicken
 from fedsweep.pretraining.augmentation.draws import Draws
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 from fedsweep.pretraining.augmentation.draws import Draws
 
 GREY = (0.299, 0.587, 0.114)

@@ -6,7 +6,7 @@ from pathlib import Path
 from fedsweep.report.figures import activation, curves, domains, drift, front, heatmap, importance, population, tsne
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.table import AblationTable
-from fedsweep.store import TrialRecord
+from fedsweep.results import TrialRecord
 
 
 def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: Path) -> tuple[Figure, ...]:

@@ -9,7 +9,7 @@ from fedsweep.report.figures import canvas
 from fedsweep.report.figures.arms import labels
 from fedsweep.report.figures.canvas import INK, Figure
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
 
 METRIC = "sal/active"
 COLUMNS = 2

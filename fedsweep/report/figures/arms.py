@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from fedsweep.arms import is_accuracy
 from fedsweep.report.arms import Arm, recorded
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.report.wording import arm_words, names, title
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import is_accuracy
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's colours, told apart with any colour vision; their yellow is too pale for lines on white."""

@@ -9,7 +9,7 @@ from fedsweep.report.figures import canvas
 from fedsweep.report.figures.arms import GREY, colours, labels
 from fedsweep.report.figures.canvas import RULE, Figure
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

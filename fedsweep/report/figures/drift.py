@@ -8,7 +8,7 @@ from fedsweep.report.figures import canvas
 from fedsweep.report.figures.arms import GREY, colours, draw_over_seeds, labels, over_seeds
 from fedsweep.report.figures.canvas import INK, Figure
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
 
 if TYPE_CHECKING:
     from matplotlib import figure as pictures

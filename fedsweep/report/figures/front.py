@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsweep.front import Against
-from fedsweep.history import ACCUMULATED, over_the_run
 from fedsweep.report.figures import canvas, plane
 from fedsweep.report.figures.arms import heading_of, labels, same_images, scale_of
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.report.wording import title
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.history import ACCUMULATED, over_the_run
+from fedsweep.results.pareto import Against
 
 WHOLE_RUN = {
     "megabytes/sent": "Sent in the whole run (MB)",

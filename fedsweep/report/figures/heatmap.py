@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.arms import counterparts, identity
 from fedsweep.report.arms import final
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.arms import labels
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import counterparts, identity
 
 if TYPE_CHECKING:
     from matplotlib import figure as pictures

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.front import Mode, efficient
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.arms import COLOURS, GREY
 from fedsweep.report.figures.canvas import INK
 from fedsweep.report.figures.spread import logarithmic, spans_decades
+from fedsweep.results.pareto import Mode, efficient
 
 if TYPE_CHECKING:
     from matplotlib import figure as pictures

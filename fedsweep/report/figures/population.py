@@ -11,7 +11,7 @@ from fedsweep.report.figures.canvas import INK, Figure
 from fedsweep.report.figures.spread import logarithmic, spans_decades
 from fedsweep.report.population import Lineage, best, played
 from fedsweep.report.wording import title
-from fedsweep.store import SweepManifest, TrialRecord
+from fedsweep.results import SweepManifest, TrialRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

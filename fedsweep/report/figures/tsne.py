@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsweep.embedding.picture import Look, legends, scatter
-from fedsweep.embedding.points import TABLE, Embedding
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.arms import labels
 from fedsweep.report.figures.canvas import INK, Figure
 from fedsweep.report.statistics import ArmStatistics
-from fedsweep.store import SweepManifest
+from fedsweep.results import SweepManifest
+from fedsweep.results.tsne_files import TABLE, Embedding, Look, legends, scatter
 
 COLUMNS = 3
 TITLE_WIDTH = 34

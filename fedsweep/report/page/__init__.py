@@ -9,13 +9,13 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedsweep.arms import arm_label
 from fedsweep.report.arms import ended, final
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.page.vector import inline
 from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.wording import NOTHING, Units, arm_words
-from fedsweep.store import SweepManifest, TrialRecord
+from fedsweep.results import SweepManifest, TrialRecord
+from fedsweep.results.arms import arm_label
 
 TEMPLATE, LOOK, SCRIPT = "report.html.jinja", "report.css", "report.js"
 LONG = 36

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.sources import ALL, find
 from fedsweep.preparation.sources.base import Listing, Source
 from tests.preparation.sources.trees import MAKERS

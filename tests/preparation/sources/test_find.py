@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.sources import find
 from tests.preparation.sources import trees
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.sources import ALL
 from fedsweep.preparation.sources.base import Listing
 from fedsweep.preparation.sources.files import look

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 from fedsweep.preparation.sources import find
 from fedsweep.preparation.sources.base import Item
 from fedsweep.preparation.sources.parquet import Parquet, row_of

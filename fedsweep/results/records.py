@@ -9,11 +9,11 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from fedsweep.arms import Arm, Reference, arm_label
-from fedsweep.config import Config
-from fedsweep.front import Against, Mode
-from fedsweep.history import RoundRecord
-from fedsweep.plain import Json
+from fedsweep.common.config import Config
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import Arm, Reference, arm_label
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.pareto import Against, Mode
 
 OutcomeName = Literal["finished", "pruned", "diverged", "failed"]
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from fedsweep.errors import UserError, near
-from fedsweep.plain import Json
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.yaml_values import Json
 
 
 class Config(BaseModel):

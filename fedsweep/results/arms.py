@@ -7,9 +7,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.config import Config
-from fedsweep.errors import UserError
-from fedsweep.plain import Json, parse_yaml
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json, parse_yaml
 
 Arm = dict[str, Json]
 WITHOUT = "without"

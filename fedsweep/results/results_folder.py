@@ -5,14 +5,21 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fedsweep.checkpoint import write_atomically
-from fedsweep.errors import UserError, near
-from fedsweep.mirror import AT_ONCE
-from fedsweep.object_store import check_there, check_writable, filesystem, is_uri, persistently, read
-from fedsweep.paths import inside, mirror_folder
-from fedsweep.remote import NOTHING, Place, Remote
-from fedsweep.store.sweep import SweepStore
-from fedsweep.store.trial import TrialStore
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.paths import inside, mirror_folder
+from fedsweep.results.checkpoint import write_atomically
+from fedsweep.results.remote import NOTHING, Place, Remote
+from fedsweep.results.remote.mirror import AT_ONCE
+from fedsweep.results.remote.objects import (
+    check_there,
+    check_writable,
+    filesystem,
+    is_uri,
+    persistently,
+    read,
+)
+from fedsweep.results.sweep_folder import SweepStore
+from fedsweep.results.trial_folder import TrialStore
 
 
 class Store:

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedsweep.checkpoint import write_atomically
-from fedsweep.object_store import put, remove
-from fedsweep.paths import inside
+from fedsweep.common.paths import inside
+from fedsweep.results.checkpoint import write_atomically
+from fedsweep.results.remote.objects import put, remove
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 
 LONGEST_NUMBER = 20  # digits of a whole number with its sign; more is a slip, and no library below takes it
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.errors import UserError
-from fedsweep.object_store import persistently, put, read, remove
+from fedsweep.common.errors import UserError
+from fedsweep.results.remote.objects import persistently, put, read, remove
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

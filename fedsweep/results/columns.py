@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsweep.arms import is_accuracy
-from fedsweep.errors import UserError, near
-from fedsweep.front import Mode
-from fedsweep.history import last, total_megabytes
-from fedsweep.store import TrialRecord
+from fedsweep.common.errors import UserError, near
+from fedsweep.results import TrialRecord
+from fedsweep.results.arms import is_accuracy
+from fedsweep.results.history import last, total_megabytes
+from fedsweep.results.pareto import Mode
 
 TARGET = "rounds_to="
 

@@ -14,7 +14,7 @@
 Where the store is a URI, these are objects, and the root is a folder of this machine with what it needs of them.
 """
 
-from fedsweep.records import (
+from fedsweep.results.records import (
     Attempt,
     Attempts,
     Outcome,
@@ -25,9 +25,9 @@ from fedsweep.records import (
     TrialRecord,
     count_outcomes,
 )
-from fedsweep.store.store import Store
-from fedsweep.store.sweep import SweepStore
-from fedsweep.store.trial import TrialStore
+from fedsweep.results.results_folder import Store
+from fedsweep.results.sweep_folder import SweepStore
+from fedsweep.results.trial_folder import TrialStore
 
 __all__ = [
     "Attempt",

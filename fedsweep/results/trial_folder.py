@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from fedsweep.checkpoint import load_history, write_atomically
-from fedsweep.embedding.points import FILES
-from fedsweep.history import RoundRecord
-from fedsweep.plain import read_json
-from fedsweep.records import (
-    Attempts,
-    Outcome,
-    OutcomeName,
-    TrialPlan,
-    TrialRecord,
-)
-from fedsweep.remote import NOTHING, Remote
+from fedsweep.common.yaml_values import read_json
+from fedsweep.results.checkpoint import load_history, write_atomically
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.records import Attempts, Outcome, OutcomeName, TrialPlan, TrialRecord
+from fedsweep.results.remote import NOTHING, Remote
+from fedsweep.results.tsne_files import FILES
 
 
 class TrialStore:

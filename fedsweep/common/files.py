@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fedsweep.errors import UserError
+from fedsweep.common.errors import UserError
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.checkpoint import without_tensors
-from fedsweep.lease import Lease
-from fedsweep.mirror import Mirror
-from fedsweep.object_store import UnreachableError, filesystem, persistently
+from fedsweep.results.checkpoint import without_tensors
+from fedsweep.results.remote.lease import Lease
+from fedsweep.results.remote.mirror import Mirror
+from fedsweep.results.remote.objects import UnreachableError, filesystem, persistently
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedsweep.errors import UserError, one_line
-from fedsweep.history import History, RoundRecord, from_json, to_json
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.results.history import History, RoundRecord, from_json, to_json
 from fedsweep.types import ServerState
 
 FIRST_BYTES = 256 * 1024

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedsweep.config import Config
+from fedsweep.common.config import Config
 
 Mode = Literal["max", "min"]
 

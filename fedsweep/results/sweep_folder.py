@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedsweep.checkpoint import write_atomically
-from fedsweep.errors import UserError
-from fedsweep.lock import held
-from fedsweep.object_store import persistently
-from fedsweep.paths import inside
-from fedsweep.plain import read_json
-from fedsweep.records import (
-    SweepManifest,
-    TrialRecord,
-)
-from fedsweep.remote import NOTHING, Remote
-from fedsweep.store.trial import TrialStore
+from fedsweep.common.errors import UserError
+from fedsweep.common.files import held
+from fedsweep.common.paths import inside
+from fedsweep.common.yaml_values import read_json
+from fedsweep.results.checkpoint import write_atomically
+from fedsweep.results.records import SweepManifest, TrialRecord
+from fedsweep.results.remote import NOTHING, Remote
+from fedsweep.results.remote.objects import persistently
+from fedsweep.results.trial_folder import TrialStore
 
 
 class SweepStore:

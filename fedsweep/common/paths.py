@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from fedsweep.errors import UserError, near
+from fedsweep.common.errors import UserError, near
 
 Kind = Literal["experiments", "search_spaces", "pretrain"]
 VERBS: dict[Kind, str] = {"experiments": "run", "search_spaces": "tune", "pretrain": "pretrain"}
@@ -92,7 +92,7 @@ def resolve(name: str) -> Path:
 
 def folders(kind: Kind) -> list[Path]:
     """Existing folders, the one that wins first."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     candidates = [root / _FOLDERS[kind] for root in (Path.cwd(), package / "shipped", package.parent)]
     return [folder for folder in dict.fromkeys(path.resolve() for path in candidates) if folder.is_dir()]
 

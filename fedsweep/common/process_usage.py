@@ -1,11 +1,31 @@
-"""What the machine and this process did during a round, under the names that MLflow gives such metrics. No torch."""
+"""CPU seconds, memory and GPU use of this process, under the metric names that MLflow gives them. No torch."""
 
 from __future__ import annotations
 
 import contextlib
+import resource
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
+
+
+def forget_peak() -> None:
+    """Measure from here on. Linux forgets the peak when asked to; elsewhere it is that of the process's whole life."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident_peak() -> int:
+    """Bytes of memory that this process has held at most, since that was forgotten."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
 
 try:
     import pynvml  # with NVIDIA's nvidia-ml-py, which not every machine has

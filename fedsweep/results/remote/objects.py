@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from fedsweep.errors import UserError, disk_is_full, one_line
+from fedsweep.common.errors import UserError, disk_is_full, one_line
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
