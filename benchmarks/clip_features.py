@@ -32,8 +32,8 @@ from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import federate
-from fedsweep.frozen import FrozenRows
-from fedsweep.models.clip_backbone import SHIPPED
+from fedsweep.models.activation_cache import FrozenRows
+from fedsweep.models.clip.backbone import SHIPPED
 from fedsweep.play import Device, build
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare

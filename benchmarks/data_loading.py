@@ -29,8 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from torchvision.transforms import v2
 
-from fedsweep.data.imagestore import store_folder
-from fedsweep.data.prepared import PreparedData
+from fedsweep.data.prepared.dataset import PreparedData, store_folder
 from fedsweep.models.layered import standardize_
 from fedsweep.types import ImageSet
 

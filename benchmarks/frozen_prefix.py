@@ -29,12 +29,12 @@ from rich.table import Table
 from torch import Tensor
 from transformers import CLIPConfig, CLIPModel
 
-from fedsweep.frozen import FrozenRows
 from fedsweep.models import LoraConfig, add_lora
-from fedsweep.models.clip import LayeredClip, Towers
+from fedsweep.models.activation_cache import FrozenRows
+from fedsweep.models.clip.model import LayeredClip, Towers
+from fedsweep.models.feature_reader import Reader
 from fedsweep.models.names import names_within
 from fedsweep.optimizers import AdamConfig
-from fedsweep.reader import Reader
 from fedsweep.training import cross_entropy
 from fedsweep.types import AdapterState, ImageSet
 

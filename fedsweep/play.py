@@ -14,11 +14,11 @@ from fedsweep.data.partition import Split
 from fedsweep.embedding.tsne import draw
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
-from fedsweep.frozen import FrozenRows
 from fedsweep.methods import Server
 from fedsweep.methods.base import synthetic_of
 from fedsweep.models import build_model
-from fedsweep.reader import Reader
+from fedsweep.models.activation_cache import FrozenRows
+from fedsweep.models.feature_reader import Reader
 from fedsweep.results.checkpoint import Checkpoint, write_atomically
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint

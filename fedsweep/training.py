@@ -17,10 +17,10 @@ from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.common.config import Config
 from fedsweep.common.errors import DivergenceError
 from fedsweep.common.randomness import derived_seed, stream
+from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel, Path, copy_into
 from fedsweep.models.names import is_statistic, names_within
 from fedsweep.optimizers import OptimizerConfig
-from fedsweep.reader import Reader
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
 Objective = Callable[[LayeredModel, Images, Tensor, Path], Tensor]

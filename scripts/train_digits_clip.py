@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPModel, CLIPTokenizer
 
-from fedsweep.data.prepared import PreparedData
+from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.models.trunk import WEIGHTS as TRUNK
 from fedsweep.models.trunk import DigitsTrunk
 from fedsweep.pretraining.augmentation import GlyphAugmentation

@@ -24,7 +24,7 @@ from transformers import CLIPModel, CLIPTokenizer
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder
 from fedsweep.common.yaml_values import readable
-from fedsweep.data.prepared import PreparedData
+from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.pretraining.augmentation import ImageAugmentation
 from fedsweep.pretraining.augmentation.images import GREY
 from fedsweep.types import ImageSet

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.federation import Federation
-from fedsweep.frozen import FrozenRows
+from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.types import AdapterState, RoundResult
 
 

@@ -22,8 +22,10 @@ import fedsweep.sweep.plan
 from fedsweep.common.yaml_values import Json, parse_yaml, read_yaml
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation
-from fedsweep.models import LayeredModel, build_model, clip_backbone, domain_adapters, gate, vit
-from fedsweep.models.kept import built
+from fedsweep.models import LayeredModel, build_model, domain_adapters, gate
+from fedsweep.models.clip import backbone as clip_backbone
+from fedsweep.models.timm import vit
+from fedsweep.models.weight_cache import built
 from fedsweep.play import build
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare

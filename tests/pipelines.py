@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from fedsweep.models.clip_backbone import SHIPPED
+from fedsweep.models.clip.backbone import SHIPPED
 
 WIDTH, LONGEST, START, END, VOCABULARY = 16, 32, 607, 608, 609
 

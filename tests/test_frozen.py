@@ -20,11 +20,11 @@ from fedsweep.common.paths import activation_bytes, activation_folder, environme
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.partition.base import pool
 from fedsweep.federation import federate
-from fedsweep.frozen import GROUP, LOOKS, SUFFIX, FrozenFunction, FrozenRows, digest_of
 from fedsweep.models import DigitsClip, LoraConfig, build_model
+from fedsweep.models.activation_cache import GROUP, LOOKS, SUFFIX, FrozenFunction, FrozenRows, digest_of
+from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import LayeredModel
 from fedsweep.play import build, sources
-from fedsweep.reader import Reader
 from fedsweep.types import Batch, ImageSet
 from tests.compare import identical, identical_rounds
 
@@ -265,7 +265,7 @@ def test_a_file_that_goes_while_the_folder_is_looked_at_is_no_hindrance(tmp_path
 def test_rows_of_another_start_of_the_machine_are_not_believed(tmp_path, monkeypatch):
     images, computed = image_set(16), Computed()
     for start in ("one", "two", "one"):
-        monkeypatch.setattr("fedsweep.frozen._boot", lambda start=start: start)
+        monkeypatch.setattr("fedsweep.models.activation_cache._boot", lambda start=start: start)
         assert torch.equal(kept(tmp_path, images).all(computed.function, images, 16), expected(images.images))
     assert computed.images() == 2 * list(range(16))
 
@@ -473,7 +473,7 @@ def test_a_file_that_goes_while_it_is_opened_gives_no_wrong_rows(tmp_path, monke
 
 FILLING = """
 import sys, time, pathlib, torch
-from fedsweep.frozen import FrozenFunction, FrozenRows
+from fedsweep.models.activation_cache import FrozenFunction, FrozenRows
 from fedsweep.types import ImageSet
 torch.set_num_threads(1)
 folder, seed = pathlib.Path(sys.argv[1]), int(sys.argv[2])

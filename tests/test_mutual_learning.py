@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedsweep.common.errors import DivergenceError
-from fedsweep.models.clip_backbone import DigitsClip
+from fedsweep.models.clip.backbone import DigitsClip
 from fedsweep.models.domain_adapters import AdaptersConfig, DomainAdapters, build_domain_adapters
 from fedsweep.models.layered import copy_into
-from fedsweep.models.vit import DigitsViT
+from fedsweep.models.timm.vit import DigitsViT
 from fedsweep.mutual_learning import (
     Lesson,
     MutualLearning,

@@ -14,8 +14,8 @@ from fedsweep.common import yaml_values as plain
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find, inside
 from fedsweep.data import load
-from fedsweep.data.prepared import PreparedData
-from fedsweep.images.card import CARD, DomainCard, StoreCard, read_card
+from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, read_card
+from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.preparation.sources.checks import check_domains
 from fedsweep.results import Store
 from fedsweep.tracking import Destination

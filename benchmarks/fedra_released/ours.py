@@ -13,8 +13,8 @@ from fedsweep.evaluation import evaluate
 from fedsweep.methods import FederatedMethod, Server
 from fedsweep.methods.base import predicted
 from fedsweep.models import LayeredModel, LoraConfig, TimmBackbone, build_model
+from fedsweep.models.feature_reader import Reader
 from fedsweep.optimizers import SGDConfig
-from fedsweep.reader import Reader
 from fedsweep.training import CohortTrainer, LocalConfig
 from fedsweep.types import Client, ClientId, ClientUpdate, Domain, ImageSet, LayerAllocation
 

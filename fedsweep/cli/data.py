@@ -108,7 +108,7 @@ def list_stores() -> None:
     """
     from fedsweep.common.errors import UserError
     from fedsweep.common.paths import data_folder
-    from fedsweep.images.card import read_card, stores, unfinished
+    from fedsweep.data.prepared.card import read_card, stores, unfinished
     from fedsweep.preparation.tables import layouts_table, stores_table
     from fedsweep.terminal import relative, result_console
 
@@ -146,13 +146,13 @@ def show(
     Example: `fedsweep data show pacs --size 64 --verify`
     """
     from fedsweep.common.errors import UserError
-    from fedsweep.images.card import find_store, read_card
+    from fedsweep.data.prepared.card import find_store, read_card
     from fedsweep.terminal import progress_console, relative, result_console
 
     folder = find_store(name, size)
     card = read_card(folder)
 
-    from fedsweep.images.files import stored_digest
+    from fedsweep.data.prepared.arrow_files import stored_digest
     from fedsweep.preparation.contact import contact_sheet
     from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts, split_words
 

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.partition import PartitionConfig
-from fedsweep.data.prepared import PreparedData
+from fedsweep.data.prepared.card import CARD, store_folder
+from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.data.synthetic import SyntheticConfig
-from fedsweep.images.card import CARD, store_folder
 from fedsweep.types import FederatedData
 
 DataConfig = Annotated[DigitsData | PreparedData, Field(discriminator="name")]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedsweep.common.randomness import derived_seed
 from fedsweep.data.base import Data
-from fedsweep.data.imagestore import content_digest
+from fedsweep.data.prepared.dataset import content_digest
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 STYLES = ("plain", "rotated", "inverted", "noisy", "thick", "textured")

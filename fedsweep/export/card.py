@@ -10,7 +10,7 @@ from pydantic import Field
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, read_json
-from fedsweep.models.backbone import Recipe
+from fedsweep.models.base import Recipe
 from fedsweep.results.arms import Arm
 
 ACCURACIES = ("accuracy/mean", "accuracy/worst_domain")

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import inside
 from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard, read_card
-from fedsweep.models import checkpoint_folder, clip_checkpoint, timm_weights, weights_file
-from fedsweep.models.architecture import check_name
+from fedsweep.models import checkpoint_folder, weights_file
+from fedsweep.models.clip import weights as clip_checkpoint
 from fedsweep.models.layered import standardize_
 from fedsweep.models.lora import with_adapter
+from fedsweep.models.timm import weights as timm_weights
+from fedsweep.models.timm.architecture import check_name
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from fedsweep.aggregation import AggregationConfig
 from fedsweep.common.config import Config
 from fedsweep.data.partition.base import pool
 from fedsweep.models import BackboneConfig
+from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel, Step
 from fedsweep.models.names import names_within
-from fedsweep.reader import Reader
 from fedsweep.training import CohortTrainer, LocalTask, Objective
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 

@@ -18,7 +18,7 @@ from fedsweep.aggregation import layerwise_mean
 from fedsweep.common.randomness import stream
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, state_as, synthetic_of
 from fedsweep.models import BackboneConfig
-from fedsweep.models.clip_backbone import ClipBackbone
+from fedsweep.models.clip.backbone import ClipBackbone
 from fedsweep.models.domain_adapters import (
     AdaptersConfig,
     ClipConfig,
@@ -27,9 +27,9 @@ from fedsweep.models.domain_adapters import (
     check_clip,
     named_here,
 )
+from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
-from fedsweep.reader import Reader
 from fedsweep.training import CohortTrainer, LocalTask, Objective, cross_entropy
 from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 

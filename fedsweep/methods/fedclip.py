@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedsweep.aggregation import layerwise_mean
 from fedsweep.methods.base import FederatedMethod, Server
-from fedsweep.models.clip import LayeredClip
+from fedsweep.models.clip.model import LayeredClip
 from fedsweep.models.layered import LayeredModel
 from fedsweep.training import Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState

@@ -6,12 +6,12 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedsweep.models.clip_backbone import ClipBackbone, DigitsClip
-from fedsweep.models.kept import built
+from fedsweep.models.clip.backbone import ClipBackbone, DigitsClip
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.lora import LoraConfig, add_lora, relative_norm, train_head_alone
-from fedsweep.models.timm_backbone import TimmBackbone
-from fedsweep.models.vit import DigitsViT
+from fedsweep.models.timm.backbone import TimmBackbone
+from fedsweep.models.timm.vit import DigitsViT
+from fedsweep.models.weight_cache import built
 
 BackboneConfig = Annotated[DigitsViT | TimmBackbone | DigitsClip | ClipBackbone, Field(discriminator="name")]
 

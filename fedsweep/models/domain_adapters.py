@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
-from fedsweep.frozen import FrozenFunction, walk_key
-from fedsweep.models.clip import LayeredClip
-from fedsweep.models.clip_backbone import ClipBackbone, DigitsClip
+from fedsweep.models.activation_cache import FrozenFunction, walk_key
+from fedsweep.models.clip.backbone import ClipBackbone, DigitsClip
+from fedsweep.models.clip.model import LayeredClip
 from fedsweep.models.feature_adapter import FeatureAdapter
-from fedsweep.models.kept import built
 from fedsweep.models.layered import draw_linears
+from fedsweep.models.weight_cache import built
 
 ClipConfig = Annotated[DigitsClip | ClipBackbone, Field(discriminator="name")]
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.models.kept import built
 from fedsweep.models.layered import LayeredModel, Path, draw_linears, standardize_
 from fedsweep.models.trunk import TrunkConfig
+from fedsweep.models.weight_cache import built
 from fedsweep.types import Batch
 
 

@@ -13,8 +13,9 @@ from torch import nn
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
-from fedsweep.models import timm_weights, weights_file
-from fedsweep.models.architecture import check_name, check_pinned, timm_config
+from fedsweep.models import weights_file
+from fedsweep.models.timm import weights as timm_weights
+from fedsweep.models.timm.architecture import check_name, check_pinned, timm_config
 
 WEIGHTS = Path(__file__).parent / "weights" / "digits_resnet.safetensors"
 FIELD = "method.gate.trunk.pretrained"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import data_folder, home, resolve
-from fedsweep.models.architecture import Architecture
+from fedsweep.models.timm.architecture import Architecture
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny

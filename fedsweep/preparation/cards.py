@@ -1,8 +1,8 @@
 """The card of a store, once its files are known to hold what was planned."""
 
 from fedsweep.common.errors import UserError
-from fedsweep.images.card import CARD, DomainCard, StoreCard
-from fedsweep.images.files import map_domain, stored_digest, sync
+from fedsweep.data.prepared.arrow_files import map_domain, stored_digest, sync
+from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard
 from fedsweep.preparation.corrupt import Corrupt
 from fedsweep.preparation.decode import MADE_WITH
 from fedsweep.preparation.plan import Plan

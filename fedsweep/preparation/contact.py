@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsweep.images.card import StoreCard
-from fedsweep.images.files import map_domain
+from fedsweep.data.prepared.arrow_files import map_domain
+from fedsweep.data.prepared.card import StoreCard
 from fedsweep.preparation.drawing import new_figure, plain, save
 
 MOST_CLASSES = 16

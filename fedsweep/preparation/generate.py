@@ -14,10 +14,10 @@ from fedsweep.common.files import held
 from fedsweep.common.paths import data_folder
 from fedsweep.common.yaml_values import read_json
 from fedsweep.data import load
+from fedsweep.data.prepared.card import is_store, read_card
 from fedsweep.data.synthetic import Diffusers
 from fedsweep.data.synthetic.folder import size_of
 from fedsweep.experiment import RunConfig
-from fedsweep.images.card import is_store, read_card
 from fedsweep.preparation.plan import Options, Plan, make_plan
 from fedsweep.preparation.prepare import CHUNK, Prepared, Progress, prepare
 from fedsweep.preparation.sources.domains import Domains

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsweep.common.files import held
-from fedsweep.images.card import CARD, StoreCard
+from fedsweep.data.prepared.card import CARD, StoreCard
 from fedsweep.preparation.corrupt import CORRUPT
 from fedsweep.preparation.scratch import Scratch
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.images.card import store_folder
+from fedsweep.data.prepared.card import store_folder
 from fedsweep.preparation.decode import MADE_WITH, Geometry
 from fedsweep.preparation.sources.base import Item, Listing, Source
 from fedsweep.preparation.split import DomainPlan, plan_domains

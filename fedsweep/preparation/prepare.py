@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsweep.common.errors import UserError
-from fedsweep.images.card import CARD, StoreCard, is_store, read_card
-from fedsweep.images.files import map_file, record_batch, write_domain
+from fedsweep.data.prepared.arrow_files import map_file, record_batch, write_domain
+from fedsweep.data.prepared.card import CARD, StoreCard, is_store, read_card
 from fedsweep.preparation.cards import write_card
 from fedsweep.preparation.chunks import Chunk, Decoders, unwritable
 from fedsweep.preparation.corrupt import CORRUPT, check_complete, refuse, write_list

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.images.card import StoreCard
+from fedsweep.data.prepared.card import StoreCard
 
 MOST_ROWS = 40
 """Classes that are listed one by one without being asked for."""
@@ -141,7 +141,7 @@ def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = F
 
 def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
     """Training and test images of each class, (2, classes), by domain."""
-    from fedsweep.images.files import check_labels, map_domain
+    from fedsweep.data.prepared.arrow_files import check_labels, map_domain
 
     found = {}
     for name in card.domains:

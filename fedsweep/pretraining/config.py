@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
-from fedsweep.data.prepared import PreparedData
+from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.models import BackboneConfig
 from fedsweep.pretraining.augmentation import AugmentationConfig
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.models import LayeredModel
-from fedsweep.models.vit import DigitsViT, LayeredViT
+from fedsweep.models.timm.vit import DigitsViT, LayeredViT
 from fedsweep.pretraining.config import PretrainConfig
 
 

@@ -112,7 +112,7 @@ def _rounds(
 
     from fedsweep.common.process_usage import SystemMeter
     from fedsweep.experiment import RunConfig
-    from fedsweep.models.kept import keep
+    from fedsweep.models.weight_cache import keep
     from fedsweep.play import check_digests, run_durably
 
     torch.set_num_threads(threads)

@@ -11,8 +11,8 @@ from PIL import Image
 from fedsweep.cli import data as verbs
 from fedsweep.common.yaml_values import parse_yaml
 from fedsweep.data.digits import STYLES
-from fedsweep.data.prepared import PreparedData
-from fedsweep.images.card import read_card, store_folder
+from fedsweep.data.prepared.card import read_card, store_folder
+from fedsweep.data.prepared.dataset import PreparedData
 from tests.cli.conftest import Call, Refused
 from tests.cli.test_help import loaded
 from tests.pipelines import write_pipeline

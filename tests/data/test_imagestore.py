@@ -11,9 +11,22 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.imagestore import content_digest, read_domain, record_batch, schema, write_domain
-from fedsweep.images import files
-from fedsweep.images.card import DomainCard, StoreCard, find_store, read_card, store_folder, stores
+from fedsweep.data.prepared import arrow_files as files
+from fedsweep.data.prepared.card import (
+    DomainCard,
+    StoreCard,
+    find_store,
+    read_card,
+    store_folder,
+    stores,
+)
+from fedsweep.data.prepared.dataset import (
+    content_digest,
+    read_domain,
+    record_batch,
+    schema,
+    write_domain,
+)
 
 SIZE = 8
 
@@ -119,7 +132,7 @@ def test_a_file_that_is_no_such_file_is_refused(written, damage):
 
 
 def test_a_store_is_read_without_torch():
-    code = "import sys, fedsweep.images.card, fedsweep.images.files; print('torch' in sys.modules)"
+    code = "import sys, fedsweep.data.prepared.card, fedsweep.data.prepared.arrow_files; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.imagestore import StoreCard, content_digest, read_domain, record_batch, store_folder, write_domain
-from fedsweep.data.prepared import PreparedData
-from fedsweep.images.card import DomainCard
+from fedsweep.data.prepared.card import DomainCard
+from fedsweep.data.prepared.dataset import (
+    PreparedData,
+    StoreCard,
+    content_digest,
+    read_domain,
+    record_batch,
+    store_folder,
+    write_domain,
+)
 
 CLASSES = ("bus", "cat")
 

@@ -96,7 +96,7 @@ def test_a_picture_is_cut_as_the_preparation_cuts_it(tmp_path: Path, monkeypatch
         size=16, mean=(0.5,), std=(0.5,), crop_pct=card.crop_pct, crop_mode="center", interpolation="bicubic"
     )
     assert card.crop_pct == 0.9
-    from fedsweep.images.files import map_domain
+    from fedsweep.data.prepared.arrow_files import map_domain
 
     (domain,) = card.domains
     seen = 0

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from fedsweep.common.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
-from fedsweep.frozen import FrozenFunction
 from fedsweep.methods.base import predicted
 from fedsweep.methods.fedms import FedMSState
+from fedsweep.models.activation_cache import FrozenFunction
 from fedsweep.models.gate import mixing
 from fedsweep.models.names import is_statistic, layer_of
 from fedsweep.types import Batch

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.models import ClipBackbone, LoraConfig, add_lora
-from fedsweep.models.clip import LayeredClip
-from fedsweep.models.clip_backbone import SHIPPED
+from fedsweep.models.clip.backbone import SHIPPED
+from fedsweep.models.clip.model import LayeredClip
 from tests.models.small import stirred
 from tests.mould import Mould
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedsweep.models import TimmBackbone
-from fedsweep.models.architecture import Architecture
+from fedsweep.models.timm.architecture import Architecture
 
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_blocks": 3, "num_heads": 3}
 """A ViT of 21 thousand parameters per block."""

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from fedsweep.common.errors import UserError
 from fedsweep.data.digits import DigitsData
 from fedsweep.models import ClipBackbone, DigitsClip
-from fedsweep.models.clip import LayeredClip
-from fedsweep.models.clip_backbone import SHIPPED
-from fedsweep.models.clip_checkpoint import Tokenizer
+from fedsweep.models.clip.backbone import SHIPPED
+from fedsweep.models.clip.model import LayeredClip
+from fedsweep.models.clip.weights import Tokenizer
 from tests.models.clips import NAMES, backbone, built, copied, network, noise, write
 
 

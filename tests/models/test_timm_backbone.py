@@ -9,9 +9,9 @@ from fedsweep.common.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import federate
 from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model
-from fedsweep.models.architecture import Architecture, outline
 from fedsweep.models.layered import LayeredModel
-from fedsweep.models.vit import LayeredViT
+from fedsweep.models.timm.architecture import Architecture, outline
+from fedsweep.models.timm.vit import LayeredViT
 from tests.compare import identical, memory
 from tests.models.small import TINY, tiny_vit
 

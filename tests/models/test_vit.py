@@ -7,8 +7,8 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.costs import count
-from fedsweep.models import vit
-from fedsweep.models.vit import DigitsViT
+from fedsweep.models.timm import vit
+from fedsweep.models.timm.vit import DigitsViT
 from tests.compare import identical
 
 

@@ -9,7 +9,8 @@ from timm.models import PretrainedCfg
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model, timm_backbone
+from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model
+from fedsweep.models.timm import backbone as timm_backbone
 from tests.models.small import TINY, tiny_vit
 
 RECIPE = {"name": "timm", "model": "vit_tiny_patch16_224", "pretrained": "none", "in_chans": 3, **TINY}

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedsweep.common.errors import UserError
-from fedsweep.models.architecture import Architecture
+from fedsweep.models.timm.architecture import Architecture
 from tests.models.small import timm_network, tiny_vit
 
 CARD = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}

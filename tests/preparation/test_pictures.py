@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from fedsweep.common.errors import UserError
-from fedsweep.images.card import read_card
+from fedsweep.data.prepared.card import read_card
 from fedsweep.preparation import pictures
 from fedsweep.preparation.contact import contact_sheet, shorten
 from fedsweep.preparation.pictures import Panel, distances, draw_partitions, skew

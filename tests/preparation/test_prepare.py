@@ -14,9 +14,9 @@ from PIL import Image
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
-from fedsweep.data.imagestore import content_digest, read_domain
-from fedsweep.images.card import is_store, read_card, store_folder
-from fedsweep.images.files import stored_digest
+from fedsweep.data.prepared.arrow_files import stored_digest
+from fedsweep.data.prepared.card import is_store, read_card, store_folder
+from fedsweep.data.prepared.dataset import content_digest, read_domain
 from fedsweep.preparation import chunks
 from fedsweep.preparation import prepare as module
 from fedsweep.preparation.prepare import prepare

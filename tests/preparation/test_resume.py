@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.images.card import store_folder
+from fedsweep.data.prepared.card import store_folder
 from fedsweep.preparation import prepare as module
 from fedsweep.preparation.prepare import prepare
 from fedsweep.preparation.sources.base import Listing

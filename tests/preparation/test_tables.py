@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedsweep.common.yaml_values import parse_yaml
-from fedsweep.images.card import DomainCard, StoreCard
+from fedsweep.data.prepared.card import DomainCard, StoreCard
 from fedsweep.preparation.tables import ImageBar, counts_table, experiment_lines, stores_table, summary
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.data.digits import DigitsData
-from fedsweep.data.imagestore import (
+from fedsweep.data.prepared.dataset import (
     CARD,
     DomainCard,
     StoreCard,

@@ -5,11 +5,8 @@ from typing import Annotated
 from pydantic import Field
 
 from fedsweep.data.partition.base import POOL, Partition, Split
-from fedsweep.data.partition.centralized import Centralized
-from fedsweep.data.partition.feature_label_skew import FeatureLabelSkew
-from fedsweep.data.partition.feature_skew import FeatureSkew
-from fedsweep.data.partition.iid import Iid
-from fedsweep.data.partition.label_skew import LabelSkew
+from fedsweep.data.partition.by_domain import FeatureLabelSkew, FeatureSkew
+from fedsweep.data.partition.pooled import Centralized, Iid, LabelSkew
 
 AnyPartition = FeatureSkew | FeatureLabelSkew | LabelSkew | Iid | Centralized
 PartitionConfig = Annotated[AnyPartition, Field(discriminator="name")]

@@ -13,9 +13,9 @@ from fedsweep.common.errors import UserError, near
 from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import readable
 from fedsweep.data.base import Data
+from fedsweep.data.prepared.card import StoreCard, is_store, read_card, store_folder
 from fedsweep.data.synthetic.base import Proportioned
 from fedsweep.data.synthetic.folder import drawn_from, size_of
-from fedsweep.images.card import StoreCard, is_store, read_card, store_folder
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 CLASS, STYLE = "{class}", "{style}"

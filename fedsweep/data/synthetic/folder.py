@@ -10,7 +10,7 @@ from fedsweep.common.errors import UserError, near
 from fedsweep.common.randomness import stream
 from fedsweep.data.base import Data
 from fedsweep.data.partition.base import pool
-from fedsweep.data.prepared import PreparedData
+from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.data.synthetic.base import Proportioned
 from fedsweep.types import FederatedData, ImageSet
 

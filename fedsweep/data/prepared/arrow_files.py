@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedsweep.common.errors import UserError
-from fedsweep.images.card import SPLITS, StoreCard
+from fedsweep.data.prepared.card import SPLITS, StoreCard
 
 PIECE = 32 * 1024 * 1024
 """Bytes that are read or written at once: what a process holds of a file, however long it is."""

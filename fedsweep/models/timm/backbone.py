@@ -16,12 +16,19 @@ from torch import nn
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import Json
-from fedsweep.models import timm_weights, weights_file
-from fedsweep.models.architecture import Architecture, Outline, check_name, check_pinned, outline, timm_config
-from fedsweep.models.backbone import Backbone, Recipe
-from fedsweep.models.families import check_walk
+from fedsweep.models import weights_file
+from fedsweep.models.base import Backbone, Recipe
 from fedsweep.models.layered import LayeredModel, Position
-from fedsweep.models.mixer import LayeredMixer
+from fedsweep.models.timm import weights as timm_weights
+from fedsweep.models.timm.architecture import (
+    Architecture,
+    Outline,
+    check_name,
+    check_pinned,
+    outline,
+    timm_config,
+)
+from fedsweep.models.timm.walks import LayeredMixer, check_walk
 
 Mean = Annotated[float, Field(ge=-1000, le=1000)]
 Std = Annotated[float, Field(ge=1e-6, le=1e6)]

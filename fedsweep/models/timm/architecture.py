@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from fedsweep.models.backbone import Recipe
-from fedsweep.models.families import WHAT_WORKS, Family, family_of
-from fedsweep.models.mixer import mixer_shape, reshaped
+from fedsweep.models.base import Recipe
+from fedsweep.models.timm.walks import WHAT_WORKS, Family, family_of, mixer_shape, reshaped
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg

@@ -1,4 +1,4 @@
-"""A CLIP's checkpoint as transformers keeps it: shape, tensors, normalisation, tokens."""
+"""CLIP checkpoints in OpenAI's, transformers' and open_clip's form, with OpenAI's names and URLs."""
 
 from __future__ import annotations
 
@@ -154,3 +154,29 @@ def _tokenizer(folder: Path, _digest: str) -> Any:
         return CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # each format has its own
         raise UserError(f"the tokenizer in {folder} cannot be read: {one_line(error)}.") from error
+
+
+THEIRS = {
+    "stem.embeddings.": "vision_model.embeddings.",
+    "stem.norm.": "vision_model.pre_layrnorm.",
+    "words.": "text_model.embeddings.",
+    "top.vision_norm.": "vision_model.post_layernorm.",
+    "top.vision_projection.": "visual_projection.",
+    "top.text_norm.": "text_model.final_layer_norm.",
+    "top.text_projection.": "text_projection.",
+}
+"""Prefixes outside of the blocks."""
+
+
+def in_clip_model(name: str, place: int | None) -> str:
+    """The name in transformers' CLIPModel; `place` counts a tensor's block in its own encoder, None for no block's.
+
+    >>> in_clip_model("backbone.blocks.7.text.mlp.fc1.weight", 3), in_clip_model("backbone.stem.norm.bias", None)
+    ('text_model.encoder.layers.3.mlp.fc1.weight', 'vision_model.pre_layrnorm.bias')
+    """
+    bare = name.removeprefix("backbone.")
+    if place is not None:
+        _, _, tower, rest = bare.split(".", 3)
+        return f"{tower}_model.encoder.layers.{place}.{rest}"
+    ours = next((prefix for prefix in THEIRS if bare.startswith(prefix)), "")
+    return THEIRS[ours] + bare.removeprefix(ours) if ours else bare

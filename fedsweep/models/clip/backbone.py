@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import readable
-from fedsweep.models.backbone import Backbone, Recipe
+from fedsweep.models.base import Backbone, Recipe
 from fedsweep.models.checkpoint_folder import PREPROCESSOR, digest, find, is_folder
-from fedsweep.models.clip import LayeredClip, Towers
-from fedsweep.models.clip_checkpoint import Tokenizer, config_of, load, normalisation
+from fedsweep.models.clip.model import LayeredClip, Towers
+from fedsweep.models.clip.weights import Tokenizer, config_of, load, normalisation
 from fedsweep.models.layered import Position
 
 SHIPPED = Path(__file__).parent / "weights"

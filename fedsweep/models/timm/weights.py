@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedsweep.common.errors import UserError
-from fedsweep.models.architecture import timm_config
+from fedsweep.models.timm.architecture import timm_config
 from fedsweep.models.weights_file import reason
 
 SECONDS = 10.0

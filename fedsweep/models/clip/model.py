@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import readable
-from fedsweep.models.clip_names import in_clip_model
+from fedsweep.models.clip.weights import in_clip_model
 from fedsweep.models.feature_adapter import FeatureAdapter
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.models.names import layer_of

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
-from fedsweep.models.backbone import Backbone, Recipe
+from fedsweep.models.base import Backbone, Recipe
 from fedsweep.models.layered import LayeredModel, Position
 
 if TYPE_CHECKING:

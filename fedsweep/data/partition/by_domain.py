@@ -1,4 +1,4 @@
-"""Clients differ in the style of their images and in their classes."""
+"""Partitions whose clients belong to one domain each: feature skew, and feature and label skew."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -6,9 +6,22 @@ from typing import Literal
 from pydantic import Field
 
 from fedsweep.common.randomness import stream
-from fedsweep.data.partition.base import Partition, numbered
-from fedsweep.data.partition.dirichlet import Alpha, MinSize, deal_by_dirichlet
+from fedsweep.data.partition.base import Alpha, MinSize, Partition, deal_by_dirichlet, numbered
 from fedsweep.types import ClientId, ImageSet
+
+
+class FeatureSkew(Partition):
+    """One client per domain: the same classes, another style (FedRA, Section 4.1)."""
+
+    name: Literal["feature_skew"] = "feature_skew"
+
+    def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
+        """Clients bear their domains' names."""
+        return {domain: domain for domain in domains}
+
+    def deal(self, train: Mapping[str, ImageSet], seed: int) -> dict[ClientId, ImageSet]:
+        """Each domain to its client."""
+        return dict(train)
 
 
 class FeatureLabelSkew(Partition):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedsweep.frozen import FrozenFunction, FrozenRows, walk_key
+from fedsweep.models.activation_cache import FrozenFunction, FrozenRows, walk_key
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.types import AdapterState, Batch, ImageSet
 

@@ -1,0 +1,1 @@
+"""timm's image backbones as layered models, with their weights."""

@@ -1,0 +1,223 @@
+"""The walks of timm's transformer families: which tensors are blocks and how an image passes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedsweep.common.errors import UserError
+from fedsweep.models.layered import LayeredModel
+from fedsweep.models.timm.vit import LayeredViT
+
+if TYPE_CHECKING:
+    from timm.models.beit import Beit
+    from timm.models.eva import Eva
+    from timm.models.mlp_mixer import MlpMixer
+
+
+class LayeredBeit(LayeredModel):
+    """The walk of `timm.models.beit.Beit`: relative positions in each block, or one table that all blocks share."""
+
+    backbone: Beit
+    sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
+    patch_projection = "backbone.patch_embed.proj"
+
+    @staticmethod
+    def fits(backbone: nn.Module) -> bool:
+        """Whether a timm model has this walk."""
+        from timm.models.beit import Beit, Block
+
+        return type(backbone) is Beit and all(type(block) is Block for block in backbone.blocks)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Patches, class token and, where the model has them, absolute positions."""
+        beit = self.backbone
+        patches = beit.patch_embed(pixels)
+        tokens = torch.cat((beit.cls_token.expand(len(patches), -1, -1), patches), dim=1)
+        if beit.pos_embed is not None:
+            tokens = tokens + beit.pos_embed
+        out: Tensor = beit.pos_drop(tokens)
+        return out
+
+    def block(self, layer: int, tokens: Tensor) -> Tensor:
+        """Attention with its relative positions and MLP, with their residual connections."""
+        shared = self.backbone.rel_pos_bias
+        out: Tensor = self.backbone.blocks[layer](tokens, shared_rel_pos_bias=None if shared is None else shared())
+        return out
+
+
+class LayeredEva(LayeredModel):
+    """The walk of `timm.models.eva.Eva`.
+
+    Rotary positions depend on the grid alone, so they are computed once, in evaluation mode: the random shifts that
+    DINOv3 gives them in its own pre-training would move frozen features. In mixed mode each layer has its own.
+    """
+
+    backbone: Eva
+    rope: Tensor | None
+    sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
+    patch_projection = "backbone.patch_embed.proj"
+
+    def __init__(self, backbone: Eva, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__(backbone, mean, std)
+        backbone.eval()
+        with torch.no_grad():
+            stem = backbone.patch_embed.proj
+            image = stem.weight.new_zeros(1, stem.in_channels, *backbone.patch_embed.img_size)
+            _, rope = backbone._pos_embed(backbone.patch_embed(image))
+        self.register_buffer("rope", rope, persistent=False)
+
+    @staticmethod
+    def fits(backbone: nn.Module) -> bool:
+        """Whether a timm model has this walk."""
+        from timm.layers.patch_embed import PatchEmbed
+        from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
+
+        return (
+            type(backbone) is Eva
+            and type(backbone.patch_embed) is PatchEmbed
+            and all(type(block) in (EvaBlock, EvaBlockPostNorm) for block in backbone.blocks)
+        )
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Patches, class and register tokens and, where the model has them, absolute positions."""
+        eva = self.backbone
+        tokens, _ = eva._pos_embed(eva.patch_embed(pixels))
+        out: Tensor = eva.norm_pre(tokens)
+        return out
+
+    def block(self, layer: int, tokens: Tensor) -> Tensor:
+        """Attention with rotary positions and MLP, with their residual connections."""
+        rope = self.rope[layer] if self.rope is not None and self.backbone.rope_mixed else self.rope
+        out: Tensor = self.backbone.blocks[layer](tokens, rope=rope)
+        return out
+
+
+class LayeredMixer(LayeredModel):
+    """The walk of `timm.models.mlp_mixer.MlpMixer` with its MixerBlock: an MLP over tokens, then one over channels."""
+
+    backbone: MlpMixer
+    sublayers: ClassVar = {"l0": "mlp_tokens.fc2", "l1": "mlp_channels.fc2"}
+    patch_projection = "backbone.stem.proj"
+
+    @staticmethod
+    def fits(backbone: nn.Module) -> bool:
+        """Whether a timm model has this walk; gMLP's and ResMLP's blocks are of another structure."""
+        from timm.models.mlp_mixer import MixerBlock, MlpMixer
+
+        return type(backbone) is MlpMixer and all(type(block) is MixerBlock for block in backbone.blocks)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Patches; a Mixer has no positions and no class token."""
+        tokens: Tensor = self.backbone.stem(pixels)
+        return tokens
+
+
+def reshaped(
+    model: str,
+    img_size: int,
+    in_chans: int,
+    patch_size: int | None,
+    embed_dim: int | None,
+    num_blocks: int | None,
+) -> MlpMixer:
+    """A Mixer like timm's `model`, with a head of one class, of another shape; None keeps what the model has.
+
+    timm's entry points fix these arguments and refuse them as changes, so the class is called here. The widths of
+    the two MLPs keep their ratio to the width of a token.
+
+    Raises:
+        ValueError: the model's MLPs are gated ones, which need arguments of their own.
+    """
+    from timm.models.mlp_mixer import MlpMixer
+
+    shape = mixer_shape(model, patch_size, embed_dim, num_blocks)
+    return MlpMixer(num_classes=1, img_size=img_size, in_chans=in_chans, **shape)
+
+
+def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_blocks: int | None) -> dict[str, Any]:
+    """The class's own arguments for a Mixer like timm's `model`; None keeps what the model has.
+
+    Raises:
+        ValueError: the model's MLPs are gated ones, which need arguments of their own.
+    """
+    import timm
+    from timm.layers.mlp import Mlp
+
+    with torch.device("meta"):
+        plain: Any = timm.create_model(model, num_classes=1)
+    block = plain.blocks[0]
+    if not LayeredMixer.fits(plain) or type(block.mlp_tokens) is not Mlp:
+        raise ValueError("only the Mixers with plain MLPs (`mixer_*`) can be given another shape")
+    tokens, channels = block.mlp_tokens.fc1.out_features, block.mlp_channels.fc1.out_features
+    return {
+        "patch_size": patch_size or plain.stem.patch_size[0],
+        "num_blocks": num_blocks or len(plain.blocks),
+        "embed_dim": embed_dim or plain.embed_dim,
+        "mlp_ratio": [tokens / plain.embed_dim, channels / plain.embed_dim],
+    }
+
+
+Family = type[LayeredModel]
+FAMILIES: tuple[Family, ...] = (LayeredViT, LayeredMixer, LayeredBeit, LayeredEva)
+WHAT_WORKS = (
+    "only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) "
+    "with two sublayers in every block can be walked block by block"
+)
+
+
+def family_of(backbone: nn.Module, model: str) -> Family:
+    """The walk of a timm model, called `model` in the refusal.
+
+    Raises:
+        ValueError: it has none: another class, another stem, blocks of another structure.
+    """
+    for family in FAMILIES:
+        if family.fits(backbone) and _has_places(backbone, family):
+            return family
+    raise ValueError(f"`backbone.model` {model} is a {_described(backbone)}, but {WHAT_WORKS}")
+
+
+def _has_places(backbone: nn.Module, family: Family) -> bool:
+    """Whether the last module of each sublayer is a linear one, where LoRA can sit."""
+    places = [
+        block.get_submodule(name)
+        for block in backbone.get_submodule("blocks").children()
+        for name in family.sublayers.values()
+    ]
+    return all(isinstance(place, nn.Linear) for place in places)
+
+
+def _described(backbone: nn.Module) -> str:
+    """The class of a model with what its walk depends on, e.g. "VisionTransformer (blocks: ParallelScalingBlock)"."""
+    parts = []
+    if isinstance(blocks := getattr(backbone, "blocks", None), nn.Sequential | nn.ModuleList):
+        parts.append(f"blocks: {', '.join(sorted({type(block).__name__ for block in blocks}))}")
+    if (stem := getattr(backbone, "patch_embed", None)) is not None:
+        parts.append(f"stem: {type(stem).__name__}")
+    return type(backbone).__name__ + (f" ({'; '.join(parts)})" if parts else "")
+
+
+@torch.no_grad()
+def check_walk(model: LayeredModel, image_size: int, name: str) -> None:
+    """Compare embed, all blocks and classify with timm's own forward, on one random image, to the last bit.
+
+    Raises:
+        UserError: they differ, or the weights give no numbers at all.
+    """
+    model.eval()
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(1, len(model.mean), image_size, image_size, generator=generator)
+    expected = model.backbone(pixels)
+    if not expected.isfinite().all():
+        raise UserError(f"the weights of `backbone.model` {name} give logits that are not finite numbers.")
+    tokens = model.embed(pixels)
+    for layer in range(model.num_layers):
+        tokens = model.block(layer, tokens)
+    if not torch.equal(model.classify(tokens), expected):
+        raise UserError(
+            f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than timm's forward."
+        )
