@@ -34,8 +34,8 @@ from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.models.clip.model import LayeredClip, Towers
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.names import names_within
-from fedsweep.optimizers import AdamConfig
-from fedsweep.training import cross_entropy
+from fedsweep.training.local_training import cross_entropy
+from fedsweep.training.optimizers import AdamConfig
 from fedsweep.types import AdapterState, ImageSet
 
 BLOCKS, WIDTH, SIZE, CLASSES = 12, 192, 224, 100

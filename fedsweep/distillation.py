@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsweep.models.brick import FACTORS, Gate, brick
 from fedsweep.models.layered import LayeredModel
-from fedsweep.optimizers import Adam, AdamConfig
+from fedsweep.training.optimizers import Adam, AdamConfig
 from fedsweep.types import ImageSet
 
 

@@ -5,22 +5,22 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from fedsweep.aggregation import AggregationConfig
-from fedsweep.base_optimizer import BaseOptimizerConfig, FedAvg
 from fedsweep.common.config import Config
-from fedsweep.costs import COST_METRICS
 from fedsweep.data import DataConfig, PartitionConfig, SyntheticConfig
 from fedsweep.data.synthetic import NoSynthetic
-from fedsweep.drift import DRIFT_METRICS
-from fedsweep.evaluation import EvaluationConfig, client_metric_names, metric_names
 from fedsweep.federation import ROUND_METRICS, FederationConfig
-from fedsweep.malicious import malicious_clients
 from fedsweep.methods import MethodConfig
 from fedsweep.models import BackboneConfig, LoraConfig
-from fedsweep.optimizers import OptimizerConfig
 from fedsweep.results.provenance import SYNTHETIC
-from fedsweep.structural_bias import bias_metrics
-from fedsweep.training import LocalConfig
+from fedsweep.training.aggregation import AggregationConfig
+from fedsweep.training.attacks import malicious_clients
+from fedsweep.training.base_optimizers import BaseOptimizerConfig, FedAvg
+from fedsweep.training.costs import COST_METRICS
+from fedsweep.training.drift import DRIFT_METRICS
+from fedsweep.training.evaluation import EvaluationConfig, client_metric_names, metric_names
+from fedsweep.training.local_training import LocalConfig
+from fedsweep.training.optimizers import OptimizerConfig
+from fedsweep.training.structural_bias import bias_metrics
 from fedsweep.types import ClientId
 
 

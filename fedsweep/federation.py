@@ -10,22 +10,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.aggregation import lora_residual
-from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
-from fedsweep.costs import round_costs
-from fedsweep.drift import drift
-from fedsweep.embedding.tsne import draw, embed
-from fedsweep.evaluation import EvaluationConfig, accuracy, client_scores, evaluate
-from fedsweep.malicious import Attack, attacked, malicious_clients
 from fedsweep.methods import FederatedMethod, Server
 from fedsweep.methods.base import predicted
 from fedsweep.models import LayeredModel, relative_norm
 from fedsweep.models.layered import completed
 from fedsweep.results.tsne_files import Embedding
-from fedsweep.structural_bias import Placed, structural_bias
-from fedsweep.training import CohortTrainer
+from fedsweep.training.aggregation import lora_residual
+from fedsweep.training.attacks import Attack, attacked, malicious_clients
+from fedsweep.training.base_optimizers import AnyBaseOptimizer
+from fedsweep.training.costs import round_costs
+from fedsweep.training.drift import drift
+from fedsweep.training.evaluation import EvaluationConfig, accuracy, client_scores, evaluate
+from fedsweep.training.local_training import CohortTrainer
+from fedsweep.training.structural_bias import Placed, structural_bias
+from fedsweep.training.tsne import draw, embed
 from fedsweep.types import (
     AdapterState,
     Client,

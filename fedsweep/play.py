@@ -11,7 +11,6 @@ from fedsweep.common.paths import activation_bytes
 from fedsweep.common.process_usage import forget_peak, resident_peak
 from fedsweep.data import load
 from fedsweep.data.partition import Split
-from fedsweep.embedding.tsne import draw
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
 from fedsweep.methods import Server
@@ -24,7 +23,8 @@ from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.tsne_files import files
-from fedsweep.training import CohortTrainer
+from fedsweep.training.local_training import CohortTrainer
+from fedsweep.training.tsne import draw
 from fedsweep.types import FederatedData, ImageSet, RoundResult
 
 Device = Literal["cpu", "cuda"]

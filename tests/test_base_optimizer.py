@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.base_optimizer import FedAvg, FedDyn, FedProx
 from fedsweep.common.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.models.names import layer_of
+from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.training.base_optimizers import FedAvg, FedDyn, FedProx
 from fedsweep.types import ClientUpdate, LayerAllocation, ServerState
 from tests.compare import identical, identical_rounds, memory, moved
 from tests.references import feddyn as reference

@@ -3,9 +3,16 @@
 import pytest
 import torch
 
-from fedsweep.costs import COST_METRICS, count, held_parameters, round_costs, size_in_bytes, sizes_of
 from fedsweep.federation import federate
 from fedsweep.models.names import names_within
+from fedsweep.training.costs import (
+    COST_METRICS,
+    count,
+    held_parameters,
+    round_costs,
+    size_in_bytes,
+    sizes_of,
+)
 from fedsweep.types import ClientUpdate, LayerAllocation
 
 LORA = 4 * (64 + 64) + 4 * (128 + 64)

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.drift import DRIFT_METRICS, head_distance, mean_pairwise_distance, representation
 from fedsweep.federation import federate
 from fedsweep.models.layered import completed
+from fedsweep.training.drift import (
+    DRIFT_METRICS,
+    head_distance,
+    mean_pairwise_distance,
+    representation,
+)
 from tests.conformance.rounds import one_round
 
 

@@ -11,12 +11,12 @@ import torch
 from sklearn.metrics import silhouette_score
 
 from fedsweep.common.errors import UserError
-from fedsweep.embedding.tsne import draw, embed, features
 from fedsweep.federation import federate
 from fedsweep.play import check_content, run, run_durably
 from fedsweep.results import TrialPlan, TrialStore
 from fedsweep.results.checkpoint import load, save
 from fedsweep.results.tsne_files import COLOURS, FILES, Embedding, Look, Point, palette, png
+from fedsweep.training.tsne import draw, embed, features
 from fedsweep.types import Domain, ImageSet
 
 ASKED = {"evaluation.tsne_classes": 4, "evaluation.tsne_images": 36}
@@ -125,7 +125,7 @@ def test_classes_that_lie_apart_have_a_high_silhouette_and_neighbours_in_the_pla
     labels = torch.cat([part.labels for part in sample.images.values()])
     noise = 0.1 * torch.randn(36, 8, generator=torch.Generator().manual_seed(0))
     apart = torch.nn.functional.one_hot(labels, 8) + noise
-    monkeypatch.setattr("fedsweep.embedding.tsne.features", lambda *given: apart.numpy())
+    monkeypatch.setattr("fedsweep.training.tsne.features", lambda *given: apart.numpy())
     found = embed(small.model, (), sample, 256, seed=0)
     assert found.silhouette > 0.6
     for point in found.points:

@@ -5,8 +5,14 @@ import math
 import pytest
 import torch
 
-from fedsweep.evaluation import accuracy, client_metric_names, client_scores, evaluate, metric_names
 from fedsweep.methods.base import predicted
+from fedsweep.training.evaluation import (
+    accuracy,
+    client_metric_names,
+    client_scores,
+    evaluate,
+    metric_names,
+)
 from fedsweep.types import Domain, ImageSet
 
 PREDICTIONS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0], [0.5, 0.1, 0.2], [1.0, 1.0, 4.0], [0.0, 9.0, 1.0]])

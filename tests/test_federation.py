@@ -9,7 +9,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.federation import Federation, coverage, federate
 from fedsweep.models import relative_norm
-from fedsweep.training import CohortTrainer, LocalTask
+from fedsweep.training.local_training import CohortTrainer, LocalTask
 from fedsweep.types import Client, ClientUpdate, LayerAllocation, ServerState
 from tests.compare import identical, identical_rounds
 

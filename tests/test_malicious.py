@@ -5,9 +5,9 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.federation import federate
-from fedsweep.malicious import attacked, malicious_clients
 from fedsweep.models.names import is_statistic
 from fedsweep.results.checkpoint import Checkpoint, load, save
+from fedsweep.training.attacks import attacked, malicious_clients
 from fedsweep.types import RoundResult
 from tests.compare import identical, identical_rounds
 from tests.conformance.rounds import one_round

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsweep.common.errors import UserError
-from fedsweep.optimizers import SGD, Adam, AdamConfig, SGDConfig, clipped
+from fedsweep.training.optimizers import SGD, Adam, AdamConfig, SGDConfig, clipped
 from tests.compare import identical
 from tests.references import adam as adam_reference
 from tests.references import sgd as sgd_reference

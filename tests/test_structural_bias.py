@@ -9,7 +9,8 @@ from fedsweep.federation import federate
 from fedsweep.models.brick import Brick, InPlace
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of
-from fedsweep.structural_bias import (
+from fedsweep.training.local_training import cross_entropy
+from fedsweep.training.structural_bias import (
     Placed,
     bias_metrics,
     gradient_distortion,
@@ -17,7 +18,6 @@ from fedsweep.structural_bias import (
     slope,
     structural_bias,
 )
-from fedsweep.training import cross_entropy
 from fedsweep.types import Client
 
 WIDTH, LAYERS = 12, 6

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from fedsweep.common.errors import DivergenceError
 from fedsweep.common.randomness import stream
 from fedsweep.models.names import layer_of
-from fedsweep.optimizers import AdamConfig, SGDConfig
 from fedsweep.play import build
-from fedsweep.training import LocalConfig, LocalTask, batches, cross_entropy
+from fedsweep.training.local_training import LocalConfig, LocalTask, batches, cross_entropy
+from fedsweep.training.optimizers import AdamConfig, SGDConfig
 from fedsweep.types import LayerAllocation
 from tests.compare import identical, moved
 

@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.aggregation import AggregationConfig
-from fedsweep.base_optimizer import FedAvg
-from fedsweep.evaluation import evaluate
 from fedsweep.methods import FederatedMethod, Server
 from fedsweep.methods.base import predicted
 from fedsweep.models import LayeredModel, LoraConfig, TimmBackbone, build_model
 from fedsweep.models.feature_reader import Reader
-from fedsweep.optimizers import SGDConfig
-from fedsweep.training import CohortTrainer, LocalConfig
+from fedsweep.training.aggregation import AggregationConfig
+from fedsweep.training.base_optimizers import FedAvg
+from fedsweep.training.evaluation import evaluate
+from fedsweep.training.local_training import CohortTrainer, LocalConfig
+from fedsweep.training.optimizers import SGDConfig
 from fedsweep.types import Client, ClientId, ClientUpdate, Domain, ImageSet, LayerAllocation
 
 from .setting import BATCH, CLASSES, DEPTHS, LAYERS, MEAN, RAMP, RATE, STD, TESTED, Batch, random_images

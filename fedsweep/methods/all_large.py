@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedsweep.aggregation import layerwise_mean
 from fedsweep.methods.base import FederatedMethod, Server
-from fedsweep.training import Objective, cross_entropy
+from fedsweep.training.aggregation import layerwise_mean
+from fedsweep.training.local_training import Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 

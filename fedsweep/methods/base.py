@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.aggregation import AggregationConfig
 from fedsweep.common.config import Config
 from fedsweep.data.partition.base import pool
 from fedsweep.models import BackboneConfig
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel, Step
 from fedsweep.models.names import names_within
-from fedsweep.training import CohortTrainer, LocalTask, Objective
+from fedsweep.training.aggregation import AggregationConfig
+from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 Allocations = Mapping[ClientId, LayerAllocation]

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.methods.base import FederatedMethod, Server, first_blocks
 from fedsweep.models.layered import Images, LayeredModel, Path
-from fedsweep.training import Objective
+from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.training.local_training import Objective
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 

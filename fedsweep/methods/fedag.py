@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.aggregation import layerwise_mean
 from fedsweep.common.randomness import stream
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, state_as, synthetic_of
 from fedsweep.models import BackboneConfig
@@ -30,7 +29,8 @@ from fedsweep.models.domain_adapters import (
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
-from fedsweep.training import CohortTrainer, LocalTask, Objective, cross_entropy
+from fedsweep.training.aggregation import layerwise_mean
+from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective, cross_entropy
 from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 SERVER = "server."

@@ -13,7 +13,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedsweep.aggregation import AggregationConfig
 from fedsweep.common.randomness import stream
 from fedsweep.distillation import activations, distil
 from fedsweep.methods.base import Allocations, FederatedMethod, Server
@@ -23,7 +22,8 @@ from fedsweep.methods.inclusivefl import InclusiveFL
 from fedsweep.models.brick import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
 from fedsweep.models.layered import Images, LayeredModel, Path, Step, completed
 from fedsweep.models.names import names_within
-from fedsweep.training import CohortTrainer, LocalTask, Objective
+from fedsweep.training.aggregation import AggregationConfig
+from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 DepthMethod = Annotated[FedRA | InclusiveFL | DepthFL, Field(discriminator="name")]

@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.common.config import Config
-from fedsweep.evaluation import accuracy
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted, state_as
 from fedsweep.models import BackboneConfig
 from fedsweep.models.activation_cache import FrozenFunction, digest_of
@@ -25,7 +23,9 @@ from fedsweep.models.gate import Gate, build_gate, check_gate, mixed, mixing
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.models.names import names_within
 from fedsweep.models.trunk import TimmTrunk, TrunkConfig
-from fedsweep.training import CohortTrainer, LocalTask, Objective, cross_entropy
+from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.training.evaluation import accuracy
+from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective, cross_entropy
 from fedsweep.types import (
     AdapterState,
     Batch,

@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.methods.base import FederatedMethod, Server
-from fedsweep.training import Objective, cross_entropy
+from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.training.local_training import Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 

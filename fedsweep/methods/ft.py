@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsweep.aggregation import layerwise_mean
-from fedsweep.base_optimizer import FedAvg
 from fedsweep.data.partition.base import POOL, pool
 from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.models.layered import LayeredModel
-from fedsweep.training import CohortTrainer, LocalTask, Objective, cross_entropy
+from fedsweep.training.aggregation import layerwise_mean
+from fedsweep.training.base_optimizers import FedAvg
+from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 

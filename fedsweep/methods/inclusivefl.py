@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.methods.base import FederatedMethod, Server, first_blocks
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of, moved_to
-from fedsweep.training import Objective, cross_entropy
+from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.training.local_training import Objective, cross_entropy
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 

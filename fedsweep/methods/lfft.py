@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of
-from fedsweep.training import Objective, cross_entropy
+from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.training.local_training import Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 

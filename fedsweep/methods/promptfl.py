@@ -12,13 +12,13 @@ from typing import ClassVar, Literal, cast
 import numpy as np
 from pydantic import Field
 
-from fedsweep.aggregation import layerwise_mean
 from fedsweep.common.errors import UserError
 from fedsweep.methods.base import FederatedMethod, Server
 from fedsweep.models import BackboneConfig
 from fedsweep.models.clip.model import LayeredClip
 from fedsweep.models.layered import LayeredModel
-from fedsweep.training import Objective, cross_entropy
+from fedsweep.training.aggregation import layerwise_mean
+from fedsweep.training.local_training import Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 

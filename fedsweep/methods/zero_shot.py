@@ -7,7 +7,7 @@ import numpy as np
 import torch.nn.functional as F
 
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted
-from fedsweep.training import CohortTrainer, Objective, cross_entropy
+from fedsweep.training.local_training import CohortTrainer, Objective, cross_entropy
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 

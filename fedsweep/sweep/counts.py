@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fedsweep.common.randomness import stream
-from fedsweep.costs import held_parameters, sizes_of, transmission_seconds
 from fedsweep.experiment import RunConfig
 from fedsweep.methods import Server
 from fedsweep.models import LayeredModel, add_lora, train_head_alone
 from fedsweep.models.names import is_statistic, layer_of, names_within
+from fedsweep.training.costs import held_parameters, sizes_of, transmission_seconds
 from fedsweep.types import Client
 
 ALL, BLOCK, LORA, HEAD, BRICK = (f"parameters/{part}" for part in ("all", "block", "lora_per_block", "head", "brick"))

@@ -8,7 +8,7 @@ from fedsweep.common.randomness import stream
 from fedsweep.federation import federate
 from fedsweep.methods import ALL
 from fedsweep.models import build_model
-from fedsweep.training import batches
+from fedsweep.training.local_training import batches
 from tests.compare import identical, identical_rounds
 
 ONE_CLIENT = {

@@ -11,7 +11,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.federation import Federation, federate
 from fedsweep.models.names import layer_of
-from fedsweep.training import CohortTrainer, LocalTask
+from fedsweep.training.local_training import CohortTrainer, LocalTask
 from fedsweep.types import ClientUpdate
 from tests.compare import identical, moved
 from tests.conformance.rounds import one_round

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.aggregation import AggregationConfig
 from fedsweep.common.randomness import stream
 from fedsweep.federation import federate
 from fedsweep.methods import Server
 from fedsweep.methods.fedra import FedRA, cover
 from fedsweep.models.names import layer_of
+from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.types import Client, ImageSet, ServerState
 from tests.compare import identical_rounds, moved
 

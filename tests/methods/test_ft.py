@@ -10,7 +10,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.partition.base import pool
 from fedsweep.federation import federate
-from fedsweep.training import batches
+from fedsweep.training.local_training import batches
 from tests.compare import moved
 from tests.conformance.rounds import one_round
 

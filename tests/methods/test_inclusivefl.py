@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.common.errors import UserError
 from fedsweep.federation import federate
 from fedsweep.methods import Server
 from fedsweep.methods.inclusivefl import InclusiveFL, InclusiveState
 from fedsweep.models.names import layer_of
+from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.types import ClientUpdate, LayerAllocation
 from tests.compare import identical, identical_rounds, moved
 from tests.references import inclusivefl as reference

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsweep.costs import count, held_parameters, sizes_of
 from fedsweep.models import LayeredModel, LoraConfig, add_lora
 from fedsweep.models.names import names_within
 from fedsweep.models.timm.architecture import Architecture, outline
+from fedsweep.training.costs import count, held_parameters, sizes_of
 
 COUNTS = json.loads((Path(__file__).parents[1] / "golden" / "counts.json").read_text())
 MODELS = {"vit_b16": "vit_base_patch16_224", "mixer_b16": "mixer_b16_224"}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.costs import count
 from fedsweep.models.timm import vit
 from fedsweep.models.timm.vit import DigitsViT
+from fedsweep.training.costs import count
 from tests.compare import identical
 
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from fedsweep.drift import DRIFT_METRICS
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures import drift, importance
 from fedsweep.report.importance import Share
 from fedsweep.report.statistics import summarise
 from fedsweep.report.wording import PERCENT
-from fedsweep.structural_bias import bias_metrics
+from fedsweep.training.drift import DRIFT_METRICS
+from fedsweep.training.structural_bias import bias_metrics
 
 
 def test_every_metric_that_can_be_asked_for_has_a_panel():

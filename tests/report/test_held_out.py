@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from fedsweep.evaluation import metric_names
 from fedsweep.report import frame
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, domain_metric
 from fedsweep.report.wording import title
 from fedsweep.results.arms import Reference
+from fedsweep.training.evaluation import metric_names
 from tests.report.test_reference import by_domain
 from tests.report.test_table import printed, rows_of, tabulate
 

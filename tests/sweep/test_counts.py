@@ -8,10 +8,10 @@ import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.costs import transmission_seconds
 from fedsweep.federation import federate
 from fedsweep.sweep.counts import Counted, count_parameters
 from fedsweep.sweep.plan import Plan
+from fedsweep.training.costs import transmission_seconds
 from tests.sweep.helpers import fedsweep
 
 ROOT = Path(__file__).parents[2]

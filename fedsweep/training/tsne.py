@@ -1,4 +1,4 @@
-"""From the test splits to the points of a t-SNE (van der Maaten and Hinton 2008; scikit-learn's)."""
+"""t-SNE of the features of test images after the last round."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.models.layered import LayeredModel, Step, completed
 from fedsweep.models.names import layer_of, names_within
-from fedsweep.training import Objective
+from fedsweep.training.local_training import Objective
 from fedsweep.types import Client
 
 IMAGES = 16

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.base_optimizer import AnyBaseOptimizer
 from fedsweep.common.config import Config
 from fedsweep.common.errors import DivergenceError
 from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel, Path, copy_into
 from fedsweep.models.names import is_statistic, names_within
-from fedsweep.optimizers import OptimizerConfig
+from fedsweep.training.base_optimizers import AnyBaseOptimizer
+from fedsweep.training.optimizers import OptimizerConfig
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
 Objective = Callable[[LayeredModel, Images, Tensor, Path], Tensor]
