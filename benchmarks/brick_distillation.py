@@ -26,9 +26,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from fedsweep.distillation import activations, distil
+from fedsweep.methods.fedbrick.bricks import FACTORS, brick
+from fedsweep.methods.fedbrick.distillation import activations, distil
 from fedsweep.models import LayeredModel, LoraConfig, TimmBackbone, build_model
-from fedsweep.models.brick import FACTORS, brick
 from fedsweep.types import ImageSet
 
 LR, RANK, BATCH, LAYERS = 0.01, 8, 32, 12

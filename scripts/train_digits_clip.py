@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import CLIPModel, CLIPTokenizer
 
 from fedsweep.data.prepared.dataset import PreparedData
-from fedsweep.models.trunk import WEIGHTS as TRUNK
-from fedsweep.models.trunk import DigitsTrunk
+from fedsweep.methods.fedms.trunk import WEIGHTS as TRUNK
+from fedsweep.methods.fedms.trunk import DigitsTrunk
 from fedsweep.pretraining.augmentation import GlyphAugmentation
 from fedsweep.types import ImageSet
 from small_clip import (

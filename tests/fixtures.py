@@ -22,7 +22,9 @@ import fedsweep.sweep.plan
 from fedsweep.common.yaml_values import Json, parse_yaml, read_yaml
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation
-from fedsweep.models import LayeredModel, build_model, domain_adapters, gate
+from fedsweep.methods.fedag import domain_adapters
+from fedsweep.methods.fedms import gate
+from fedsweep.models import LayeredModel, build_model
 from fedsweep.models.clip import backbone as clip_backbone
 from fedsweep.models.timm import vit
 from fedsweep.models.weight_cache import built

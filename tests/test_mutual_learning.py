@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from fedsweep.common.errors import DivergenceError
-from fedsweep.models.clip.backbone import DigitsClip
-from fedsweep.models.domain_adapters import AdaptersConfig, DomainAdapters, build_domain_adapters
-from fedsweep.models.layered import copy_into
-from fedsweep.models.timm.vit import DigitsViT
-from fedsweep.mutual_learning import (
+from fedsweep.methods.fedag.domain_adapters import AdaptersConfig, DomainAdapters, build_domain_adapters
+from fedsweep.methods.fedag.mutual_learning import (
     Lesson,
     MutualLearning,
     ServerConfig,
@@ -22,6 +19,9 @@ from fedsweep.mutual_learning import (
     mutual_divergence,
     normalised,
 )
+from fedsweep.models.clip.backbone import DigitsClip
+from fedsweep.models.layered import copy_into
+from fedsweep.models.timm.vit import DigitsViT
 from fedsweep.types import AdapterState, ImageSet
 from tests.compare import copied, identical
 from tests.references import fedag as reference

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedsweep.federation import federate
-from fedsweep.models.brick import Brick, InPlace
+from fedsweep.methods.fedbrick.bricks import Brick, InPlace
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of
 from fedsweep.training.local_training import cross_entropy

@@ -4,14 +4,13 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
-from fedsweep.methods.all_large import AllLarge
-from fedsweep.methods.all_small import AllSmall
 from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.methods.bounds import AllLarge, AllSmall
 from fedsweep.methods.depthfl import DepthFL
-from fedsweep.methods.fedag import FedAG
-from fedsweep.methods.fedbrick import FedBRICK
+from fedsweep.methods.fedag.method import FedAG
+from fedsweep.methods.fedbrick.method import FedBRICK
 from fedsweep.methods.fedclip import FedCLIP
-from fedsweep.methods.fedms import FedMS
+from fedsweep.methods.fedms.method import FedMS
 from fedsweep.methods.fedot import FedOT
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.ft import FT

@@ -12,9 +12,9 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
-from fedsweep.methods import fedag
 from fedsweep.methods.base import predicted
-from fedsweep.methods.fedag import SERVER, FedAGState, quality
+from fedsweep.methods.fedag import method as fedag
+from fedsweep.methods.fedag.method import SERVER, FedAGState, quality
 from fedsweep.training.attacks import attacked
 from fedsweep.training.local_training import CohortTrainer
 from tests.compare import identical, identical_rounds, moved, unkept

@@ -263,7 +263,7 @@ def test_clients_of_a_pool_have_bricks_from_the_images_of_all_domains(make):
 
 
 def test_a_domains_name_may_have_dots_and_be_an_attributes():
-    from fedsweep.methods.fedbrick import FedBRICK
+    from fedsweep.methods.fedbrick.method import FedBRICK
 
     names = ["v1.5", "v1%2E5", "train", "keys", "shared"]
     sets = [FedBRICK().set_of(name) for name in names]

@@ -12,9 +12,9 @@ from fedsweep.common.errors import UserError
 from fedsweep.experiment import RunConfig
 from fedsweep.federation import Federation, federate
 from fedsweep.methods.base import predicted
-from fedsweep.methods.fedms import FedMSState
+from fedsweep.methods.fedms.gate import mixing
+from fedsweep.methods.fedms.method import FedMSState
 from fedsweep.models.activation_cache import FrozenFunction
-from fedsweep.models.gate import mixing
 from fedsweep.models.names import is_statistic, layer_of
 from fedsweep.types import Batch
 from tests.compare import identical, identical_rounds, moved, unkept

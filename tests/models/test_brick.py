@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.models.brick import FACTORS, Blend, Brick, InPlace, add_bricks, brick
+from fedsweep.methods.fedbrick.bricks import FACTORS, Blend, Brick, InPlace, add_bricks, brick
 from fedsweep.models.layered import completed
 from tests.references import fedbrick as reference
 

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError
+from fedsweep.methods.fedms.gate import Gate, build_gate
+from fedsweep.methods.fedms.trunk import WEIGHTS, DigitsTrunk, TimmTrunk
 from fedsweep.models import weights_file
-from fedsweep.models.gate import Gate, build_gate
-from fedsweep.models.trunk import WEIGHTS, DigitsTrunk, TimmTrunk
 from tests.compare import identical, memory
 from tests.models.small import stirred
 from tests.references import gate as reference
@@ -193,7 +193,7 @@ def test_a_shipped_file_that_its_card_does_not_describe_is_refused(tmp_path, mon
     state = {name: one.contiguous() for name, one in DigitsTrunk().outlined().state_dict().items()}
     save_file(state, tmp_path / WEIGHTS.name)
     (tmp_path / WEIGHTS.with_suffix(".json").name).write_text(WEIGHTS.with_suffix(".json").read_text())
-    monkeypatch.setattr("fedsweep.models.trunk.WEIGHTS", tmp_path / WEIGHTS.name)
+    monkeypatch.setattr("fedsweep.methods.fedms.trunk.WEIGHTS", tmp_path / WEIGHTS.name)
     with pytest.raises(UserError) as refusal:
         DigitsTrunk().build(0)
     assert str(refusal.value) == "digits_resnet.safetensors is not the file that its card digits_resnet.json describes."

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from fedsweep.common.errors import UserError
+from fedsweep.methods.fedag.domain_adapters import AdaptersConfig, build_domain_adapters
+from fedsweep.methods.fedms.gate import build_gate
+from fedsweep.methods.fedms.trunk import DigitsTrunk, TimmTrunk
 from fedsweep.models import LoraConfig, build_model, weights_file
 from fedsweep.models import weight_cache as kept
 from fedsweep.models.clip import backbone as clip_backbone
 from fedsweep.models.clip.backbone import DigitsClip
-from fedsweep.models.domain_adapters import AdaptersConfig, build_domain_adapters
-from fedsweep.models.gate import build_gate
 from fedsweep.models.timm.vit import DigitsViT
-from fedsweep.models.trunk import DigitsTrunk, TimmTrunk
 from tests.compare import identical
 from tests.models.small import tiny_vit
 

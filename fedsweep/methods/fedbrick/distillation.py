@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.models.brick import FACTORS, Gate, brick
+from fedsweep.methods.fedbrick.bricks import FACTORS, Gate, brick
 from fedsweep.models.layered import LayeredModel
 from fedsweep.training.optimizers import Adam, AdamConfig
 from fedsweep.types import ImageSet

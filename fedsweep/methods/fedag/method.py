@@ -16,9 +16,7 @@ from torch import Tensor
 
 from fedsweep.common.randomness import stream
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, state_as, synthetic_of
-from fedsweep.models import BackboneConfig
-from fedsweep.models.clip.backbone import ClipBackbone
-from fedsweep.models.domain_adapters import (
+from fedsweep.methods.fedag.domain_adapters import (
     AdaptersConfig,
     ClipConfig,
     DomainAdapters,
@@ -26,9 +24,11 @@ from fedsweep.models.domain_adapters import (
     check_clip,
     named_here,
 )
+from fedsweep.methods.fedag.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
+from fedsweep.models import BackboneConfig
+from fedsweep.models.clip.backbone import ClipBackbone
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel
-from fedsweep.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
 from fedsweep.training.aggregation import layerwise_mean
 from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective, cross_entropy
 from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState

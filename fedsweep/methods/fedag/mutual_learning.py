@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import DivergenceError
-from fedsweep.models.domain_adapters import DomainAdapters
+from fedsweep.methods.fedag.domain_adapters import DomainAdapters
 from fedsweep.models.layered import LayeredModel, copy_into
 from fedsweep.training.optimizers import Adam, AdamConfig
 from fedsweep.types import AdapterState, ImageSet

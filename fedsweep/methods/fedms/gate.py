@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError, one_line
+from fedsweep.methods.fedms.trunk import TrunkConfig
 from fedsweep.models.layered import LayeredModel, Path, draw_linears, standardize_
-from fedsweep.models.trunk import TrunkConfig
 from fedsweep.models.weight_cache import built
 from fedsweep.types import Batch
 

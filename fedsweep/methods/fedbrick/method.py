@@ -14,12 +14,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsweep.common.randomness import stream
-from fedsweep.distillation import activations, distil
 from fedsweep.methods.base import Allocations, FederatedMethod, Server
 from fedsweep.methods.depthfl import DepthFL
+from fedsweep.methods.fedbrick.bricks import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
+from fedsweep.methods.fedbrick.distillation import activations, distil
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.inclusivefl import InclusiveFL
-from fedsweep.models.brick import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
 from fedsweep.models.layered import Images, LayeredModel, Path, Step, completed
 from fedsweep.models.names import names_within
 from fedsweep.training.aggregation import AggregationConfig

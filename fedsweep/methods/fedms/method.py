@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted, state_as
+from fedsweep.methods.fedms.gate import Gate, build_gate, check_gate, mixed, mixing
+from fedsweep.methods.fedms.trunk import TimmTrunk, TrunkConfig
 from fedsweep.models import BackboneConfig
 from fedsweep.models.activation_cache import FrozenFunction, digest_of
 from fedsweep.models.feature_reader import Reader
-from fedsweep.models.gate import Gate, build_gate, check_gate, mixed, mixing
 from fedsweep.models.layered import Images, LayeredModel, Path
 from fedsweep.models.names import names_within
-from fedsweep.models.trunk import TimmTrunk, TrunkConfig
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.training.evaluation import accuracy
 from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective, cross_entropy
