@@ -30,11 +30,11 @@ from transformers import CLIPConfig, CLIPModel
 
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.experiment import RunConfig
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
+from fedsweep.federation.run import Device, build
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.models.clip.backbone import SHIPPED
-from fedsweep.play import Device, build
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.types import RoundResult

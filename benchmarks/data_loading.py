@@ -95,8 +95,8 @@ import sys
 from itertools import islice
 import torch
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.experiment import RunConfig
-from fedsweep.play import run
+from fedsweep.federation.run_config import RunConfig
+from fedsweep.federation.run import run
 from fedsweep.common.paths import find
 torch.set_num_threads(1)
 experiment = RunConfig.of(read_yaml(find("experiments", "fedra_pacs")), "fedra_pacs")

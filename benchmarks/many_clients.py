@@ -27,9 +27,9 @@ from rich.table import Table
 
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.experiment import RunConfig
-from fedsweep.federation import federate
-from fedsweep.play import build
+from fedsweep.federation.rounds import federate
+from fedsweep.federation.run import build
+from fedsweep.federation.run_config import RunConfig
 
 CLIENTS_PER_DOMAIN = (1, 10)
 

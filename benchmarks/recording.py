@@ -17,7 +17,7 @@ from typing import Any
 from fedsweep.common.config import flat
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
 from fedsweep.tracking import Recorder

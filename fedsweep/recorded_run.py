@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Callable
 
 from fedsweep.common.process_usage import SystemMeter
-from fedsweep.experiment import RunConfig
-from fedsweep.play import Device, content_digests, run_durably
+from fedsweep.federation.run import Device, content_digests, run_durably
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store, TrialPlan, TrialStore
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote.objects import UnreachableError

@@ -21,7 +21,7 @@ from fedsweep.results.arms import agrees, arm_label
 from fedsweep.results.provenance import stand_in, warning
 
 if TYPE_CHECKING:
-    from fedsweep.experiment import RunConfig
+    from fedsweep.federation.run_config import RunConfig
     from fedsweep.results import Store
     from fedsweep.results.remote import Remote
     from fedsweep.sweep.axis import Axis

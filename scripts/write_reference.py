@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from fedsweep.cli import app
 from fedsweep.common.config import Config
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.sweep.axis import Axis
 from fedsweep.sweep.space import SearchSpace

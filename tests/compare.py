@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsweep.federation import Federation
+from fedsweep.federation.rounds import Federation
 from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.types import AdapterState, RoundResult
 

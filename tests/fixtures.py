@@ -17,18 +17,18 @@ from safetensors.torch import save_file
 from transformers import CLIPConfig, CLIPModel
 
 import fedsweep.common.yaml_values
-import fedsweep.play
+import fedsweep.federation.run
 import fedsweep.sweep.plan
 from fedsweep.common.yaml_values import Json, parse_yaml, read_yaml
-from fedsweep.experiment import RunConfig
-from fedsweep.federation import Federation
+from fedsweep.federation.rounds import Federation
+from fedsweep.federation.run import build
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.fedag import domain_adapters
 from fedsweep.methods.fedms import gate
 from fedsweep.models import LayeredModel, build_model
 from fedsweep.models.clip import backbone as clip_backbone
 from fedsweep.models.timm import vit
 from fedsweep.models.weight_cache import built
-from fedsweep.play import build
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.report.figures import canvas
@@ -200,7 +200,7 @@ def federation(
             built_models[key] = Mould(built(*key))
         return built_models[key].cast()
 
-    monkeypatch.setattr(fedsweep.play, "build_model", copy_of_built)
+    monkeypatch.setattr(fedsweep.federation.run, "build_model", copy_of_built)
     for user in (domain_adapters, gate):
         monkeypatch.setattr(user, "built", copy_of_network)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.common.randomness import stream
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean, lora_residual
 from fedsweep.types import ClientUpdate, LayerAllocation
 from tests.compare import identical, identical_rounds

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.models.names import layer_of
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.training.base_optimizers import FedAvg, FedDyn, FedProx

@@ -8,7 +8,7 @@ import pytest
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.bounds import AllSmall
 from fedsweep.methods.depthfl import DepthFL
 

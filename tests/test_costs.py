@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.models.names import names_within
 from fedsweep.training.costs import (
     COST_METRICS,

@@ -17,7 +17,7 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find, find_either
 from fedsweep.common.yaml_values import parse_overrides, read_yaml
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.plan import Options
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.results.arms import parse_arm

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.models.layered import completed
 from fedsweep.training.drift import (
     DRIFT_METRICS,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedsweep.experiment import RunConfig
-from fedsweep.federation import federate
-from fedsweep.play import build, run, run_durably, split
+from fedsweep.federation.rounds import federate
+from fedsweep.federation.run import build, run, run_durably, split
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
 from tests.compare import identical, identical_rounds
 

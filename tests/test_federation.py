@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import Federation, coverage, federate
+from fedsweep.federation.rounds import Federation, coverage, federate
 from fedsweep.models import relative_norm
 from fedsweep.training.local_training import CohortTrainer, LocalTask
 from fedsweep.types import Client, ClientUpdate, LayerAllocation, ServerState

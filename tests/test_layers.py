@@ -18,7 +18,7 @@ def loaded(module: str) -> set[str]:
 
 
 def test_the_engine_loads_neither_ray_nor_mlflow_nor_optuna():
-    code = "fedsweep.experiment, fedsweep.federation, fedsweep.results.checkpoint"
+    code = "fedsweep.federation.run_config, fedsweep.federation.rounds, fedsweep.results.checkpoint"
     assert loaded(code) == {"torch"}
 
 

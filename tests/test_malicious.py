@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.models.names import is_statistic
 from fedsweep.results.checkpoint import Checkpoint, load, save
 from fedsweep.training.attacks import attacked, malicious_clients

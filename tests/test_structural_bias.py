@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.methods.fedbrick.bricks import Brick, InPlace
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of

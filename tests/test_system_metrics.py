@@ -8,8 +8,8 @@ from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 
 from fedsweep.common import process_usage as system_metrics
 from fedsweep.common.process_usage import SystemMeter
-from fedsweep.experiment import RunConfig
-from fedsweep.play import run_durably
+from fedsweep.federation.run import run_durably
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.history import RoundRecord, from_json, to_json
 
 

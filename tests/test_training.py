@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fedsweep.common.errors import DivergenceError
 from fedsweep.common.randomness import stream
+from fedsweep.federation.run import build
 from fedsweep.models.names import layer_of
-from fedsweep.play import build
 from fedsweep.training.local_training import LocalConfig, LocalTask, batches, cross_entropy
 from fedsweep.training.optimizers import AdamConfig, SGDConfig
 from fedsweep.types import LayerAllocation

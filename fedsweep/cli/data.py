@@ -240,7 +240,7 @@ def generate(
     import torch
     from joblib import cpu_count
 
-    from fedsweep.experiment import RunConfig
+    from fedsweep.federation.run_config import RunConfig
     from fedsweep.preparation.generate import generate as make_images
     from fedsweep.preparation.generate import plan_generation, prepare_generated
     from fedsweep.preparation.tables import ImageBar, headline, megabytes, summary

@@ -11,8 +11,8 @@ from rich.text import Text
 from fedsweep.common.config import flat
 from fedsweep.common.paths import find_either
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.experiment import RunConfig
-from fedsweep.play import split
+from fedsweep.federation.run import split
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.pictures import Panel, class_counts, distances, skew
 from fedsweep.sweep.plan import Plan
 

@@ -49,8 +49,8 @@ def run(
 
     from fedsweep.cli.round_table import RoundTable
     from fedsweep.common.errors import DivergenceError
-    from fedsweep.experiment import RunConfig
-    from fedsweep.play import check_content
+    from fedsweep.federation.run import check_content
+    from fedsweep.federation.run_config import RunConfig
     from fedsweep.recorded_run import record_run
     from fedsweep.terminal import show_recorded, show_undelivered, show_unsent
     from fedsweep.tracking import Destination, check_server, check_writable
@@ -188,7 +188,7 @@ def show(
         plan = read_plan(name, changes, {})
         show_counts(plan) if plan.counted else show_plan(plan, estimate=False)
         return
-    from fedsweep.experiment import RunConfig
+    from fedsweep.federation.run_config import RunConfig
 
     config = RunConfig.of(read_yaml(path), f"experiment {name}").override(changes, f"experiment {name}")
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(config).items())

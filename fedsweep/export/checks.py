@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
-from fedsweep.experiment import RunConfig
-from fedsweep.play import content_digests
+from fedsweep.federation.run import content_digests
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.records import TrialPlan
 
 

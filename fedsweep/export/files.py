@@ -13,11 +13,11 @@ from torch import Tensor
 from fedsweep.common.config import flat
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
-from fedsweep.experiment import RunConfig
 from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin
 from fedsweep.export.naming import Named
 from fedsweep.export.readme import readme
 from fedsweep.export.tensors import plain_tensors
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import ClipBackbone, DigitsClip, LayeredModel
 from fedsweep.models.base import Recipe
 from fedsweep.models.checkpoint_folder import CONFIG, PREPROCESSOR, TOKENS

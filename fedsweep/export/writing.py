@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.experiment import RunConfig
 from fedsweep.export.card import ExportCard
 from fedsweep.export.checks import check_content, check_exportable, check_target
 from fedsweep.export.files import write
 from fedsweep.export.loading import load
 from fedsweep.export.naming import Named
-from fedsweep.federation import Federation
+from fedsweep.federation.rounds import Federation
+from fedsweep.federation.run import build
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.base import predicted
-from fedsweep.play import build
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.types import ImageSet

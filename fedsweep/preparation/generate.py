@@ -17,7 +17,7 @@ from fedsweep.data import load
 from fedsweep.data.prepared.card import is_store, read_card
 from fedsweep.data.synthetic import Diffusers
 from fedsweep.data.synthetic.folder import size_of
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.plan import Options, Plan, make_plan
 from fedsweep.preparation.prepare import CHUNK, Prepared, Progress, prepare
 from fedsweep.preparation.sources.domains import Domains

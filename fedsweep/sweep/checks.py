@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError, near
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.arms import (
     WITHOUT,
     Arm,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from fedsweep.common.randomness import stream
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import Server
 from fedsweep.models import LayeredModel, add_lora, train_head_alone
 from fedsweep.models.names import is_statistic, layer_of, names_within

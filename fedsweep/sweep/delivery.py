@@ -26,7 +26,7 @@ from fedsweep.data.prepared.arrow_files import PIECE, stored_digest
 from fedsweep.data.prepared.card import CARD, is_store, read_card, store_folder
 from fedsweep.data.synthetic.diffusers import Diffusers
 from fedsweep.data.synthetic.folder import Folder
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import checkpoint_folder, weights_file
 
 AHEAD = 2

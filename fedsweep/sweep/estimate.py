@@ -6,7 +6,7 @@ from itertools import islice
 
 import torch
 
-from fedsweep.play import run
+from fedsweep.federation.run import run
 from fedsweep.sweep.cluster import HERE, Cluster, gpus_of, most_on_a_gpu
 from fedsweep.sweep.gpus import NoMeter, meter
 from fedsweep.sweep.packing import BESIDE, PEAK, TOTAL, side_by_side

@@ -17,7 +17,7 @@ from fedsweep.common.process_usage import forget_peak, resident_peak
 from fedsweep.sweep.packing import BESIDE, PEAK, TOTAL
 
 if TYPE_CHECKING:
-    from fedsweep.play import Device
+    from fedsweep.federation.run import Device
 
 COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
 

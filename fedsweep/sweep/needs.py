@@ -12,8 +12,8 @@ from typing import Any
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import data_folder, environment
-from fedsweep.experiment import RunConfig
-from fedsweep.play import content_digests
+from fedsweep.federation.run import content_digests
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.sweep.delivery import Item, fetch, items_of
 from fedsweep.sweep.engine import ENGINE_PACKAGES, engine_digest
 from fedsweep.sweep.plan import Plan

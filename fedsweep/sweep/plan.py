@@ -13,8 +13,8 @@ from fedsweep.common.paths import find
 from fedsweep.common.randomness import stream
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.data import load
-from fedsweep.experiment import RunConfig
-from fedsweep.play import check_content, content_digests
+from fedsweep.federation.run import check_content, content_digests
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Start, TrialPlan
 from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.sweep.ablation import changes, left_out_values

@@ -21,7 +21,7 @@ from fedsweep.sweep.needs import Arrival
 from fedsweep.sweep.scratch import scratch
 
 if TYPE_CHECKING:
-    from fedsweep.play import Device
+    from fedsweep.federation.run import Device
     from fedsweep.results.history import RoundRecord
 
 
@@ -111,9 +111,9 @@ def _rounds(
     import torch
 
     from fedsweep.common.process_usage import SystemMeter
-    from fedsweep.experiment import RunConfig
+    from fedsweep.federation.run import check_digests, run_durably
+    from fedsweep.federation.run_config import RunConfig
     from fedsweep.models.weight_cache import keep
-    from fedsweep.play import check_digests, run_durably
 
     torch.set_num_threads(threads)
     keep()

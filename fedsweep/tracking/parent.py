@@ -23,7 +23,7 @@ def tags(manifest: SweepManifest) -> dict[str, str]:
         goals.append((manifest.against.metric, manifest.against.mode))
     return {
         "fedsweep.varied": ", ".join(manifest.varied),
-        "fedsweep.experiment": manifest.experiment,
+        "fedsweep.federation.run_config": manifest.experiment,
         "fedsweep.objective": ", ".join(f"{metric} {mode}" for metric, mode in goals),
         "fedsweep.seeds": ", ".join(map(str, manifest.seeds)),
         "fedsweep.search": manifest.search,

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
 from tests.cli.conftest import ROOT, Call, Refused
 from tests.export.helpers import play

@@ -8,7 +8,7 @@ from fedsweep import recorded_run
 from fedsweep.cli.round_table import RoundTable
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
 from fedsweep.results.history import RoundRecord
 from fedsweep.terminal import plan_table, progress_console, result_console, show_recorded

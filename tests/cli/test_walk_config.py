@@ -3,7 +3,7 @@
 import pytest
 
 from fedsweep.common.config import flat
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import build_model
 from fedsweep.sweep.plan import Plan
 from tests.cli.conftest import GRID, write

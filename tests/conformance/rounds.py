@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fedsweep.common.randomness import stream
-from fedsweep.federation import Federation, federate
+from fedsweep.federation.rounds import Federation, federate
 from fedsweep.types import ClientUpdate, RoundResult
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
-from fedsweep.federation import Federation, federate
+from fedsweep.federation.rounds import Federation, federate
 from fedsweep.models.names import layer_of
 from fedsweep.results.checkpoint import Checkpoint, load, save
 from fedsweep.types import RoundResult, ServerState

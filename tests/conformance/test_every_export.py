@@ -8,12 +8,12 @@ import torch
 
 import fedsweep.export.writing
 from fedsweep.common.errors import UserError
-from fedsweep.experiment import RunConfig
 from fedsweep.export.checks import check_exportable
 from fedsweep.export.loading import load
 from fedsweep.export.naming import Named
 from fedsweep.export.writing import export
-from fedsweep.federation import Federation, federate
+from fedsweep.federation.rounds import Federation, federate
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import ALL
 from fedsweep.methods.base import predicted
 from fedsweep.results import Outcome, TrialPlan, TrialStore

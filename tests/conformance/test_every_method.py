@@ -12,7 +12,7 @@ import torch
 
 import fedsweep.methods
 from fedsweep.common.randomness import stream
-from fedsweep.federation import Federation, federate
+from fedsweep.federation.rounds import Federation, federate
 from fedsweep.methods import ALL
 from fedsweep.models.names import layer_of, names_within
 from fedsweep.results.checkpoint import Checkpoint, load, save

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.experiment import RunConfig
 from fedsweep.export.naming import Named, find_trial
-from fedsweep.play import content_digests, run_durably
+from fedsweep.federation.run import content_digests, run_durably
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store, SweepStore, TrialPlan
 from fedsweep.results.history import RoundRecord
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.experiment import RunConfig
 from fedsweep.export import writing
 from fedsweep.export.card import ADAPTER, BACKBONE, read_card
 from fedsweep.export.loading import load
 from fedsweep.export.naming import Named
 from fedsweep.export.writing import export
+from fedsweep.federation.run import build
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.base import predicted
-from fedsweep.play import build
 from fedsweep.results import Store
 from fedsweep.results.checkpoint import load as load_checkpoint
 from tests.export.helpers import block, logits_without_fedsweep, play, read

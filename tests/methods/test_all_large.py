@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fedsweep.common.randomness import stream
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.methods import ALL
 from fedsweep.models import build_model
 from fedsweep.training.local_training import batches

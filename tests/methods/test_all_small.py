@@ -3,7 +3,7 @@
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.models.names import layer_of
 from tests.compare import identical_rounds, moved
 

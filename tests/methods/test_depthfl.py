@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.methods import depthfl
 from fedsweep.methods.depthfl import DepthFL, mutual_loss, ramp_up
 from fedsweep.models.names import layer_of, names_within

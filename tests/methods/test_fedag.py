@@ -10,8 +10,8 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
-from fedsweep.experiment import RunConfig
-from fedsweep.federation import Federation, federate
+from fedsweep.federation.rounds import Federation, federate
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.base import predicted
 from fedsweep.methods.fedag import method as fedag
 from fedsweep.methods.fedag.method import SERVER, FedAGState, quality

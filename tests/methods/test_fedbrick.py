@@ -9,7 +9,7 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
-from fedsweep.federation import Federation, federate
+from fedsweep.federation.rounds import Federation, federate
 from fedsweep.models.names import layer_of
 from fedsweep.training.local_training import CohortTrainer, LocalTask
 from fedsweep.types import ClientUpdate

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.methods.base import predicted
 from tests.conformance.rounds import one_round
 from tests.references import fedag as reference

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from fedsweep.common.errors import UserError
-from fedsweep.experiment import RunConfig
-from fedsweep.federation import Federation, federate
+from fedsweep.federation.rounds import Federation, federate
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.base import predicted
 from fedsweep.methods.fedms.gate import mixing
 from fedsweep.methods.fedms.method import FedMSState

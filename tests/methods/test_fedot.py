@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.methods.base import predicted
 from fedsweep.methods.fedot import FedOT
 from fedsweep.models.names import layer_of

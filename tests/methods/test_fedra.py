@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.common.randomness import stream
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.methods import Server
 from fedsweep.methods.fedra import FedRA, cover
 from fedsweep.models.names import layer_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from fedsweep.methods import Server
 from fedsweep.methods.inclusivefl import InclusiveFL, InclusiveState
 from fedsweep.models.names import layer_of

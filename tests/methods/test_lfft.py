@@ -3,9 +3,9 @@
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
+from fedsweep.federation.run import build
 from fedsweep.models.names import layer_of
-from fedsweep.play import build
 from tests.compare import identical, identical_rounds, moved
 from tests.conformance.rounds import one_round
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 from tests.compare import memory
 from tests.conformance.rounds import one_round
 

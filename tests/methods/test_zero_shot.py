@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.experiment import RunConfig
-from fedsweep.federation import federate
+from fedsweep.federation.rounds import federate
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import DigitsViT, LoraConfig, TimmBackbone, build_model
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm.architecture import Architecture, outline

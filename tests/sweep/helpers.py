@@ -15,8 +15,8 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from fedsweep.experiment import RunConfig
-from fedsweep.play import run_durably
+from fedsweep.federation.run import run_durably
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.report import write_report
 from fedsweep.results import Outcome, Store, SweepStore
 from fedsweep.sweep.opening import open_sweep

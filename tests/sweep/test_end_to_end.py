@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.common.config import flat
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from tests.sweep.helpers import (
     GRID,
     ROUNDS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsweep.federation import Federation, RoundResult, federate
+from fedsweep.federation.rounds import Federation, RoundResult, federate
 from fedsweep.sweep.population import MOVABLE
 from tests.conformance.conftest import SMALL_GATE, SMALL_SERVER
 

@@ -13,7 +13,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.experiment import RunConfig
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.recorded_run import record_run
 from fedsweep.results import Store, SweepStore
 from fedsweep.tracking import Destination, deliver_all

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
-from fedsweep.play import check_digests, split
+from fedsweep.federation.run import check_digests, split
 from fedsweep.results import Store
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan

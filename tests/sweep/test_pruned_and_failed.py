@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsweep.experiment import RunConfig
-from fedsweep.play import run_durably
+from fedsweep.federation.run import run_durably
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.packing import Packing

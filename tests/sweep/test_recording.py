@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from fedsweep.federation import ServerState
+from fedsweep.federation.rounds import ServerState
 from fedsweep.results import SweepStore, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsweep.federation import ServerState
+from fedsweep.federation.rounds import ServerState
 from fedsweep.results import Outcome, OutcomeName, Store, SweepStore, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord

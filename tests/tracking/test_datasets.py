@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedsweep.experiment import RunConfig
-from fedsweep.play import content_digests, split
+from fedsweep.federation.run import content_digests, split
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import TrialPlan
 from fedsweep.tracking.datasets import Images, images_of, inputs
 from tests.tracking.helpers import PLAN

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from fedsweep.common.config import Config
 from fedsweep.data import DataConfig, PartitionConfig, SyntheticConfig
 from fedsweep.data.synthetic import NoSynthetic
-from fedsweep.federation import ROUND_METRICS, FederationConfig
+from fedsweep.federation.rounds import ROUND_METRICS, FederationConfig
 from fedsweep.methods import MethodConfig
 from fedsweep.models import BackboneConfig, LoraConfig
 from fedsweep.results.provenance import SYNTHETIC

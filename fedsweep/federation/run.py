@@ -11,8 +11,8 @@ from fedsweep.common.paths import activation_bytes
 from fedsweep.common.process_usage import forget_peak, resident_peak
 from fedsweep.data import load
 from fedsweep.data.partition import Split
-from fedsweep.experiment import RunConfig
-from fedsweep.federation import Federation, federate
+from fedsweep.federation.rounds import Federation, federate
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import Server
 from fedsweep.methods.base import synthetic_of
 from fedsweep.models import build_model
