@@ -263,8 +263,8 @@ def _code() -> str:
     """The versions of the packages, and the source, that decide what a model computes."""
     here = Path(__file__).parent
     found = hashlib.sha256(" ".join(version(name) for name in PACKAGES).encode())
-    for path in sorted([here / "frozen.py", here / "reader.py", *(here / "models").glob("*.py")]):
-        found.update(path.name.encode() + path.read_bytes())
+    for path in sorted(here.rglob("*.py")):
+        found.update(path.relative_to(here).as_posix().encode() + path.read_bytes())
     return found.hexdigest()
 
 

@@ -21,7 +21,7 @@ from fedsweep.models.clip.model import LayeredClip, Towers
 from fedsweep.models.clip.weights import Tokenizer, config_of, load, normalisation
 from fedsweep.models.layered import Position
 
-SHIPPED = Path(__file__).parent / "weights"
+SHIPPED = Path(__file__).parents[1] / "weights"
 
 
 @dataclass(frozen=True)

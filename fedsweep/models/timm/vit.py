@@ -19,7 +19,7 @@ from fedsweep.models.layered import LayeredModel, Position
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
-WEIGHTS = Path(__file__).parent / "weights" / "digits_vit.safetensors"
+WEIGHTS = Path(__file__).parents[1] / "weights" / "digits_vit.safetensors"
 
 
 class LayeredViT(LayeredModel):
