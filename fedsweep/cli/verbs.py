@@ -51,9 +51,9 @@ def run(
     from fedsweep.common.errors import DivergenceError
     from fedsweep.federation.run import check_content
     from fedsweep.federation.run_config import RunConfig
-    from fedsweep.recorded_run import record_run
     from fedsweep.terminal import show_recorded, show_undelivered, show_unsent
     from fedsweep.tracking import Destination, check_server, check_writable
+    from fedsweep.tracking.single_run import record_run
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("`--device` is cuda, but torch sees no GPU.")

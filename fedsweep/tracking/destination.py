@@ -1,20 +1,48 @@
-"""Where runs are shown: in the store's own database, or on an MLflow server."""
+"""Where runs are recorded: a server's address, or MLflow's SQLite database in a results folder."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from fedsweep.common.errors import UserError
-from fedsweep.tracking.database import tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+
+def tracking_uri(root: Path) -> str:
+    """The SQLite database of a store."""
+    return f"sqlite:///{root / 'mlflow.db'}"
+
+
+def check_writable(root: Path) -> None:
+    """Find out before anything starts whether the store and its database can be written.
+
+    Raises:
+        UserError: they cannot.
+    """
+    probe = root / f".write-{os.getpid()}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+        if (root / "mlflow.db").exists():  # connecting would make an empty one
+            with contextlib.closing(sqlite3.connect(root / "mlflow.db", timeout=30)) as database:
+                database.execute("BEGIN IMMEDIATE")
+                database.rollback()
+    except OSError as error:
+        raise UserError(f"the tracking store {root} cannot be written: {error.strerror or error}.") from None
+    except sqlite3.Error as error:
+        raise UserError(f"the tracking store {root} cannot be written: {error} (mlflow.db).") from None
+
 
 OWN = "store"
 """The address that means the store's own database, where the environment names a server."""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep import cli, recorded_run
+from fedsweep import cli
 from fedsweep.sweep import cluster, tuner
+from fedsweep.tracking import single_run as recorded_run
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENT = (ROOT / "experiments" / "fedra_digits.yaml").read_text()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep import recorded_run
 from fedsweep.common.errors import DivergenceError, UserError
 from fedsweep.results import Store
 from fedsweep.sweep import plan as plan_module
 from fedsweep.sweep.cluster import available_cpus
 from fedsweep.sweep.opening import open_sweep
 from fedsweep.sweep.plan import Plan
+from fedsweep.tracking import single_run as recorded_run
 from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 
 SPACE = "ablations/lora_rank"

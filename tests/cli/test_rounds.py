@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep import recorded_run
 from fedsweep.cli.round_table import RoundTable
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
@@ -12,6 +11,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
 from fedsweep.results.history import RoundRecord
 from fedsweep.terminal import plan_table, progress_console, result_console, show_recorded
+from fedsweep.tracking import single_run as recorded_run
 
 METRICS = ["accuracy/mean", "accuracy/worst_domain", "accuracy/domain/sketch", "accuracy/domain/art_painting"]
 

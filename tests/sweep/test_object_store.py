@@ -14,9 +14,9 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.recorded_run import record_run
 from fedsweep.results import Store, SweepStore
 from fedsweep.tracking import Destination, deliver_all
+from fedsweep.tracking.single_run import record_run
 from tests.sweep.helpers import GRID, SMALL, fedsweep, histories, newest, play_alone, start, table, write_space
 from tests.sweep.objects import BUCKET, URI, machine, object_store, objects
 

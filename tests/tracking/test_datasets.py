@@ -10,7 +10,7 @@ import torch
 from fedsweep.federation.run import content_digests, split
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import TrialPlan
-from fedsweep.tracking.datasets import Images, images_of, inputs
+from fedsweep.tracking.trial_description import Images, images_of, inputs
 from tests.tracking.helpers import PLAN
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.tracking.note import LONGEST, question, shortened, sweep_note
+from fedsweep.tracking.sweep_description import LONGEST_NOTE, question, shortened, sweep_note
 from tests.tracking.helpers import MANIFEST
 
 TABLE = "# tiny around fedra_digits\n\n| lora.rank | n |\n| --- | --- |\n| 4 | 3 |\n\n- no detectable difference.\n"
@@ -33,7 +33,7 @@ def test_a_long_table_is_cut_at_a_row_and_says_so(report: Path) -> None:
     rows = [f"| {number} | a long name of an arm |" for number in range(1000)]
     (report / "table.md").write_text("\n".join(["# title", *rows]))
     note = sweep_note(MANIFEST, "Why?", report)
-    assert LONGEST - 100 < len(note) <= LONGEST
+    assert LONGEST_NOTE - 100 < len(note) <= LONGEST_NOTE
     assert "the whole table is `report/table.md` among the artifacts" in note
     kept = [line for line in note.splitlines() if line.startswith("| ")]
     assert 100 < len(kept) < 1000

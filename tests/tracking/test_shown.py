@@ -12,7 +12,8 @@ import pytest
 
 from fedsweep.results import Store, SweepManifest, TrialPlan
 from fedsweep.results.arms import Arm
-from fedsweep.tracking import Destination, page_links, view
+from fedsweep.tracking import Destination, page_links
+from fedsweep.tracking import ui as view
 from fedsweep.tracking.runs import Runs
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder, trial
 

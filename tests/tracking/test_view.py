@@ -9,7 +9,7 @@ import pytest
 
 from fedsweep.results import SweepManifest
 from fedsweep.results.pareto import Against
-from fedsweep.tracking.view import encoded, sweep_view
+from fedsweep.tracking.ui import encoded, sweep_view
 from tests.tracking.helpers import MANIFEST
 
 EXTENT = {"accuracy/mean": (0.5, 0.7), "accuracy/domain/plain": (0.1, 0.2), "loss/test": (1.0, 1.0)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.tracking import picture
+from fedsweep.tracking import trial_description as picture
 from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.server import check_server, refusal
 

@@ -1,0 +1,145 @@
+"""The parent run of a sweep: tags, the note with the table, and the origin of the code."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from fedsweep.common.paths import summary
+from fedsweep.results import SweepManifest, TrialRecord
+from fedsweep.results.arms import arm_label
+from fedsweep.results.provenance import TAKEN_FROM
+from fedsweep.tracking.trial_description import Images, images_of
+
+MOST = 30
+"""Dataset inputs of a parent; each trial has its own anyway."""
+LONGEST_NOTE = 500
+"""Characters of a tag that lists what trials say."""
+
+
+def tags(manifest: SweepManifest) -> dict[str, str]:
+    """To search and compare sweeps by."""
+    goals = [(manifest.metric, manifest.mode)]
+    if manifest.against is not None:
+        goals.append((manifest.against.metric, manifest.against.mode))
+    return {
+        "fedsweep.varied": ", ".join(manifest.varied),
+        "fedsweep.federation.run_config": manifest.experiment,
+        "fedsweep.objective": ", ".join(f"{metric} {mode}" for metric, mode in goals),
+        "fedsweep.seeds": ", ".join(map(str, manifest.seeds)),
+        "fedsweep.search": manifest.search,
+        "fedsweep.scheduler": manifest.scheduler,
+        **({"fedsweep.baseline": arm_label(manifest.baseline)} if manifest.baseline else {}),
+    }
+
+
+@dataclass
+class Together:
+    """What the trials seen so far say together."""
+
+    images: dict[Images, None] = field(default_factory=dict)
+    extent: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The least and the largest value of each metric of a round."""
+    _marks: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, trial: TrialRecord) -> None:
+        """See a trial, again or for the first time."""
+        for name, mark in trial.plan.marks.items():
+            if name != TAKEN_FROM:  # of single trials
+                self._marks.setdefault(name, set()).add(mark)
+        if len(self.images) < MOST:
+            self.images |= dict.fromkeys(images_of(trial.plan))
+        for record in trial.history:
+            for name, value in (*record.metrics.items(), *record.system.items()):
+                low, high = self.extent.get(name, (value, value))
+                self.extent[name] = min(low, value), max(high, value)
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """All marks of the trials by name, such as what stood in for a generator of synthetic images."""
+        return {f"fedsweep.{name}": ", ".join(sorted(values))[:LONGEST_NOTE] for name, values in self._marks.items()}
+
+
+NOTE = "mlflow.note.content"
+"""MLflow's tag for the description of a run or an experiment, in Markdown."""
+LONGEST_NOTE = 7800
+"""Characters; MLflow takes 8,000 of a run's tag."""
+REST = "\n\n(More than fits here: the whole table is `report/table.md` among the artifacts.)"
+
+
+def question(folder: Path) -> str:
+    """What a sweep's search space says of itself in its first comment; empty where it says nothing."""
+    path = folder / "search_space.yaml"
+    return summary(path) if path.exists() else ""
+
+
+def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
+    """The description of a parent run: the question, the table with what was found, the commands."""
+    table = report / "table.md" if report is not None else None
+    if table is not None and table.exists():
+        _, _, found = table.read_text(encoding="utf-8").partition("\n")  # its title is the run's name
+        body = found.strip()
+    else:
+        body = f"No report yet. {len(manifest.seeds)} seeds, {manifest.rounds} rounds, around `{manifest.experiment}`."
+    wanted = f"{manifest.name} --sweep {manifest.id}"
+    end = "\n".join(
+        [
+            "```sh",
+            f"fedsweep report {wanted}",
+            f"fedsweep tune {manifest.name} --resume --sweep {manifest.id}",
+            f"fedsweep ui {wanted}",
+            "```",
+        ]
+    )
+    head = f"{asked}\n\n" if asked else ""
+    return head + shortened(body, LONGEST_NOTE - len(head) - len(end) - 2) + "\n\n" + end
+
+
+def shortened(text: str, longest: int) -> str:
+    """Whole lines of a Markdown text, and a sentence where some are left out.
+
+    >>> shortened("a table", 100)
+    'a table'
+    """
+    if len(text) <= longest:
+        return text
+    kept = text[: longest - len(REST)]
+    return kept[: kept.rfind("\n")].rstrip() + REST if "\n" in kept else kept + REST
+
+
+PACKAGES = ("fedsweep", "torch", "timm", "peft", "ray", "optuna", "mlflow", "numpy", "scikit-learn", "pyarrow")
+
+
+def environment() -> dict[str, str]:
+    """Package versions, Python and platform."""
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "platform": platform.platform(), **versions}
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that the package is run from, with `+` where it has uncommitted changes."""
+    where = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        tracked = git("ls-files", Path(__file__).name)
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "") if tracked else None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+@cache  # asked for every run; git is three processes
+def origin() -> dict[str, str]:
+    """Tags of every run: fedsweep's version, and the commit where there is one."""
+    commit = git_commit()
+    return {
+        "fedsweep.version": metadata.version("fedsweep"),
+        **({"mlflow.source.git.commit": commit} if commit else {}),
+    }
