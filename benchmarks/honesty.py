@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from fedsweep.report.comparison import holm
+from fedsweep.report.paired_comparison import holm
 from fedsweep.report.statistics import ArmStatistics, summarise
 from fedsweep.results import Outcome, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedsweep.report.intervals import LEVEL
-from fedsweep.report.power import seeds_needed
+from fedsweep.report.intervals import LEVEL, seeds_needed
 from fedsweep.report.statistics import summarise
 from fedsweep.report.wording import arm_words, markdown_table, names
 from fedsweep.results import Store, SweepStore

@@ -12,7 +12,7 @@ from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, list
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedsweep.report.compare import Pairing, Side
+    from fedsweep.report.compare_sweeps import Pairing, Side
     from fedsweep.results import Store
     from fedsweep.results.arms import Arm
 
@@ -80,7 +80,7 @@ def compare(
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
-    from fedsweep.report.compare import Pairing
+    from fedsweep.report.compare_sweeps import Pairing
     from fedsweep.results import Store
     from fedsweep.terminal import result_console
 
@@ -103,7 +103,7 @@ def _show(console: Console, found: Pairing) -> None:
     """The table as wide as there is room, what was found, and how to read it."""
     from rich.text import Text
 
-    from fedsweep.report.compare import LEFT_OUT_FIRST
+    from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST
 
     section, hidden = found.section().fitting(console.width, LEFT_OUT_FIRST)
     console.print(section.terminal())
@@ -131,7 +131,7 @@ def check_format(given: str, known: tuple[str, ...]) -> None:
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
     """`SPACE[@SWEEP][:ARM]`, and the arm's values, none of a whole sweep."""
-    from fedsweep.report.compare import Side
+    from fedsweep.report.compare_sweeps import Side
     from fedsweep.results.arms import parse_arm
 
     where, colon, arm = given.partition(":")

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.report import frame, page, population
-from fedsweep.report.comparison import Comparison
+from fedsweep.report import population_schedule as population
 from fedsweep.report.figures import Figure, write_figures
-from fedsweep.report.latex import latex
-from fedsweep.report.question import question
+from fedsweep.report.formats import data_frame as frame
+from fedsweep.report.formats import page
+from fedsweep.report.formats.latex import latex
+from fedsweep.report.formats.page import question
+from fedsweep.report.formats.terminal import TerminalTable
+from fedsweep.report.paired_comparison import Comparison
 from fedsweep.report.statistics import ArmStatistics, summarise
 from fedsweep.report.table import AblationTable
-from fedsweep.report.terminal import TerminalTable
 from fedsweep.results import SweepManifest, TrialRecord
 
 

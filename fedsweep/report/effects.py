@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedsweep.report.factors import Effect, Factorial, Names, factorial
 from fedsweep.report.importance import FORESTS, Share, importances
 from fedsweep.report.intervals import LEVEL
-from fedsweep.report.section import Section
+from fedsweep.report.sections import Section
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.report.wording import NOTHING, Units, names, short_names, shown_p
 from fedsweep.results import SweepManifest

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.report.arms import group
-from fedsweep.report.comparison import holm
 from fedsweep.report.intervals import Interval, t_interval
+from fedsweep.report.paired_comparison import holm
 from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.trials_by_arm import group
 from fedsweep.results.arms import agrees, identity
 
 Names = tuple[str, ...]

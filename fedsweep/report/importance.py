@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.report.arms import ended, final
+from fedsweep.report.trials_by_arm import ended, final
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import identity
 

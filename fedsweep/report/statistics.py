@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.report.arms import Arm, final, group, mean
-from fedsweep.report.comparison import Comparison, compare
 from fedsweep.report.intervals import Interval, t_interval
+from fedsweep.report.paired_comparison import Comparison, compare
+from fedsweep.report.trials_by_arm import Arm, final, group, mean
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import counterparts, identity
 from fedsweep.results.columns import COLUMNS, Column, column

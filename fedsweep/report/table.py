@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedsweep.report import front
-from fedsweep.report.arms import notes
-from fedsweep.report.by_domain import by_domain
-from fedsweep.report.comparisons import comparisons
+from fedsweep.report import two_objectives as front
 from fedsweep.report.effects import Effects
-from fedsweep.report.prose import caption, findings
-from fedsweep.report.section import Section
+from fedsweep.report.sections import Section, by_domain, comparisons
+from fedsweep.report.sentences import caption, findings
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, asked_columns
+from fedsweep.report.trials_by_arm import notes
 from fedsweep.report.wording import (
     IN_DOMAIN,
     NOTHING,

@@ -6,11 +6,11 @@ import io
 import pytest
 from rich.console import Console
 
-from fedsweep.report import frame
 from fedsweep.report.figures import curves
+from fedsweep.report.formats import data_frame as frame
+from fedsweep.report.formats.terminal import TerminalTable
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
-from fedsweep.report.terminal import TerminalTable
 
 FULL, CROSS, BOTH = [], ["method.cross"], ["method.cross", "lora.dropout"]
 WORDS = {"full": FULL, "without cross": CROSS, "without cross, lora.dropout": BOTH}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.report.compare import Pairing, Side
+from fedsweep.report.compare_sweeps import Pairing, Side
 from fedsweep.report.statistics import summarise
 from tests.report.conftest import Trials
 

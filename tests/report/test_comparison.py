@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.power import TTestPower
 
-from fedsweep.report.comparison import Comparison, compare, hedges_g, least_exact, pairs_for_exact, sign_flip
-from fedsweep.report.intervals import bootstrap_interval, t_interval
-from fedsweep.report.power import POWER, detectable_effect, power, seeds_needed
+from fedsweep.report.intervals import POWER, bootstrap_interval, detectable_effect, power, seeds_needed, t_interval
+from fedsweep.report.paired_comparison import (
+    Comparison,
+    compare,
+    hedges_g,
+    least_exact,
+    pairs_for_exact,
+    sign_flip,
+)
 
 DIFFERENCES = st.lists(st.integers(-1000, 1000).map(lambda count: count / 10_000), min_size=2, max_size=9)
 

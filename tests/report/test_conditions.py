@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fedsweep.report import write_report
-from fedsweep.report.prose import caption, findings
+from fedsweep.report.sentences import caption, findings
 from fedsweep.report.statistics import summarise
 from tests.report.conftest import Trials, make_manifest
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.report.figures import curves, domains
-from fedsweep.report.figures.arms import GREY, colours
-from fedsweep.report.figures.spread import apart
+from fedsweep.report.figures.arm_style import GREY, colours
+from fedsweep.report.figures.canvas import apart
 from fedsweep.report.statistics import summarise
 
 

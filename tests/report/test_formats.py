@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from fedsweep.report import frame
-from fedsweep.report.latex import PREAMBLE, latex
+from fedsweep.report.formats import data_frame as frame
+from fedsweep.report.formats.latex import PREAMBLE, latex
+from fedsweep.report.formats.terminal import TerminalTable
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
-from fedsweep.report.terminal import TerminalTable
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import Reference, ReferenceArm
 

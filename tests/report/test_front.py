@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fedsweep.report import frame, write_report
-from fedsweep.report.figures import front as figures
+from fedsweep.report import write_report
+from fedsweep.report.figures import bytes as figures
+from fedsweep.report.formats import data_frame as frame
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 from fedsweep.results.history import RoundRecord

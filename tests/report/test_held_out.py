@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fedsweep.report import frame
+from fedsweep.report.formats import data_frame as frame
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, domain_metric
 from fedsweep.report.wording import title
 from fedsweep.results.arms import Reference

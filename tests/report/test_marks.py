@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from fedsweep.data.synthetic import SyntheticConfig
-from fedsweep.report import frame
+from fedsweep.report.formats import data_frame as frame
 from fedsweep.results import TrialPlan
 from fedsweep.results.provenance import STAND_INS, SYNTHETIC
 from tests.report.test_table import printed, tabulate

@@ -6,8 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fedsweep.report import page, write_report
-from fedsweep.report.question import question
+from fedsweep.report import write_report
+from fedsweep.report.formats import page
+from fedsweep.report.formats.page import question
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 from tests.report.conftest import Trials, make_manifest

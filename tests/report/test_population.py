@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedsweep.report import write_report
-from fedsweep.report.population import Lineage, best, lineages, sentences
+from fedsweep.report.population_schedule import Lineage, best, lineages, sentences
 from fedsweep.results import Start, TrialRecord
 
 POPULATION: dict[str, Any] = {

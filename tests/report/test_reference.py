@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fedsweep.report import frame
+from fedsweep.report.formats import data_frame as frame
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import Reference
 from tests.report.conftest import make_manifest

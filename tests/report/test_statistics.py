@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.report.comparison import Comparison, compare, holm
+from fedsweep.report.paired_comparison import Comparison, compare, holm
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 

@@ -7,10 +7,10 @@ import re
 import pytest
 from rich.console import Console
 
-from fedsweep.report import frame
+from fedsweep.report.formats import data_frame as frame
+from fedsweep.report.formats.terminal import TerminalTable
 from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
-from fedsweep.report.terminal import TerminalTable
 
 
 def tabulate(manifest, trials) -> AblationTable:

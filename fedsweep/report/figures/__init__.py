@@ -3,7 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsweep.report.figures import activation, curves, domains, drift, front, heatmap, importance, population, tsne
+from fedsweep.report.figures import (
+    activation,
+    curves,
+    domains,
+    drift,
+    heatmap,
+    importance,
+    population,
+    tsne,
+)
+from fedsweep.report.figures import (
+    bytes as front,
+)
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.table import AblationTable
 from fedsweep.results import TrialRecord

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsweep.report.arms import recorded
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arms import labels
+from fedsweep.report.figures.arm_style import labels
 from fedsweep.report.figures.canvas import INK, Figure
 from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.trials_by_arm import recorded
 from fedsweep.results import SweepManifest
 
 METRIC = "sal/active"

@@ -4,12 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.report.arms import ended, recorded
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arms import BAND, GREY, colours, draw_over_seeds, heading_of, labels, over_seeds, scale_of
-from fedsweep.report.figures.canvas import INK, Figure
-from fedsweep.report.figures.spread import apart, limits, spans_decades
+from fedsweep.report.figures.arm_style import (
+    BAND,
+    GREY,
+    colours,
+    draw_over_seeds,
+    heading_of,
+    labels,
+    over_seeds,
+    scale_of,
+)
+from fedsweep.report.figures.canvas import INK, Figure, apart, limits, spans_decades
 from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.trials_by_arm import ended, recorded
 from fedsweep.report.wording import title
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.report.arms import final
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arms import GREY, colours, labels
+from fedsweep.report.figures.arm_style import GREY, colours, labels
 from fedsweep.report.figures.canvas import RULE, Figure
 from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.trials_by_arm import final
 from fedsweep.results import SweepManifest
 
 if TYPE_CHECKING:

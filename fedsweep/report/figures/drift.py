@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arms import GREY, colours, draw_over_seeds, labels, over_seeds
+from fedsweep.report.figures.arm_style import GREY, colours, draw_over_seeds, labels, over_seeds
 from fedsweep.report.figures.canvas import INK, Figure
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.results import SweepManifest

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.report.arms import final
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arms import labels
+from fedsweep.report.figures.arm_style import labels
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.trials_by_arm import final
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import counterparts, identity
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arms import COLOURS, GREY
-from fedsweep.report.figures.canvas import INK
-from fedsweep.report.figures.spread import logarithmic, spans_decades
+from fedsweep.report.figures.arm_style import COLOURS, GREY
+from fedsweep.report.figures.canvas import INK, logarithmic, spans_decades
 from fedsweep.results.pareto import Mode, efficient
 
 if TYPE_CHECKING:

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsweep.report.arms import ended, recorded
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arms import scale_of
-from fedsweep.report.figures.canvas import INK, Figure
-from fedsweep.report.figures.spread import logarithmic, spans_decades
-from fedsweep.report.population import Lineage, best, played
+from fedsweep.report.figures.arm_style import scale_of
+from fedsweep.report.figures.canvas import INK, Figure, logarithmic, spans_decades
+from fedsweep.report.population_schedule import Lineage, best, played
+from fedsweep.report.trials_by_arm import ended, recorded
 from fedsweep.report.wording import title
 from fedsweep.results import SweepManifest, TrialRecord
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arms import labels
+from fedsweep.report.figures.arm_style import labels
 from fedsweep.report.figures.canvas import INK, Figure
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.results import SweepManifest

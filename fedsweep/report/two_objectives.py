@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedsweep.report.arms import mean
 from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.trials_by_arm import mean
 from fedsweep.report.wording import Units, arm_words, decimals, names
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import identity, is_accuracy

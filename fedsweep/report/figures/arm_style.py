@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from fedsweep.report.arms import Arm, recorded
 from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.trials_by_arm import Arm, recorded
 from fedsweep.report.wording import arm_words, names, title
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
-from fedsweep.report import frame
-from fedsweep.report.comparison import Comparison, compare
-from fedsweep.report.comparisons import HEAD, cells, explained
-from fedsweep.report.prose import finding, same_images
-from fedsweep.report.section import Section
+from fedsweep.report.formats import data_frame as frame
+from fedsweep.report.paired_comparison import Comparison, compare
+from fedsweep.report.sections import HEAD, Section, cells, explained
+from fedsweep.report.sentences import finding, same_images
 from fedsweep.report.statistics import ArmStatistics, summarise
 from fedsweep.report.wording import Units
 from fedsweep.results import SweepManifest, TrialRecord

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedsweep.report.arms import ended, final, recorded
+from fedsweep.report.trials_by_arm import ended, final, recorded
 from fedsweep.results import SweepManifest, TrialRecord
 
 POPULATION = "pbt"

@@ -1,4 +1,4 @@
-"""A sweep's report as one HTML file that needs nothing else: no server, no network, no file beside it."""
+"""The report as one self-contained HTML page that needs neither a server nor a network."""
 
 import base64
 import hashlib
@@ -6,16 +6,68 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.resources import files
+from itertools import dropwhile, takewhile
+from pathlib import Path
+from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedsweep.report.arms import ended, final
 from fedsweep.report.figures.canvas import Figure
-from fedsweep.report.page.vector import inline
 from fedsweep.report.table import PROSE, AblationTable
+from fedsweep.report.trials_by_arm import ended, final
 from fedsweep.report.wording import NOTHING, Units, arm_words
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import arm_label
+
+LINK = "{http://www.w3.org/1999/xlink}href"
+SVG = "{http://www.w3.org/2000/svg}"
+PIXELS_PER_POINT = 4 / 3
+
+
+def inline(path: Path, prefix: str) -> str:
+    """The drawing of a file that `figures.canvas` wrote, as an element of HTML; its texts are escaped.
+
+    Matplotlib counts ids from one in each file, so that two on a page would take each other's shapes: each begins with
+    the prefix here, and so does what refers to it. `<prefix>-title` is the id of the title.
+    """
+    root = ElementTree.fromstring(path.read_bytes())  # noqa: S314 - written by this program
+    for parent in list(root.iter()):
+        for child in list(parent):
+            # A style in a page's SVG is one for the whole page; what this one says is in report.css.
+            if child.tag in (f"{SVG}metadata", f"{SVG}style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.removeprefix(SVG)
+        element.attrib = {_plain(name): _own(name, value, prefix) for name, value in element.attrib.items()}
+    _resize(root)
+    name = root.find("title")
+    if name is not None:
+        name.set("id", f"{prefix}-title")
+        root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title"}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _plain(name: str) -> str:
+    """An attribute as HTML knows it, which has no name spaces."""
+    return "href" if name == LINK else name
+
+
+def _own(name: str, value: str, prefix: str) -> str:
+    """The attribute's value with the prefix before an id."""
+    if name == "id":
+        return f"{prefix}-{value}"
+    if name == LINK and value.startswith("#"):
+        return f"#{prefix}-{value[1:]}"
+    return value.replace("url(#", f"url(#{prefix}-")
+
+
+def _resize(root: ElementTree.Element) -> None:
+    """As wide as it was drawn, in pixels; what the page has no room for, report.css takes away."""
+    width = round(float(root.attrib.pop("width").removesuffix("pt")) * PIXELS_PER_POINT)
+    root.attrib.pop("height")
+    root.attrib.pop("version", None)
+    root.set("style", f"width:{width}px")
+
 
 TEMPLATE, LOOK, SCRIPT = "report.html.jinja", "report.css", "report.js"
 LONG = 36
@@ -102,3 +154,13 @@ def _digests(manifest: SweepManifest) -> dict[str, str]:
         name: digest[:DIGITS] if len(digest) > DIGITS and set(digest) <= hexadecimal else digest
         for name, digest in manifest.digests.items()
     }
+
+
+def question(search_space: Path) -> str | None:
+    """The first paragraph of comments in a search space's file; None without a file or a comment at its top."""
+    if not search_space.exists():
+        return None
+    lines = (line.strip() for line in search_space.read_text(encoding="utf-8").splitlines())
+    comments = takewhile(lambda line: line.startswith("#"), dropwhile(lambda line: not line, lines))
+    words = dropwhile(lambda line: not line, (line.lstrip("#").strip() for line in comments))
+    return " ".join(takewhile(bool, words)) or None

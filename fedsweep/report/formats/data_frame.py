@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from fedsweep.report.arms import ended, notes
-from fedsweep.report.comparison import Comparison
+from fedsweep.report.paired_comparison import Comparison
 from fedsweep.report.statistics import ArmStatistics, domain_metric
 from fedsweep.report.table import MEGABYTES, AblationTable
+from fedsweep.report.trials_by_arm import ended, notes
 from fedsweep.report.wording import settings
 from fedsweep.results.arms import IN_WORDS, identity
 from fedsweep.results.provenance import SYNTHETIC

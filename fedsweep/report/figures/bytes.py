@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsweep.report.figures import canvas, plane
-from fedsweep.report.figures.arms import heading_of, labels, same_images, scale_of
+from fedsweep.report.figures.arm_style import heading_of, labels, same_images, scale_of
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.statistics import ArmStatistics
 from fedsweep.report.wording import title

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.report import front
-from fedsweep.report.arms import ended
-from fedsweep.report.comparison import Comparison
-from fedsweep.report.comparisons import exact
+from fedsweep.report import two_objectives as front
 from fedsweep.report.intervals import LEVEL
-from fedsweep.report.population import sentences
+from fedsweep.report.paired_comparison import Comparison
+from fedsweep.report.population_schedule import sentences
+from fedsweep.report.sections import exact
 from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, asked_columns
+from fedsweep.report.trials_by_arm import ended
 from fedsweep.report.wording import IN_DOMAIN, OUT_OF_DOMAIN, Units, arm_words, names, shown_p
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import (

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.report.section import GAP
+from fedsweep.report.sections import GAP
 from fedsweep.report.statistics import asked_columns
 from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.wording import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, arm_words, short_names

@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from fedsweep.report.intervals import LEVEL, Interval, bootstrap_interval, t_interval
-from fedsweep.report.power import detectable_effect, seeds_needed
+from fedsweep.report.intervals import LEVEL, Interval, bootstrap_interval, detectable_effect, seeds_needed, t_interval
 
 ROUNDING = 1e-12
 """Paired differences that spread less than this, relative to the values, differ by rounding only."""

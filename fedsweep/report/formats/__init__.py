@@ -1,0 +1,1 @@
+"""A report as data frame, LaTeX, HTML page and terminal text."""
