@@ -278,7 +278,7 @@ def test_mirrors_lie_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_trial_that_is_named_on_another_machine_comes_with_its_tensors(machines: Machines) -> None:
-    from fedsweep.export.naming import find_trial
+    from fedsweep.export.which_trial import find_trial
 
     sweep = sweep_of(machines["one"])
     for number, key in enumerate(("k1", "k2")):

@@ -41,8 +41,8 @@ def export(
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
-    from fedsweep.export.checks import check_target
-    from fedsweep.export.naming import find_trial
+    from fedsweep.export.exportable import check_target
+    from fedsweep.export.which_trial import find_trial
     from fedsweep.results import Store
 
     check_target(to)
@@ -56,7 +56,7 @@ def export(
         destination = Destination.of_sweep(home.root, shown, mlflow)
         registration = Registration.of(destination, register, named.name, named.record.plan.key, sweep)
 
-    from fedsweep.export.writing import export as write
+    from fedsweep.export.write import export as write
     from fedsweep.terminal import progress_console, relative, result_console
 
     console, target = result_console(), to.absolute()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedsweep.export.predicting import Predictions
+    from fedsweep.export.predict import Predictions
 
 FORMATS = ("table", "csv", "json")
 
@@ -37,9 +37,9 @@ def predict(
     if form not in FORMATS:
         raise UserError(f"`--format` must be one of {', '.join(FORMATS)}, but it is `{form}`.")
 
-    from fedsweep.export.loading import load
-    from fedsweep.export.predicting import pictures
-    from fedsweep.export.predicting import predict as classify
+    from fedsweep.export.load import load
+    from fedsweep.export.predict import pictures
+    from fedsweep.export.predict import predict as classify
     from fedsweep.preparation.tables import ImageBar
     from fedsweep.terminal import progress_console, relative
 

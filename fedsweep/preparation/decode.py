@@ -1,21 +1,16 @@
-"""From encoded bytes to pixels, exactly as timm's evaluation transform does it. PIL and NumPy only: workers start fast.
-
-What an image is turned into (the same as torchvision's `pil_loader` and `ImageFolder`, but for 16 bits):
-palette, grey, CMYK and alpha are PIL's `convert("RGB")`, which drops alpha and does not composite; of an animation the
-first frame; EXIF orientation is ignored. Grey of 16 bits keeps its high byte, where PIL would clip it to white.
-"""
+"""Decoding an image file to pixels of the asked size: orientation, crop, resize."""
 
 import io
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import PIL
 from PIL import Image, UnidentifiedImageError
 
-from fedsweep.common.errors import one_line
+from fedsweep.common.errors import UserError, near, one_line
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """What is opened; PIL knows more, among them some that start other programs."""
@@ -84,3 +79,41 @@ def _rgb(image: Image.Image) -> Image.Image:
         grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     return image.convert("RGB")
+
+
+MODES = ("center", "squash")
+
+
+def geometry_of(backbone: str, size: int) -> Geometry:
+    """Crop and interpolation as timm evaluates `backbone` (a name with or without a weights tag), at `size` pixels.
+
+    Raises:
+        UserError: timm has no such model or tag, or its transform pads.
+    """
+    config = _config(backbone)
+    mode, interpolation = config.crop_mode, config.interpolation
+    if mode not in MODES or interpolation not in FILTERS:
+        raise UserError(
+            f"`--backbone` {backbone} is evaluated with the crop `{mode}` and `{interpolation}` interpolation, but "
+            f"`data prepare` knows {' and '.join(MODES)}, {' and '.join(FILTERS)}."
+        )
+    return Geometry(size, float(config.crop_pct), mode, interpolation)
+
+
+def _config(backbone: str) -> Any:
+    import timm
+    from timm.models import get_pretrained_cfg
+
+    name, _, tag = backbone.partition(".")
+    if not timm.is_model(name):
+        hint = near(name, timm.list_models()) or "; `timm.list_models()` names those that it has."
+        raise UserError(f"`--backbone`: timm has no model `{name}`{hint}")
+    try:
+        config = get_pretrained_cfg(backbone)
+    except RuntimeError:
+        tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name}.*")]
+        hint = near(tag, tags) or f"; it has {', '.join(tags)}."
+        raise UserError(f"`--backbone`: timm has no weights `{tag}` of {name}{hint}") from None
+    if config is None:
+        raise UserError(f"`--backbone`: timm says nothing about how {name} is evaluated.")
+    return config

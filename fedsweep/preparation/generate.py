@@ -18,9 +18,9 @@ from fedsweep.data.prepared.card import is_store, read_card
 from fedsweep.data.synthetic import Diffusers
 from fedsweep.data.synthetic.folder import size_of
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.preparation.layouts.folders import Domains
 from fedsweep.preparation.plan import Options, Plan, make_plan
 from fedsweep.preparation.prepare import CHUNK, Prepared, Progress, prepare
-from fedsweep.preparation.sources.domains import Domains
 from fedsweep.results.checkpoint import write_atomically
 from fedsweep.types import FederatedData
 

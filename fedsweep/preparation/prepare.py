@@ -1,8 +1,4 @@
-"""From a plan to a store: decode, assemble, digest, and only then take the name of the store.
-
-All work is done in `NAME-SIZE.part`, which becomes `NAME-SIZE` when it is whole. Pixels lie on the disk, not in memory:
-a set of any size needs the same.
-"""
+"""Preparing a data set: plan, decode, write, and the cards that describe the result."""
 
 import os
 import shutil
@@ -13,15 +9,69 @@ from pathlib import Path
 import numpy as np
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.prepared.arrow_files import map_file, record_batch, write_domain
-from fedsweep.data.prepared.card import CARD, StoreCard, is_store, read_card
-from fedsweep.preparation.cards import write_card
-from fedsweep.preparation.chunks import Chunk, Decoders, unwritable
-from fedsweep.preparation.corrupt import CORRUPT, check_complete, refuse, write_list
-from fedsweep.preparation.naming import alone, recover, take_name
-from fedsweep.preparation.plan import Plan
-from fedsweep.preparation.scratch import Scratch
-from fedsweep.preparation.split import DomainPlan
+from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, sync, write_domain
+from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, is_store, read_card
+from fedsweep.preparation.chunks import (
+    CORRUPT,
+    Chunk,
+    Corrupt,
+    Decoders,
+    check_complete,
+    refuse,
+    unwritable,
+    write_list,
+)
+from fedsweep.preparation.decode import MADE_WITH
+from fedsweep.preparation.part_folder import Scratch, alone, recover, take_name
+from fedsweep.preparation.plan import DomainPlan, Plan
+
+
+def write_card(plan: Plan, scratch: Scratch, corrupt: Corrupt) -> StoreCard:
+    """Write the card, with the digest of what can be read from the disk.
+
+    Raises:
+        UserError: a file holds other labels, paths or splits than planned.
+    """
+    card = StoreCard(
+        name=plan.options.name,
+        size=plan.options.size,
+        layout=plan.source.name,
+        class_names=plan.listing.class_names,
+        domains={domain.name: _domain_card(domain, scratch, corrupt) for domain in plan.domains},
+        digest="",
+        crop_pct=plan.geometry.crop_pct,
+        crop_mode=plan.geometry.crop_mode,
+        interpolation=plan.geometry.interpolation,
+        test_fraction=plan.options.test_fraction if plan.drawn else None,
+        skipped=tuple(path for _, path, _ in corrupt),
+        plan=plan.key(),
+        times=plan.times(),
+        made_with=MADE_WITH,
+    )
+    card = card.model_copy(update={"digest": stored_digest(scratch.folder, card)})
+    with (scratch.folder / CARD).open("wb") as file:
+        file.write(card.model_dump_json(indent=1).encode())
+        file.flush()
+        sync(file)
+    return card
+
+
+def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Corrupt) -> DomainCard:
+    """Counts of a domain's file, whose labels and paths are those of the plan; the digest would not tell."""
+    path = scratch.arrow(domain.name)
+    bad = {name for of_domain, name, _ in corrupt if of_domain == domain.name}
+    kept = [(slot, item) for slot, item in domain.in_order() if item.path not in bad]
+    train = sum(slot < domain.train for slot, _ in kept)
+    found = map_domain(path)
+    for part, wanted in zip(found, (kept[:train], kept[train:]), strict=True):
+        labels, paths = [item.label for _, item in wanted], [item.path for _, item in wanted]
+        if part.labels.tolist() != labels or part.paths.to_pylist() != paths:
+            raise UserError(
+                f"{path} holds other labels or images than were planned; remove {scratch.folder}, and the same command "
+                "begins anew."
+            )
+    return DomainCard(train=len(found[0].labels), test=len(found[1].labels), bytes=path.stat().st_size)
+
 
 CHUNK = 256
 """Images that are decoded between two lines of the log: what a kill costs at most, per worker."""

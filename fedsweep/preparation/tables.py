@@ -112,7 +112,7 @@ def stores_table(cards: Sequence[StoreCard]) -> Table:
 
 def layouts_table() -> Table:
     """What `prepare` reads."""
-    from fedsweep.preparation.sources import ALL
+    from fedsweep.preparation.layouts import ALL
 
     table = Table("layout", "what it looks like", title="Layouts that `prepare` reads", title_justify="left", box=None)
     for source in ALL:

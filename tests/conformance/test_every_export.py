@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import fedsweep.export.writing
+import fedsweep.export.write
 from fedsweep.common.errors import UserError
-from fedsweep.export.checks import check_exportable
-from fedsweep.export.loading import load
-from fedsweep.export.naming import Named
-from fedsweep.export.writing import export
+from fedsweep.export.exportable import check_exportable
+from fedsweep.export.load import load
+from fedsweep.export.which_trial import Named
+from fedsweep.export.write import export
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import ALL
@@ -70,7 +70,7 @@ def played(
         trial.plan(TrialPlan(key="k1", number=0, arm={}, seed=0, config=config))
         save(trial.checkpoint, checkpoint)
         trial.end(Outcome(outcome="finished", round=1))
-        monkeypatch.setattr(fedsweep.export.writing, "build", lambda config: small)
+        monkeypatch.setattr(fedsweep.export.write, "build", lambda config: small)
         return Named(trial, trial.read(), "tiny", None, ""), small, checkpoint
 
     return play

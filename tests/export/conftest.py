@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.export.naming import Named
-from fedsweep.export.writing import export
+from fedsweep.export.which_trial import Named
+from fedsweep.export.write import export
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
 from tests.export.helpers import play

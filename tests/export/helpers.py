@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsweep.export.naming import Named, find_trial
+from fedsweep.export.which_trial import Named, find_trial
 from fedsweep.federation.run import content_digests, run_durably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store, SweepStore, TrialPlan

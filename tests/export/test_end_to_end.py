@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.export import writing
+from fedsweep.export import write as writing
 from fedsweep.export.card import ADAPTER, BACKBONE, read_card
-from fedsweep.export.loading import load
-from fedsweep.export.naming import Named
-from fedsweep.export.writing import export
+from fedsweep.export.load import load
+from fedsweep.export.which_trial import Named
+from fedsweep.export.write import export
 from fedsweep.federation.run import build
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.base import predicted

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.export.naming import find_trial
+from fedsweep.export.which_trial import find_trial
 from fedsweep.results import Outcome, Store, SweepStore, TrialPlan
 from tests.export.helpers import planned
 from tests.tracking.helpers import MANIFEST

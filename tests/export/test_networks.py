@@ -20,9 +20,9 @@ from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.data import load as load_data
 from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard
-from fedsweep.export.files import write
-from fedsweep.export.loading import load
-from fedsweep.export.naming import Named
+from fedsweep.export.contents import write
+from fedsweep.export.load import load
+from fedsweep.export.which_trial import Named
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import DigitsViT, LayeredModel, build_model
 from fedsweep.models.weights_file import digest

@@ -11,8 +11,8 @@ from PIL import Image
 from fedsweep.common.errors import UserError
 from fedsweep.data import load as load_data
 from fedsweep.export.card import ImageCard
-from fedsweep.export.loading import Loaded, load
-from fedsweep.export.predicting import _read, pictures, predict
+from fedsweep.export.load import Loaded, load
+from fedsweep.export.predict import _read, pictures, predict
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.decode import CorruptImageError
 from fedsweep.preparation.plan import Options, make_plan

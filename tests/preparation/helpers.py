@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fedsweep.preparation.layouts.base import Item, Listing, Source
 from fedsweep.preparation.plan import Options, Plan, make_plan
-from fedsweep.preparation.sources.base import Item, Listing, Source
 
 DOMAINS, CLASSES = ("photo", "sketch"), ("bus", "cat", "dog")
 

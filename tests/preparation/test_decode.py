@@ -14,8 +14,7 @@ from timm.data import create_transform
 
 from fedsweep.common.errors import UserError
 from fedsweep.preparation import decode as module
-from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
-from fedsweep.preparation.geometry import geometry_of
+from fedsweep.preparation.decode import CorruptImageError, Geometry, decode, geometry_of
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from fedsweep.common.errors import UserError
+from fedsweep.preparation.layouts.folders import Domains
+from fedsweep.preparation.layouts.parquet import Parquet
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
-from fedsweep.preparation.sources.domains import Domains
-from fedsweep.preparation.sources.parquet import Parquet
 from tests.preparation.helpers import Tree, plan_of, write_tree
 from tests.preparation.sources.trees import domainnet, grow, parquet
 

@@ -17,9 +17,9 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import store_folder
 from fedsweep.preparation import prepare as module
+from fedsweep.preparation.layouts.base import Listing
+from fedsweep.preparation.layouts.parquet import Parquet
 from fedsweep.preparation.prepare import prepare
-from fedsweep.preparation.sources.base import Listing
-from fedsweep.preparation.sources.parquet import Parquet
 from tests.preparation.helpers import DOMAINS, Watched, plan_of
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
-from fedsweep.preparation.sources.base import Item, Listing
-from fedsweep.preparation.split import plan_domains
+from fedsweep.preparation.layouts.base import Item, Listing
+from fedsweep.preparation.plan import plan_domains
 
 NAMES = ("bus", "cat", "dog")
 

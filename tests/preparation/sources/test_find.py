@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.preparation.sources import find
+from fedsweep.preparation.layouts import find
 from tests.preparation.sources import trees
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.preparation.sources import ALL
-from fedsweep.preparation.sources.base import Listing
-from fedsweep.preparation.sources.files import look
+from fedsweep.preparation.layouts import ALL
+from fedsweep.preparation.layouts.base import Listing
+from fedsweep.preparation.layouts.disk_listing import look
 from tests.preparation.sources import trees
 
 SOURCES = {source.name: source() for source in ALL}

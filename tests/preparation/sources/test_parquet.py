@@ -8,10 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.preparation.sources import find
-from fedsweep.preparation.sources.base import Item
-from fedsweep.preparation.sources.parquet import Parquet, row_of
-from fedsweep.preparation.sources.rows import read_images
+from fedsweep.preparation.layouts import find
+from fedsweep.preparation.layouts.base import Item
+from fedsweep.preparation.layouts.parquet import Parquet, read_images, row_of
 from tests.preparation.sources.trees import parquet, picture, write_parquet
 
 SOURCE = Parquet()

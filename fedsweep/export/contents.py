@@ -1,8 +1,9 @@
-"""What lies in an export: tensors, a CLIP's other files, the card, the README."""
+"""The files and tensors of an export, in the form that timm, transformers and PEFT load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,50 @@ from fedsweep.common.config import flat
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin
-from fedsweep.export.naming import Named
 from fedsweep.export.readme import readme
-from fedsweep.export.tensors import plain_tensors
+from fedsweep.export.which_trial import Named
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import ClipBackbone, DigitsClip, LayeredModel
 from fedsweep.models.base import Recipe
 from fedsweep.models.checkpoint_folder import CONFIG, PREPROCESSOR, TOKENS
 from fedsweep.models.lora import write_adapter
+from fedsweep.models.names import layer_of, names_within
 from fedsweep.models.weights_file import digest
 from fedsweep.results.checkpoint import write_atomically
 from fedsweep.results.history import RoundRecord
+
+BACKBONE = "backbone."
+
+
+@dataclass(frozen=True)
+class PlainTensors:
+    """A run's model in parts; all by their names in the plain network, LoRA's with PEFT's ending."""
+
+    tuned: Mapping[str, Tensor]
+    """LoRA in the blocks that the global model walks, and the head."""
+    network: Mapping[str, Tensor]
+    """Every tensor of the backbone without LoRA, as it is now: the head tuned, and whatever else was trained."""
+    cut: Mapping[str, int]
+    left_out: tuple[str, ...]
+    """Prefixes of what else was trained."""
+
+
+def plain_tensors(model: LayeredModel, layers: Sequence[int]) -> PlainTensors:
+    """Take the model apart, which holds the adapter; `layers` are the blocks that its prediction walks."""
+    state = {name: one for name, one in model.state_dict().items() if name.startswith(BACKBONE)}
+    walked = set(names_within(state, layers))
+    tuned = {
+        model.plain_name(name): one
+        for name, one in state.items()
+        if name in walked and (".lora_" in name or name.startswith(model.head_prefix))
+    }
+    network = {
+        model.plain_name(name.replace(".base_layer.", ".")): one for name, one in state.items() if ".lora_" not in name
+    }
+    others = {name.split(".")[0] for name in model.movable() if not name.startswith(BACKBONE)}
+    skipped = any(layer_of(name) is not None and name not in walked for name in model.trainable())
+    above = (f"blocks above the first {len(layers)}",) if skipped else ()
+    return PlainTensors(tuned, network, model.cut(layers), (*sorted(others), *above))
 
 
 def write(

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedsweep.common.errors import UserError
 from fedsweep.export.card import ImageCard
-from fedsweep.export.loading import Loaded
+from fedsweep.export.load import Loaded
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
-from fedsweep.preparation.sources.files import BROKEN, IMAGE_SUFFIXES, join, scan
+from fedsweep.preparation.layouts.disk_listing import BROKEN, IMAGE_SUFFIXES, join, scan
 
 BATCH = 64
 Progress = Callable[[int, int], None]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.preparation.sources.base import Item, Listing, Split
-from fedsweep.preparation.sources.files import Line, join, look, some
+from fedsweep.preparation.layouts.base import Item, Listing, Split
+from fedsweep.preparation.layouts.disk_listing import Line, join, look, some
 
 _LONGEST_NAME = 200  # bytes; file systems take 255, and the store adds a suffix
 

@@ -1,41 +1,109 @@
-"""UCF101: 101 classes of actions, 13,320 videos, of which the middle frame is the image; one domain, `ucf101`.
-
-Layouts of the images, each at the root or in one of the folders below:
-
-- one middle frame per video, as CoOp ships them: `UCF-101-midframes/<Class_Name>/v_<ClassName>_g01_c01.jpg`;
-- a folder of frames per video, `<ClassName>/v_<ClassName>_g01_c01/<frame>.jpg` or without the class folder
-  `v_<ClassName>_g01_c01/<frame>.jpg`: of n frames, in the order of their numbers, number n // 2 (from 0) is taken.
-  Pictures of optical flow among them (`flow_x_00001.jpg`) are left out.
-
-Lists, in `ucfTrainTestlist/` or at the root: `classInd.txt` (`1 ApplyEyeMakeup`), `trainlist01.txt`
-(`ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi 1`) and `testlist01.txt` (the same, mostly without labels): the first of
-the authors' three splits. Classes are named with underscores, `Apply_Eye_Makeup`, whatever their folders are called.
-
-Soomro, Zamir, Shah. UCF101: A Dataset of 101 Human Actions Classes From Videos in The Wild. CRCV-TR-12-01, 2012.
-https://www.crcv.ucf.edu/data/UCF101.php. Middle frames: Zhou, Yang, Loy, Liu. Learning to Prompt for Vision-Language
-Models. IJCV 2022. https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md
-"""
+"""Data sets that list their training and test images: Food101, PACS and UCF101."""
 
 import os
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
-from fedsweep.preparation.sources.base import Item, Listing, Source, Split
-from fedsweep.preparation.sources.checks import label_within, listing
-from fedsweep.preparation.sources.files import (
+from fedsweep.preparation.layouts.base import Item, Listing, Source, Split
+from fedsweep.preparation.layouts.disk_listing import (
     Folder,
+    Present,
     first_folder,
     join,
     look,
     look_at_root,
+    only_folder,
     read_lines,
     read_list,
     refuse_twice,
     some,
     unexpected,
 )
+from fedsweep.preparation.layouts.layout_rules import label_within, listing, tree
+
+
+class Food101(Source):
+    """The images that the two lists name."""
+
+    name = "food101"
+    looks_like = "images/<class>/<id>.jpg, meta/{classes,train,test}.txt"
+
+    def list(self, root: Path, num_classes: int | None = None) -> Listing:
+        """All images of the first `num_classes` classes."""
+        look_at_root(root)
+        base = first_folder(root, ("", "food-101"), lambda there: {"images", "meta"} <= set(there.folders))
+        if base is None:
+            raise unexpected(root, self.name, "the folders `images` and `meta`, also in `food-101/`")
+        names = [name for _, name in read_lines(root, join(base, "meta/classes.txt"))]
+        labels = {name: label for label, name in enumerate(names)}
+        if len(labels) != len(names):
+            raise UserError(f"{root / base / 'meta/classes.txt'} must name each class once.")
+        present = Present(root)
+        lines, items = [], []
+        splits: tuple[Split, ...] = ("train", "test")
+        for split in splits:
+            for line in read_list(root, join(base, f"meta/{split}.txt"), labels=False):
+                class_name = line.path.split("/")[0]
+                if class_name not in labels:
+                    raise UserError(f"{line.where}: there is no class `{class_name}`{near(class_name, names) or '.'}")
+                path = join(base, "images", f"{line.path}.jpg")
+                present.require(path, line.where)
+                lines.append(line)
+                items.append(Item(path, labels[class_name], self.name, split))
+        refuse_twice(lines)
+        return listing(root, names, items, num_classes)
+
+
+_DOMAINS = frozenset({"art_painting", "cartoon", "photo", "sketch"})
+
+
+class Pacs(Source):
+    """The class folders of each domain, split by the lists where they are there."""
+
+    name = "pacs"
+    looks_like = "[kfold/]<domain>/<class>/*, <domain>_{train,crossval,test}_kfold.txt or no lists"
+
+    def list(self, root: Path, num_classes: int | None = None) -> Listing:
+        """All images of the first `num_classes` classes."""
+        look_at_root(root)
+        base = only_folder(root, "the domains' folders", lambda there: bool(_DOMAINS & set(there.folders)))
+        if base is None:
+            raise unexpected(
+                root, self.name, "the folders `art_painting`, `cartoon`, `photo`, `sketch`, up to two folders down"
+            )
+        domains = sorted(_DOMAINS & set(look(root / base).folders))
+        images = tree(root, [(domain, join(base, domain), None) for domain in domains])
+        items = images.items()
+        place = only_folder(root, "the lists", lambda there: any(name.endswith("_kfold.txt") for name in there.files))
+        if place is not None:
+            train = self._train(root, base, place, domains)
+            items = [Item(i.path, i.label, i.domain, "train" if i.path in train else "test") for i in items]
+        return listing(root, images.class_names, items, num_classes, _DOMAINS)
+
+    def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
+        """The paths of the train lists, once every list agrees with the folders."""
+        present = Present(root)
+        train: set[str] = set()
+        files = set(look(root / place).files)
+        for domain in domains:
+            listed: dict[str, set[str]] = {}
+            for part in ("train", "crossval", "test"):
+                name = f"{domain}_{part}_kfold.txt"
+                if name not in files and part == "train":
+                    raise UserError(f"{root / place} has lists `<domain>_train_kfold.txt`, but not `{name}`.")
+                lines = read_list(root, join(place, name)) if name in files else []
+                for line in lines:
+                    present.require(join(base, line.path), line.where)
+                listed[part] = {join(base, line.path) for line in lines}
+            both = sorted(listed["train"] & listed["crossval"])
+            if both:
+                raise UserError(f"{root / place}: the lists of `{domain}` name {some(both)} in train and in crossval.")
+            train |= listed["train"]
+        return train
+
 
 _FOLDERS = ("UCF-101-midframes", "UCF-101", "jpegs_256", "rawframes", "frames", "images", "")
 _LISTS = ("ucfTrainTestlist", "")

@@ -1,22 +1,8 @@
-"""Parquet files: one per domain, or shards of one data set.
-
-Columns:
-
-- `image`: encoded bytes, or Hugging Face's struct {bytes, path};
-- `label`: an integer from 0;
-- `label_name`, optional: the same name wherever the label is the same;
-- `domain`, optional. Without it a file's domain is its stem without a shard's number, but files called after splits
-  (`train-0.parquet`, `train-00000-of-00002.parquet`, `val.parquet`) are one domain, named after the root folder;
-- `split`, optional: `train`; `test`, `val` or `validation`, which all are test. Without it files called after splits
-  have theirs, and others none.
-
-Names of the classes are, in this order: `labels` in the key-value metadata `fedsweep` (JSON), the names of a ClassLabel
-in the metadata `huggingface`, `label_name`, the numbers. An item's path names its row, `sketch.parquet:17`: see
-`row_of`.
-"""
+"""Data sets as Parquet files with image columns, as the Hugging Face hub ships them."""
 
 import json
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,12 +13,70 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fedsweep.common.errors import UserError, near
-from fedsweep.preparation.sources.base import Item, Listing, Source, Split
-from fedsweep.preparation.sources.checks import listing
-from fedsweep.preparation.sources.classes import SPLITS, domain_of
-from fedsweep.preparation.sources.files import Folder, look_at_root, some, unexpected
-from fedsweep.preparation.sources.rows import open_parquet, read_images
+from fedsweep.common.errors import UserError, near, one_line
+from fedsweep.preparation.layouts.base import Item, Listing, Source, Split
+from fedsweep.preparation.layouts.disk_listing import Folder, look_at_root, some, unexpected
+from fedsweep.preparation.layouts.folders import SPLITS, domain_of
+from fedsweep.preparation.layouts.layout_rules import listing
+
+_BATCH = 64  # images decoded from Parquet at a time; a row group may hold them all
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """The file, mapped into memory.
+
+    Raises:
+        UserError: it is no Parquet file, or cannot be read.
+    """
+    try:
+        return pq.ParquetFile(path, memory_map=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or one_line(error)}.") from None
+    except pa.ArrowException as error:
+        raise UserError(f"{path} is not a whole Parquet file: {one_line(error)}.") from None
+
+
+def read_images(root: Path, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
+    """The image of each (file, row). Going back in a file starts its row group anew."""
+    name, cursor = "", None
+    for file, row in rows:
+        if cursor is None or file != name:
+            name, cursor = file, _Cursor(root / file)
+        yield cursor.image(row)
+
+
+class _Cursor:
+    """A place in a file's column of images."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open_parquet(path)
+        sizes = [self._file.metadata.row_group(g).num_rows for g in range(self._file.metadata.num_row_groups)]
+        self._starts = [sum(sizes[:group]) for group in range(len(sizes) + 1)]
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._images: pa.Array = pa.array([], pa.binary())
+        self._start = 0  # row of the first image held
+        self._group = -1
+
+    def image(self, row: int) -> bytes:
+        if not 0 <= row < self._starts[-1]:
+            raise UserError(f"{self._path} has {self._starts[-1]} rows, but row {row} is asked for.")
+        group = bisect_right(self._starts, row) - 1
+        if group != self._group or row < self._start:
+            self._group, self._start, self._images = group, self._starts[group], self._images[:0]
+            self._batches = self._file.iter_batches(_BATCH, row_groups=[group], columns=["image"])
+        while row >= self._start + len(self._images):
+            self._start += len(self._images)
+            try:
+                images = next(self._batches)["image"]
+            except (OSError, pa.ArrowException) as error:
+                raise UserError(
+                    f"{self._path} is damaged: its images from row {self._start} on cannot be read: {one_line(error)}."
+                ) from None
+            self._images = pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
+        image: bytes = self._images[row - self._start].as_py()
+        return image
+
 
 _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 

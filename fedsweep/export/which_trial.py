@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import Json
-from fedsweep.export.checks import some
+from fedsweep.export.exportable import some
 from fedsweep.results import Store, SweepStore, TrialRecord, TrialStore
 from fedsweep.results.arms import agrees, parse_arm
 from fedsweep.results.history import last

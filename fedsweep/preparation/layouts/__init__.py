@@ -3,19 +3,12 @@
 from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
-from fedsweep.preparation.sources.base import Source
-from fedsweep.preparation.sources.classes import SPLITS, Classes, has_splits
-from fedsweep.preparation.sources.domainnet import DomainNet
-from fedsweep.preparation.sources.domains import Domains
-from fedsweep.preparation.sources.eurosat import EuroSat
-from fedsweep.preparation.sources.files import Folder, look, look_at_root, some, unexpected
-from fedsweep.preparation.sources.food101 import Food101
-from fedsweep.preparation.sources.imageclef import ImageClef
-from fedsweep.preparation.sources.nico import Nico
-from fedsweep.preparation.sources.office_home import OfficeHome
-from fedsweep.preparation.sources.pacs import Pacs
-from fedsweep.preparation.sources.parquet import Parquet, holds_images, parquet_files
-from fedsweep.preparation.sources.ucf101 import Ucf101
+from fedsweep.preparation.layouts.base import Source
+from fedsweep.preparation.layouts.disk_listing import Folder, look, look_at_root, some, unexpected
+from fedsweep.preparation.layouts.domain_lists import DomainNet, ImageClef, Nico, OfficeHome
+from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, has_splits
+from fedsweep.preparation.layouts.parquet import Parquet, holds_images, parquet_files
+from fedsweep.preparation.layouts.split_lists import Food101, Pacs, Ucf101
 
 ALL: tuple[type[Source], ...] = (
     DomainNet,

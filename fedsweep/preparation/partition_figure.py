@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsweep.preparation.contact import shorten
-from fedsweep.preparation.drawing import INK, RULE, empty_figure, plain, save, without_glyphs
+from fedsweep.preparation.contact_sheet import INK, RULE, empty_figure, plain, save, shorten, without_glyphs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.export.card import ExportCard
-from fedsweep.export.checks import check_content, check_exportable, check_target
-from fedsweep.export.files import write
-from fedsweep.export.loading import load
-from fedsweep.export.naming import Named
+from fedsweep.export.contents import write
+from fedsweep.export.exportable import check_content, check_exportable, check_target
+from fedsweep.export.load import load
+from fedsweep.export.which_trial import Named
 from fedsweep.federation.rounds import Federation
 from fedsweep.federation.run import build
 from fedsweep.federation.run_config import RunConfig

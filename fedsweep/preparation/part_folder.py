@@ -1,18 +1,16 @@
-"""The `.part` folder of a preparation: what is decoded so far, and a log of it that survives a kill at any moment.
-
-pacs-64.part/
-  done.jsonl          a line for each decoded chunk and each finished domain, under the key of its content
-  photo.pixels        the domain at work: images at their places, still without labels
-  cartoon.arrow       a finished domain
-"""
+"""The folder of a preparation in progress, and the name of the data set that it becomes."""
 
 import json
 import os
+import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from fedsweep.preparation.chunks import Done
+from fedsweep.common.files import held
+from fedsweep.data.prepared.card import CARD, StoreCard
+from fedsweep.preparation.chunks import CORRUPT, Done
 
 
 class Scratch:
@@ -91,3 +89,39 @@ class Scratch:
     def used(self) -> int:
         """Bytes of unfinished pixels that are on the disk."""
         return sum(512 * path.stat().st_blocks for path in self.folder.glob("*.pixels"))
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of a store that is being made.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    with held(folder.with_name(f".{folder.name}.lock"), f"another `fedsweep data prepare` is making {folder} now."):
+        yield
+
+
+def recover(folder: Path) -> None:
+    """Undo an exchange of stores that was killed between its two steps."""
+    old = _old(folder)
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.replaced")
+
+
+def take_name(part: Path, folder: Path, card: StoreCard) -> None:
+    """Rename the work to the store that it has become. Processes that have mapped an older one keep its pages."""
+    keep = {CARD, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
+    for path in part.iterdir():
+        if path.name not in keep and path.name != Scratch.LOG:
+            path.unlink()
+    if folder.exists():
+        folder.rename(_old(folder))
+    part.rename(folder)
+    (folder / Scratch.LOG).unlink()
+    shutil.rmtree(_old(folder), ignore_errors=True)

@@ -4,9 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.preparation.sources.base import Item, Listing, Split
-from fedsweep.preparation.sources.checks import label_within, listing, names_from_lists
-from fedsweep.preparation.sources.files import Line, Present, first_folder, join, look, read_list, refuse_twice
+from fedsweep.preparation.layouts.base import Item, Listing, Split
+from fedsweep.preparation.layouts.disk_listing import (
+    Line,
+    Present,
+    first_folder,
+    join,
+    look,
+    read_list,
+    refuse_twice,
+)
+from fedsweep.preparation.layouts.layout_rules import label_within, listing, names_from_lists
 
 _TRAIN, _TEST = "_train.txt", "_test.txt"
 
