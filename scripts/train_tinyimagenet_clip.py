@@ -25,8 +25,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder
 from fedsweep.common.yaml_values import readable
 from fedsweep.data.prepared.dataset import PreparedData
-from fedsweep.pretraining.augmentation import ImageAugmentation
-from fedsweep.pretraining.augmentation.images import GREY
+from fedsweep.pretraining.augmentation import GREY, ImageAugmentation
 from fedsweep.types import ImageSet
 from small_clip import (
     Captioned,

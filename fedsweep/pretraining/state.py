@@ -16,8 +16,7 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.pretraining.config import PretrainConfig
-from fedsweep.pretraining.network import Network
-from fedsweep.pretraining.optimization import adamw
+from fedsweep.pretraining.network import Network, adamw
 from fedsweep.results.checkpoint import write_atomically
 
 

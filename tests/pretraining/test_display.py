@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 
 from fedsweep.pretraining import EpochRecord, EpochTable, default_out, start
-from fedsweep.pretraining import display as module
+from fedsweep.pretraining import loop as module
 
 
 def test_rows_stay_in_a_pipe_while_the_bar_is_on_the_terminal(toy, capsys, monkeypatch):

@@ -9,8 +9,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import nn
 
 from fedsweep.pretraining.config import AdamWConfig, MixConfig, ScheduleConfig
-from fedsweep.pretraining.network import build_network
-from fedsweep.pretraining.optimization import adamw, cosine, mixer
+from fedsweep.pretraining.network import adamw, build_network, cosine, mixer
 
 
 def rates(config: ScheduleConfig, lr: float, steps: int) -> list[float]:

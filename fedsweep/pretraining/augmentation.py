@@ -1,7 +1,7 @@
-"""Augmentation of photographs and drawings."""
+"""Augmentation of pre-training images: random draws, image operations, and glyph-like shapes."""
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,31 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.pretraining.augmentation.draws import Draws
+from fedsweep.data.digits import SIZE, rotate, stripes, thicken
+
+
+class Draws:
+    """Random numbers for `count` images.
+
+    They are drawn on the CPU and then moved, so that a GPU augments as the CPU does.
+    """
+
+    def __init__(self, count: int, generator: torch.Generator, device: torch.device) -> None:
+        self.count, self.generator, self.device = count, generator, device
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        """(count, *shape) between `low` and `high`."""
+        share = torch.rand(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
+        return low + (high - low) * share
+
+    def normal(self, *shape: int) -> Tensor:
+        """(count, *shape), standard normal."""
+        return torch.randn(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
+
+    def sometimes(self, probability: float) -> Tensor:
+        """Which images something happens to: boolean (count, 1, 1, 1)."""
+        return self.uniform(0, 1, 1, 1, 1) < probability
+
 
 GREY = (0.299, 0.587, 0.114)
 """Shares of red, green and blue in brightness (ITU-R BT.601), as torchvision and Pillow have them."""
@@ -85,3 +109,60 @@ class ImageAugmentation(Config):
         y = y.view(-1, 1)
         inside = (left <= x) & (x < left + width) & (top <= y) & (y < top + height)
         return torch.where(inside & draw.sometimes(self.erase), draw.uniform(0, 1, 3, 1, 1), pixels)
+
+
+class GlyphAugmentation(Config):
+    """Glyphs turned, scaled, shifted and now and then thickened, striped, noisy or inverted.
+
+    What a general backbone has seen a little of, never a domain of the experiment itself.
+    """
+
+    name: Literal["glyphs"] = "glyphs"
+    turn: float = Field(15.0, ge=0, le=180, description="largest angle, degrees to either side")
+    scale: tuple[float, float] = Field(
+        (1.0, 1.35), description="range of the size relative to the store's; MNIST's digits fill 11.5 of 16 pixels"
+    )
+    shift: float = Field(0.1, ge=0, le=1, description="largest shift, in half-widths of the image")
+    bold: float = Field(
+        1.0, ge=1, description="brightness gain, cut off at white: makes up for what enlarging takes from thin strokes"
+    )
+    thicken: float = Field(0.15, ge=0, le=1, description="share of images whose strokes grow by a pixel on each side")
+    stripes: float = Field(0.15, ge=0, le=1, description="share of images on coloured stripes")
+    contrast: float = Field(0.6, ge=0, le=1, description="darkest ink; each channel of an image draws its own")
+    noise: float = Field(0.15, ge=0, le=1, description="share of images with noise")
+    noise_std: float = Field(0.15, ge=0, description="standard deviation of the noise, of the full brightness")
+    invert: float = Field(0.1, ge=0, le=1, description="share of images inverted")
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        low, high = self.scale
+        if not 0 < low <= high:
+            raise ValueError(f"`augmentation.scale` must be a range above 0, but it is {list(self.scale)}")
+        return self
+
+    def check(self, size: int) -> None:
+        """Refuse what this augmentation cannot draw.
+
+        Raises:
+            ValueError: the images have another size than the stripes.
+        """
+        if size != SIZE:
+            raise ValueError(f"`augmentation.name` glyphs is for images of {SIZE} pixels, but `data.size` is {size}")
+
+    def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
+        """Varied images of pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
+        draw = Draws(len(pixels), generator, pixels.device)
+        angle, scale = draw.uniform(-self.turn, self.turn), draw.uniform(*self.scale)
+        glyphs = rotate(pixels.mean(1, keepdim=True), angle, scale, draw.uniform(-self.shift, self.shift, 2))
+        glyphs = (self.bold * glyphs).clamp(max=1)
+        glyphs = torch.where(draw.sometimes(self.thicken), thicken(glyphs), glyphs)
+        background = stripes(len(pixels), generator).to(pixels.device) * draw.uniform(0, 0.5, 3, 1, 1)
+        background = background * draw.sometimes(self.stripes)
+        images = background * (1 - glyphs) + glyphs * draw.uniform(self.contrast, 1, 3, 1, 1)
+        images = images + self.noise_std * draw.normal(*pixels.shape[1:]) * draw.sometimes(self.noise)
+        return torch.where(draw.sometimes(self.invert), 1 - images, images).clamp(0, 1)
+
+
+AugmentationConfig = Annotated[GlyphAugmentation | ImageAugmentation, Field(discriminator="name")]
+
+__all__ = ["AugmentationConfig", "GlyphAugmentation", "ImageAugmentation"]
