@@ -8,7 +8,7 @@ from pruning_problems import Array, Problem, Rounds  # beside this file
 from pruning_workers import asha, medians, work
 from scipy import stats
 
-from fedsweep.sweep.judge import climb, places, rungs
+from fedsweep.sweep.pruning.arm_rules import climb, places, rungs
 
 Play = Callable[[Problem], Rounds]
 

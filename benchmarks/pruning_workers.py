@@ -9,11 +9,9 @@ from typing import Protocol
 import numpy as np
 from pruning_problems import Array, Rounds, Trial  # beside this file
 
-from fedsweep.sweep.decisions import Decision, Decisions
-from fedsweep.sweep.judge import Standing, climb, rungs
-from fedsweep.sweep.medians import Medians
-from fedsweep.sweep.rungs import Rungs
-from fedsweep.sweep.schedulers import ASHAScheduler, MedianScheduler
+from fedsweep.sweep.pruning.arm_rules import Standing, climb, rungs
+from fedsweep.sweep.pruning.single_trials import Decision, Decisions, Medians, Rungs
+from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler
 
 NO_LOG = Path("not written")
 

@@ -61,14 +61,14 @@ def main() -> None:
     os.chdir(tempfile.mkdtemp())
     write_space(Path.cwd(), given.trials, given.rounds)
 
-    import fedsweep.sweep.trial
+    import fedsweep.sweep.running.trainable
     from fedsweep.report import write_report
     from fedsweep.results import Store
-    from fedsweep.sweep.plan import Plan
-    from fedsweep.sweep.tuner import run_sweep
+    from fedsweep.sweep.plan.plan import Plan
+    from fedsweep.sweep.running.tuner import run_sweep
     from fedsweep.terminal import progress_console
 
-    fedsweep.sweep.trial.train = simulated  # type: ignore[assignment]
+    fedsweep.sweep.running.trainable.train = simulated  # type: ignore[assignment]
     spent: dict[str, tuple[float, float]] = {}
 
     @contextmanager

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
     from fedsweep.results import Store
     from fedsweep.results.remote import Remote
-    from fedsweep.sweep.axis import Axis
-    from fedsweep.sweep.cluster import Cluster
-    from fedsweep.sweep.plan import Plan
-    from fedsweep.sweep.tuner import SweepResult
+    from fedsweep.sweep.cluster.cluster import Cluster
+    from fedsweep.sweep.plan.plan import Plan
+    from fedsweep.sweep.running.tuner import SweepResult
+    from fedsweep.sweep.space.axes import Axis
     from fedsweep.tracking import Destination, Recorder
 
 PIPED_WIDTH = 120
@@ -92,9 +92,9 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
 
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
     """Arms, trials, rounds, and how long one measured round says that they will take."""
-    from fedsweep.sweep.cluster import HERE
-    from fedsweep.sweep.estimate import estimate as measured
-    from fedsweep.sweep.tuner import side_by_side
+    from fedsweep.sweep.cluster.cluster import HERE
+    from fedsweep.sweep.running.time_estimate import estimate as measured
+    from fedsweep.sweep.running.tuner import side_by_side
 
     console = result_console()
     around = plan.space.baseline if plan.space.design == "one_factor" else None

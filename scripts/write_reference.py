@@ -21,8 +21,8 @@ from fedsweep.cli import app
 from fedsweep.common.config import Config
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.pretraining import PretrainConfig
-from fedsweep.sweep.axis import Axis
-from fedsweep.sweep.space import SearchSpace
+from fedsweep.sweep.space.axes import Axis
+from fedsweep.sweep.space.search_space import SearchSpace
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 GENERATED = "<!-- Written by scripts/write_reference.py; change the code, not this page. -->"

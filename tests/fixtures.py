@@ -18,7 +18,7 @@ from transformers import CLIPConfig, CLIPModel
 
 import fedsweep.common.yaml_values
 import fedsweep.federation.run
-import fedsweep.sweep.plan
+import fedsweep.sweep.plan.plan
 from fedsweep.common.yaml_values import Json, parse_yaml, read_yaml
 from fedsweep.federation.rounds import Federation
 from fedsweep.federation.run import build
@@ -32,7 +32,7 @@ from fedsweep.models.weight_cache import built
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.report.figures import canvas
-from fedsweep.sweep.plan import engine_digest
+from fedsweep.sweep.plan.plan import engine_digest
 from fedsweep.types import Domain, ImageSet
 from tests.mould import Mould
 
@@ -143,7 +143,7 @@ def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         return str(parsed["engine"])
 
     monkeypatch.setattr(fedsweep.common.yaml_values, "parse_yaml", parse)
-    monkeypatch.setattr(fedsweep.sweep.plan, "engine_digest", digest)
+    monkeypatch.setattr(fedsweep.sweep.plan.plan, "engine_digest", digest)
 
 
 @pytest.fixture

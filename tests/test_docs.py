@@ -22,7 +22,7 @@ from fedsweep.preparation.plan import Options
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.results.arms import parse_arm
 from fedsweep.results.columns import COLUMNS, check_columns
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("read_once")
 

@@ -14,9 +14,9 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote import lease
 from fedsweep.results.remote import objects as object_store
 from fedsweep.results.remote.objects import UnreachableError, is_uri
-from fedsweep.sweep.decisions import Decision, Decisions
-from fedsweep.sweep.opening import alone, tidy
-from fedsweep.sweep.reuse import Reuse
+from fedsweep.sweep.plan.reuse import Reuse
+from fedsweep.sweep.pruning.single_trials import Decision, Decisions
+from fedsweep.sweep.running.open_sweep import alone, tidy
 from fedsweep.types import ServerState
 from tests.tracking.helpers import MANIFEST
 
@@ -69,7 +69,7 @@ def sweep_of(store: Store, sweep_id: str = "s1", **changes: Any) -> SweepStore:
 def play(trial: TrialStore, round: int) -> None:
     """What a worker does on its own machine."""
     assert trial.remote.place is not None
-    from fedsweep.sweep.trial import _at
+    from fedsweep.sweep.running.trainable import _at
 
     with _at(trial.remote.place, trial.folder.name, trial) as (mine, send):
         save(mine.checkpoint, checkpoint(round))
@@ -208,7 +208,7 @@ def test_runs_outside_sweeps_are_there_too(machines: Machines) -> None:
 
 def test_a_worker_that_cannot_send_counts_as_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it raises is an error to Ray, which hands the trial out again; nothing that was sent is lost."""
-    from fedsweep.sweep import trial as trainable
+    from fedsweep.sweep.running import trainable
 
     trial = sweep_of(machines["one"]).trial("k")
     trial.plan(plan())

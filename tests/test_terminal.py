@@ -9,8 +9,8 @@ from rich.console import Console
 
 import fedsweep.report
 from fedsweep import terminal
-from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.tuner import SweepResult
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.tuner import SweepResult
 from tests.report.conftest import Trials, make_manifest
 
 

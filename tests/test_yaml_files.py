@@ -15,8 +15,8 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.models.feature_adapter import FeatureAdapter
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.results.arms import counterparts, identity
-from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.space import SearchSpace
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.space.search_space import SearchSpace
 
 pytestmark = pytest.mark.usefixtures("read_once")
 

@@ -14,7 +14,7 @@ from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.federation.run import split
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.partition_figure import Panel, class_counts, distances, skew
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.plan.plan import Plan
 
 DECIDES = ("data", "partition", "seed")
 """What decides who holds what; the method and the rest do not."""

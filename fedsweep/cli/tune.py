@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedsweep.results import Store
-    from fedsweep.sweep.plan import Plan
+    from fedsweep.sweep.plan.plan import Plan
     from fedsweep.tracking import Destination
 
 SPACE_OPTIONS = {
@@ -94,7 +94,7 @@ def tune(
         raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
     if fresh and resume:
         raise UserError("`--fresh` is of a new sweep and cannot be given with --resume.")
-    from fedsweep.sweep.joining import check_address
+    from fedsweep.sweep.cluster.ray_session import check_address
 
     check_address(address)
     changes, of_space = parse_overrides(overrides or []), space_changes(context.params)  # by SPACE_OPTIONS
@@ -112,8 +112,8 @@ def tune(
 
         show_counts(plan)
         return
-    from fedsweep.sweep.joining import not_followed
-    from fedsweep.sweep.tuner import run_sweep
+    from fedsweep.sweep.cluster.ray_session import not_followed
+    from fedsweep.sweep.running.tuner import run_sweep
     from fedsweep.terminal import progress_console, show_sweep
 
     console = progress_console()
@@ -147,11 +147,11 @@ def _rehearse(
     sweep: str | None,
 ) -> None:
     """All that is looked at before the first trial starts, and what would be run."""
-    from fedsweep.sweep.cluster import check_resources
-    from fedsweep.sweep.joining import opened
-    from fedsweep.sweep.nodes import make_ready
-    from fedsweep.sweep.opening import open_sweep
-    from fedsweep.sweep.warm_start import collect
+    from fedsweep.sweep.cluster.cluster import check_resources
+    from fedsweep.sweep.cluster.nodes import make_ready
+    from fedsweep.sweep.cluster.ray_session import opened
+    from fedsweep.sweep.plan.warm_start import collect
+    from fedsweep.sweep.running.open_sweep import open_sweep
     from fedsweep.terminal import show_plan
     from fedsweep.tracking import check_server
 
@@ -207,6 +207,6 @@ def read_plan(space: str, changes: dict[str, Any], of_space: dict[str, Any]) -> 
     find("search_spaces", space)
     if "experiment" in of_space:
         find("experiments", of_space["experiment"])
-    from fedsweep.sweep.plan import Plan
+    from fedsweep.sweep.plan.plan import Plan
 
     return Plan.read(space, changes, of_space)

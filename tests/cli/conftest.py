@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedsweep import cli
-from fedsweep.sweep import cluster, tuner
+from fedsweep.sweep.cluster import cluster
+from fedsweep.sweep.running import tuner
 from fedsweep.tracking import single_run as recorded_run
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ import pytest
 
 from fedsweep.common.errors import DivergenceError, UserError
 from fedsweep.results import Store
-from fedsweep.sweep import plan as plan_module
-from fedsweep.sweep.cluster import available_cpus
-from fedsweep.sweep.opening import open_sweep
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.cluster.cluster import available_cpus
+from fedsweep.sweep.plan import plan as plan_module
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.open_sweep import open_sweep
 from fedsweep.tracking import single_run as recorded_run
 from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 

@@ -7,9 +7,9 @@ import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
-from fedsweep.sweep import estimate
-from fedsweep.sweep.opening import open_sweep
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running import time_estimate as estimate
+from fedsweep.sweep.running.open_sweep import open_sweep
 from tests.cli.conftest import EXPERIMENT, GRID, Call, Refused, write
 
 SPACE = "ablations/lora_rank"

@@ -5,7 +5,7 @@ import pytest
 from fedsweep.common.config import flat
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import build_model
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.plan.plan import Plan
 from tests.cli.conftest import GRID, write
 
 WIDTH, HIDDEN, BLOCKS = 64, 128, 12

@@ -19,8 +19,8 @@ from fedsweep.federation.run import run_durably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.report import write_report
 from fedsweep.results import Outcome, Store, SweepStore
-from fedsweep.sweep.opening import open_sweep
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.open_sweep import open_sweep
 from fedsweep.tracking import tracking_uri
 
 ROUNDS = 3

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedsweep.sweep.joining import ray_session
+from fedsweep.sweep.cluster.ray_session import ray_session
 
 STRANGER = """
 import sys

@@ -11,10 +11,10 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
 from fedsweep.results.arms import WITHOUT, arm_label
-from fedsweep.sweep.ablation import ablation_arms, left_out_values
-from fedsweep.sweep.opening import open_sweep
-from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.space import SearchSpace
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.space.ablation import ablation_arms, left_out_values
+from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.tracking import run_name
 from tests.sweep.helpers import write_space
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
-from fedsweep.sweep.axis import Axis
-from fedsweep.sweep.proposals import distribution
+from fedsweep.sweep.search.proposals import distribution
+from fedsweep.sweep.space.axes import Axis
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 STEPS = st.sampled_from(["0.05", "0.1", "0.01", "0.25", "2", "0.3", "1e-3"])

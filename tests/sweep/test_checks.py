@@ -14,10 +14,10 @@ from fedsweep.results import Outcome, SweepStore
 from fedsweep.results.arms import identity
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep.faults import Fault, faults
-from fedsweep.sweep.packing import Packing
-from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.search import SampledSearch
+from fedsweep.sweep.cluster.packing import Packing
+from fedsweep.sweep.plan.checks import Fault, faults
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.search.ray_searchers import SampledSearch
 from fedsweep.terminal import plan_table, result_console
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, SAMPLED, write_space

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fedsweep.results import Outcome, TrialPlan
 from fedsweep.results.arms import identity
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep.climb import Climb
-from fedsweep.sweep.judge import climb as replay
-from fedsweep.sweep.judge import rungs
-from fedsweep.sweep.schedulers import ArmsScheduler
+from fedsweep.sweep.pruning.arm_rules import climb as replay
+from fedsweep.sweep.pruning.arm_rules import rungs
+from fedsweep.sweep.pruning.arm_state import Climb
+from fedsweep.sweep.space.settings import ArmsScheduler
 
 ROUNDS, ETA = 9, 2
 CONFIG = ArmsScheduler(grace_rounds=1, reduction_factor=ETA)

@@ -9,17 +9,18 @@ import pytest
 import ray
 
 from fedsweep.common.errors import UserError
-from fedsweep.sweep import cluster, joining
-from fedsweep.sweep.cluster import (
-    Cluster,
-    Node,
-    check_resources,
-    concurrency,
-    most_on_a_gpu,
+from fedsweep.sweep.cluster import cluster
+from fedsweep.sweep.cluster import ray_session as joining
+from fedsweep.sweep.cluster.cluster import Cluster, Node, check_resources, concurrency, most_on_a_gpu
+from fedsweep.sweep.cluster.gpus import COUNT, SIZE
+from fedsweep.sweep.cluster.ray_session import (
+    check_address,
+    not_followed,
+    opened,
+    prepare_environment,
+    ray_session,
 )
-from fedsweep.sweep.gpus import COUNT, SIZE
-from fedsweep.sweep.joining import check_address, not_followed, opened, prepare_environment, ray_session
-from fedsweep.sweep.space import Resources
+from fedsweep.sweep.space.search_space import Resources
 
 HEAD = Node("a", "head", 0, 0)
 CPUS = Node("b", "cpus", 16, 0)

@@ -11,10 +11,10 @@ import ray
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import environment
-from fedsweep.sweep import delivery
-from fedsweep.sweep.delivery import Library, fetch, items_of
-from fedsweep.sweep.needs import Arrival, Needs, enter, look
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.cluster import file_delivery as delivery
+from fedsweep.sweep.cluster.file_delivery import Library, fetch, items_of
+from fedsweep.sweep.cluster.node_requirements import Arrival, Needs, enter, look
+from fedsweep.sweep.plan.plan import Plan
 
 SPACE = "ablations/dirichlet_alpha"
 WEIGHTS = "backbones/tinyimagenet_vit.safetensors"

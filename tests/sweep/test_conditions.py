@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.arms import counterparts, identity
-from fedsweep.sweep import space as space_module
-from fedsweep.sweep.space import SearchSpace
+from fedsweep.sweep.space import search_space as space_module
+from fedsweep.sweep.space.search_space import SearchSpace
 
 NAMES = ["a", "b", "c", "d", "e"]
 BASE = dict.fromkeys(NAMES, 1)

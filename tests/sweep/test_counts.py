@@ -9,8 +9,8 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.rounds import federate
-from fedsweep.sweep.counts import Counted, count_parameters
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.plan.model_counts import Counted, count_parameters
+from fedsweep.sweep.plan.plan import Plan
 from fedsweep.training.costs import transmission_seconds
 from tests.sweep.helpers import fedsweep
 

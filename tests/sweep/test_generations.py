@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from fedsweep.results import Outcome, Start, TrialPlan
 from fedsweep.results.arms import Arm, identity
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep.axis import Axis
-from fedsweep.sweep.generations import Generations, numbers
-from fedsweep.sweep.packing import Packing
-from fedsweep.sweep.populating import PopulationSearch
-from fedsweep.sweep.schedulers import PopulationScheduler
-from fedsweep.sweep.searches import RandomSearch
-from fedsweep.sweep.space import Objective
+from fedsweep.sweep.cluster.packing import Packing
+from fedsweep.sweep.pruning.population_state import Generations, numbers
+from fedsweep.sweep.search.ray_searchers import PopulationSearch
+from fedsweep.sweep.space.axes import Axis
+from fedsweep.sweep.space.search_space import Objective
+from fedsweep.sweep.space.settings import PopulationScheduler, RandomSearch
 
 ROUNDS, INTERVAL = 9, 2
 AXES = {"optimizer.lr": Axis(uniform=(0.0, 1.0)), "optimizer.momentum": Axis(uniform=(0.0, 1.0))}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.sweep.judge import Fall, Standing, climb, judge, places, rungs
+from fedsweep.sweep.pruning.arm_rules import Fall, Standing, climb, judge, places, rungs
 
 Values = dict[int, dict[int, float]]
 Histories = dict[int, dict[int, dict[int, float]]]

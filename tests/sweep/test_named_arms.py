@@ -8,7 +8,7 @@ import pytest
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.results.arms import arm_label
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.plan.plan import Plan
 from fedsweep.tracking import run_name
 from tests.sweep.helpers import write_space
 

@@ -10,10 +10,10 @@ from ray.exceptions import NodeDiedError, TaskUnschedulableError
 from rich.console import Console
 
 from fedsweep.common.errors import UserError
-from fedsweep.sweep.cluster import Node
-from fedsweep.sweep.delivery import Item
-from fedsweep.sweep.needs import Findings, Needs
-from fedsweep.sweep.nodes import survey
+from fedsweep.sweep.cluster.cluster import Node
+from fedsweep.sweep.cluster.file_delivery import Item
+from fedsweep.sweep.cluster.node_requirements import Findings, Needs
+from fedsweep.sweep.cluster.nodes import survey
 
 NODES = [Node(name * 56, f"node {name}", 4, 0) for name in "abc"]
 LACKS = Findings(lacking=[Item("digits", (("digits/images", 10),), "elsewhere", "0" * 64, True)])

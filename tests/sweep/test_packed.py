@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedsweep.results import Attempt
-from fedsweep.sweep.gpus import COUNT, SIZE
-from fedsweep.sweep.packing import needed
+from fedsweep.sweep.cluster.gpus import COUNT, SIZE
+from fedsweep.sweep.cluster.packing import needed
 from tests.sweep.helpers import (
     GRID,
     assert_mlflow_equals_store,

@@ -8,7 +8,7 @@ import pytest
 
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.plan.plan import Plan
 from tests.preparation.sources.trees import grow
 from tests.sweep.helpers import fedsweep, newest, table
 

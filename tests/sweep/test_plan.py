@@ -8,9 +8,9 @@ import pytest
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
-from fedsweep.sweep import plan as plan_module
-from fedsweep.sweep.opening import open_sweep
-from fedsweep.sweep.plan import Plan, engine_digest
+from fedsweep.sweep.plan import plan as plan_module
+from fedsweep.sweep.plan.plan import Plan, engine_digest
+from fedsweep.sweep.running.open_sweep import open_sweep
 from tests.sweep.helpers import GRID, SAMPLED, write_space
 
 

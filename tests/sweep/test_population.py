@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.arms import identity
-from fedsweep.sweep.axis import Axis
-from fedsweep.sweep.population import Member, boundaries, first_generation, successors
-from fedsweep.sweep.schedulers import PopulationScheduler
-from fedsweep.sweep.space import SearchSpace
+from fedsweep.sweep.pruning.population_rules import Member, boundaries, first_generation, successors
+from fedsweep.sweep.space.axes import Axis
+from fedsweep.sweep.space.search_space import SearchSpace
+from fedsweep.sweep.space.settings import PopulationScheduler
 from tests.sweep.helpers import POPULATION
 
 AXES = {"optimizer.lr": Axis(loguniform=(0.001, 1.0)), "optimizer.momentum": Axis(uniform=(0.0, 0.9))}

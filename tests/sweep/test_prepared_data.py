@@ -15,8 +15,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.federation.run import check_digests, split
 from fedsweep.results import Store
-from fedsweep.sweep.opening import open_sweep
-from fedsweep.sweep.plan import Plan
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.open_sweep import open_sweep
 from tests.sweep.helpers import assert_mlflow_equals_store, fedsweep, newest, runs, table
 
 QUICK = ["federation.rounds=1", "local.steps=1", "local.batch_size=8"]

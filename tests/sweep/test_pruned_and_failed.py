@@ -10,10 +10,10 @@ import torch
 from fedsweep.federation.run import run_durably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store
-from fedsweep.sweep.opening import open_sweep
-from fedsweep.sweep.packing import Packing
-from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.search import SampledSearch
+from fedsweep.sweep.cluster.packing import Packing
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.search.ray_searchers import SampledSearch
 from tests.sweep.helpers import (
     GRID,
     SAMPLED,

@@ -11,7 +11,7 @@ from fedsweep.federation.rounds import ServerState
 from fedsweep.results import SweepStore, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep.recording import LOST_WORKERS, Recording
+from fedsweep.sweep.running.recording import LOST_WORKERS, Recording
 
 ROUNDS = 3
 PLAN = TrialPlan(key="k", number=0, arm={"lora.rank": 4}, seed=0, config={})

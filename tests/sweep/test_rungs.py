@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, TrialScheduler
 
-from fedsweep.sweep.medians import Medians
-from fedsweep.sweep.rungs import Rungs, StoppingScheduler
-from fedsweep.sweep.schedulers import ASHAScheduler, MedianScheduler
-from fedsweep.sweep.space import Objective
+from fedsweep.sweep.pruning.single_trials import Medians, Rungs, StoppingScheduler
+from fedsweep.sweep.space.search_space import Objective
+from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler
 
 ROUNDS = 20
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import fedsweep.sweep.scratch as scratch_module
+import fedsweep.sweep.running.trainable as scratch_module
 from fedsweep.common.errors import UserError
-from fedsweep.sweep.scratch import PREFIX, scratch
+from fedsweep.sweep.running.trainable import PREFIX, scratch
 
 WORKER = """
 import sys
-from fedsweep.sweep.scratch import scratch
+from fedsweep.sweep.running.trainable import scratch
 with scratch() as folder:
     (folder / "checkpoint").write_bytes(b"rounds")
     print(folder, flush=True)

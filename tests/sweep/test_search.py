@@ -18,11 +18,10 @@ from fedsweep.results import Outcome, SweepStore, TrialPlan
 from fedsweep.results.arms import Arm
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep.packing import Packing
-from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.planned import PlannedSearch
-from fedsweep.sweep.proposals import Proposals
-from fedsweep.sweep.search import SampledSearch
+from fedsweep.sweep.cluster.packing import Packing
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.search.proposals import Proposals
+from fedsweep.sweep.search.ray_searchers import PlannedSearch, SampledSearch
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, ROUNDS, SAMPLED, write_space
 

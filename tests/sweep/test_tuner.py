@@ -9,11 +9,11 @@ from fedsweep.common.errors import UserError
 from fedsweep.results import Outcome, SweepStore
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep import cluster
-from fedsweep.sweep.cluster import check_resources, concurrency
-from fedsweep.sweep.opening import alone, settle, tidy
-from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.space import Resources
+from fedsweep.sweep.cluster import cluster
+from fedsweep.sweep.cluster.cluster import check_resources, concurrency
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.open_sweep import alone, settle, tidy
+from fedsweep.sweep.space.search_space import Resources
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, ROUNDS, write_space
 

@@ -11,11 +11,11 @@ from fedsweep.common.errors import UserError
 from fedsweep.results import Outcome, Store, SweepStore
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep import warm_start
-from fedsweep.sweep.opening import open_sweep
-from fedsweep.sweep.packing import Packing
-from fedsweep.sweep.plan import Plan
-from fedsweep.sweep.search import SampledSearch
+from fedsweep.sweep.cluster.packing import Packing
+from fedsweep.sweep.plan import warm_start
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.search.ray_searchers import SampledSearch
 from fedsweep.types import ServerState
 from tests.sweep.helpers import ROUNDS, SAMPLED, write_space
 

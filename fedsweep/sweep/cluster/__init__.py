@@ -1,0 +1,1 @@
+"""Ray's machines: joining, checking nodes, sending files, sharing GPUs."""

@@ -1,0 +1,146 @@
+"""The machines of a sweep: this one, or those of a Ray cluster; and how many trials they take side by side."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import dataclass
+
+from joblib import cpu_count
+
+from fedsweep.common.errors import UserError
+from fedsweep.sweep.cluster.gpus import COUNT, SIZE, count_gpus, logical_gpus
+from fedsweep.sweep.space.search_space import Resources
+
+LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a machine has."""
+
+    id: str
+    name: str
+    cpus: float
+    gpus: float
+
+    def slots(self, resources: Resources) -> int:
+        """Trials that it takes side by side; with `auto`, as many as its cores allow, if it has a GPU."""
+        slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
+        if share == "auto":
+            return slots if self.gpus >= 1 else 0
+        if share > 0:
+            slots = min(slots, int(self.gpus) * int(1 / share) if share <= 1 else int(self.gpus / share))
+        return slots
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where the trials of a sweep run. `nodes` is empty for this machine, whose parts are counted when asked for."""
+
+    address: str = LOCAL
+    nodes: tuple[Node, ...] = ()
+    at_once: int | None = None
+    """Trials side by side that the user asks for; a cluster that adds nodes when wanted does not tell which."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is this machine alone, with a Ray of the sweep's own."""
+        return self.address == LOCAL
+
+
+HERE = Cluster()
+
+
+def processor(resources: Resources) -> str:
+    """What decides the last digits of a trial beside its configuration, code and data."""
+    threads = f"{resources.threads} thread{'s' * (resources.threads > 1)}"
+    if resources.device == "cpu":
+        return f"{platform.machine()}, {threads}"
+    import torch
+
+    return f"{torch.cuda.get_device_name()}, {threads}"
+
+
+def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
+    """Refuse what would make Ray wait for ever in silence.
+
+    Raises:
+        UserError: a fraction above one that is not whole, or more than the machine, or any node, has.
+    """
+    gpus, cpus, logical = resources.gpus_per_trial, resources.cpus_per_trial, logical_gpus()
+    if gpus != "auto" and gpus > 1 and gpus != int(gpus):
+        raise UserError(f"`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is {gpus:g}.")
+    if not cluster.is_local:
+        if logical is not None and resources.on_gpu:
+            raise UserError(f"{COUNT} makes logical GPUs of this machine alone, and the sweep is to run on a cluster.")
+        _check_nodes_fit(resources, cluster)
+        return
+    here = _this_machine(resources)
+    if gpus == "auto":
+        if here.gpus == 0:
+            raise UserError(
+                "`gpus_per_trial` auto measures a GPU, but this machine has none that Ray could hand out; "
+                f"`--gpus-per-trial 0` would run on the CPU, and {COUNT}=1 with {SIZE} would make a logical one of it."
+            )
+    elif gpus > here.gpus:
+        raise UserError(
+            f"`gpus_per_trial` is {gpus:g}, but this machine has {here.gpus:g} GPUs that Ray could hand out; "
+            "`--gpus-per-trial 0` would run on the CPU."
+        )
+    if cpus > here.cpus:
+        raise UserError(f"`cpus_per_trial` is {cpus:g}, but this machine has {here.cpus:g} cores.")
+
+
+def _check_nodes_fit(resources: Resources, cluster: Cluster) -> None:
+    """A trial runs on one node, so one of them must have all that it asks for, unless the user promises others."""
+    if cluster.at_once or any(node.slots(resources) for node in cluster.nodes):
+        return
+    gpus = resources.gpus_per_trial
+    asked = {"cpus": resources.cpus_per_trial, "gpus": 1 if gpus == "auto" else gpus}  # one to measure on
+    said = {"cpus": f"{asked['cpus']:g}", "gpus": "auto" if gpus == "auto" else f"{gpus:g}"}
+    for name, what in (("gpus", "GPUs"), ("cpus", "cores")):
+        if asked[name] > (most := max((getattr(node, name) for node in cluster.nodes), default=0)):
+            raise UserError(
+                f"`{name}_per_trial` is {said[name]}, but no node of the cluster {cluster.address} has more than "
+                f"{most:g} {what}, and a trial runs on one node."
+            )
+    raise UserError(
+        f"`cpus_per_trial` is {said['cpus']} and `gpus_per_trial` {said['gpus']}, but no node of the cluster "
+        f"{cluster.address} has both, and a trial runs on one node."
+    )
+
+
+def available_cpus() -> int:
+    """Cores that this process may use, a container's quota respected."""
+    return int(cpu_count())
+
+
+def _this_machine(resources: Resources) -> Node:
+    """GPUs are counted only where they are asked for: that takes torch."""
+    return Node("", "this machine", available_cpus(), count_gpus() if resources.on_gpu else 0)
+
+
+def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
+    """Trials side by side: those that fit on this machine or the cluster's nodes, or as many as the user asks for."""
+    if cluster.at_once and not cluster.is_local:
+        return cluster.at_once
+    fit = max(sum(node.slots(resources) for node in _nodes(resources, cluster)), 1)
+    return min(fit, cluster.at_once or fit)
+
+
+def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
+    """Trials on one GPU, so that together they leave no core idle; more would only split its memory further."""
+    at_once = concurrency(resources, cluster)
+    nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
+    on_each = [math.ceil(min(node.slots(resources), at_once) / int(node.gpus)) for node in nodes]
+    return max(*on_each, 1) if on_each else at_once
+
+
+def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
+    """GPUs of this machine, if trials ask for any, or of all nodes."""
+    return sum(int(node.gpus) for node in _nodes(resources, cluster))
+
+
+def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
+    return (_this_machine(resources),) if cluster.is_local else cluster.nodes

@@ -1,0 +1,138 @@
+"""What a node must have for the trials of a sweep, and whether it has it. This runs on the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import data_folder, environment
+from fedsweep.federation.run import content_digests
+from fedsweep.federation.run_config import RunConfig
+from fedsweep.sweep.cluster.file_delivery import Item, fetch, items_of
+from fedsweep.sweep.cluster.node_probe import enter, shares
+from fedsweep.sweep.plan.code_identity import ENGINE_PACKAGES, engine_digest
+from fedsweep.sweep.plan.plan import Plan
+
+RULE = "every node must have this machine's fedsweep and packages, its store as a shared folder, and its data"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a node must have for a sweep."""
+
+    engine: str
+    packages: Mapping[str, str]
+    environment: Mapping[str, str]
+    contents: tuple[tuple[Mapping[str, Any], Mapping[str, str], tuple[Item, ...]], ...]
+    """Runs that differ in what they read: a configuration, its digests, and the files that can be sent."""
+    probe: str = ""
+    """A file, or an object, in the store that the driver wrote just now."""
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """All files that can be sent, each once."""
+        return tuple(dict.fromkeys(item for *_, items in self.contents for item in items))
+
+    @classmethod
+    def of(cls, plan: Plan) -> Needs:
+        """What the trials of a plan read. Call after its preflight, which says what is missing on this machine."""
+        contents = {}
+        for config in plan.reachable():
+            digests = content_digests(config)
+            key = json.dumps([digests, config.model_dump(mode="json", include={"data", "backbone", "synthetic"})])
+            if key not in contents:
+                contents[key] = (config.model_dump(mode="json"), digests, tuple(items_of(config)))
+        return cls(engine_digest(), installed(), environment(), tuple(contents.values()))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a node found at itself."""
+
+    problems: list[str] = field(default_factory=list)
+    lacking: list[Item] = field(default_factory=list)
+    open_to_all: bool = False
+    """Whether its Ray takes work from anyone who reaches it."""
+
+
+def installed() -> dict[str, str]:
+    """Versions of the packages that decide a run's numbers."""
+    return {name: metadata.version(name) for name in ENGINE_PACKAGES}
+
+
+def look(needs: Needs) -> Findings:
+    """Compare this machine with what a sweep needs; runs on the node."""
+    enter(needs.environment)
+    if (engine := engine_digest()) != needs.engine:
+        return Findings([f"has another version of fedsweep ({engine[:12]}, not {needs.engine[:12]})"])
+    problems = []
+    for name, version in installed().items():
+        if version != needs.packages[name]:
+            problems.append(f"has {name} {version}, not {needs.packages[name]}")
+    if needs.probe and (problem := shares(needs.probe)):
+        problems.append(problem)
+    lacking = [item for item in needs.items if not item.is_there()]
+    if lacking and (problem := _cannot_take(sum(item.bytes for item in lacking))):
+        problems.append(problem)
+    for config, digests, items in needs.contents:
+        if not any(item in lacking for item in items) and (problem := _other_content(config, digests)):
+            problems.append(problem)
+    return Findings(list(dict.fromkeys(problems)), lacking, os.environ.get("RAY_AUTH_MODE", "").lower() != "token")
+
+
+def _cannot_take(size: int) -> str:
+    """Why prepared data of that many bytes cannot be put here."""
+    root = data_folder()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        return f"lacks data, and {root} cannot be made ({error.strerror})"
+    if not os.access(root, os.W_OK):
+        return f"lacks data, and {root} cannot be written"
+    return f"lacks {size / 1e9:.1f} GB of data, and {root} has {free / 1e9:.1f} GB left" if size > free else ""
+
+
+def _other_content(config: Mapping[str, Any], digests: Mapping[str, str]) -> str:
+    """Whether data or weights are others here than those that the sweep was planned with."""
+    try:
+        run = RunConfig.of(dict(config), "the sweep's plan")
+        found = content_digests(run)
+        other = [name for name, digest in digests.items() if found[name] != digest]
+        return f"has other {' and '.join(other)} in {data_folder()}" if other else ""
+    except UserError as error:
+        return f"cannot read its data or weights ({one_line(error)})"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What each worker of a cluster does before its first trial, so that a node that joins later is made ready too."""
+
+    needs: Needs
+    library: Any
+    """The `Library` actor."""
+
+    def enter(self) -> None:
+        """Fetch what this node lacks, once.
+
+        Raises:
+            UserError: the node is not as the sweep needs it.
+        """
+        if self.needs in _entered:
+            return
+        findings = look(self.needs)
+        if findings.lacking and not findings.problems:
+            fetch(findings.lacking, self.library)
+            findings = look(self.needs)
+        if findings.problems:
+            raise UserError(f"the node {os.uname().nodename} {' and '.join(findings.problems)}; {RULE}.")
+        _entered.append(self.needs)
+
+
+_entered: list[Needs] = []

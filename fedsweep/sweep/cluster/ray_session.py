@@ -1,0 +1,218 @@
+"""Ray for the time of a sweep: one of our own on this machine, or a cluster that is joined."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus
+from fedsweep.sweep.cluster.gpus import logical_gpus
+
+RAY_SETTINGS = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    # Under `uv run`, Ray would copy the working directory, prepared images and all, and start each worker in the copy.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # A stopped trial's thread that lets go of its memory for longer than Ray waits (2 s) would lose the worker's next
+    # trial: Ray marks it as an error and tells neither searcher nor callbacks.
+    "TUNE_FUNCTION_THREAD_TIMEOUT_S": "3600",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+# Unlike its name, this is read on every system: where clusters are off, Ray's servers listen on 127.0.0.1 alone.
+LOCAL_SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # a cluster that refuses the token is asked a few times, not 20
+HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
+ANSWER_SECONDS = 10.0
+TOKEN_HINT = "RAY_AUTH_TOKEN_PATH names the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
+
+
+def check_address(address: str) -> None:
+    """Raise UserError unless `address` is local, auto, or HOST:PORT of a cluster's head."""
+    if address.startswith("ray://"):
+        raise UserError(
+            f"`--address` {address} is Ray Client's, which fedsweep does not use; "
+            "`ray job submit -- fedsweep tune ...` runs the command on the cluster's head (docs/cluster.md)."
+        )
+    if address not in (LOCAL, "auto") and not HOST_AND_PORT.fullmatch(address):
+        raise UserError(
+            f"`--address` must be local, auto, or HOST:PORT of a Ray cluster's head, but it is `{address}`."
+        )
+
+
+def not_followed(address: str) -> str:
+    """What to say where RAY_ADDRESS names a cluster that the sweep does not go to; empty for nothing.
+
+    A variable left over in a shell must not send hours of work, and the data, to machines that nobody named.
+    """
+    if address != LOCAL or (other := os.environ.get("RAY_ADDRESS")) in (None, "", LOCAL):
+        return ""
+    return f"The sweep runs on this machine alone; RAY_ADDRESS is {other}, and `--address auto` would run it there."
+
+
+def prepare_environment(cluster: Cluster = HERE) -> None:
+    """Set what Ray reads when it is imported.
+
+    A Ray of our own takes work only from who has its token. The token is new for each process and stays in its
+    environment, which only this user can read; Ray's default would leave one in a file that everybody can.
+    """
+    settings = RAY_SETTINGS | (LOCAL_SETTINGS if cluster.is_local else JOINING_SETTINGS)
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    if cluster.is_local:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    elif token_is_there():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray itself would not, where an address is given
+
+
+def token_is_there() -> bool:
+    """Whether a token for a cluster is at hand: in the environment, in the file it names, or in the user's home."""
+    named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    return bool(named) or Path("~/.ray/auth_token").expanduser().is_file()
+
+
+@contextlib.contextmanager
+def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
+    """The machines of a sweep, a cluster joined until the end; leaving it does not end what is not ours.
+
+    Raises:
+        UserError: the address is none, nothing answers there, or it does not let us in.
+    """
+    check_address(address)
+    if address == LOCAL:
+        yield Cluster(at_once=at_once)
+        return
+    prepare_environment(Cluster(address))
+    check_answers(address, os.environ)
+    import ray
+
+    try:
+        with without_stderr() as said:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+    except Exception as error:  # ConnectionError, AuthenticationError, RuntimeError of another version
+        ray.shutdown()
+        raise UserError(_why_not(address, error, "".join(said))) from None
+    _silence()
+    try:
+        yield Cluster(ray.get_runtime_context().gcs_address, tuple(_alive(ray.nodes())), at_once)
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[list[str]]:
+    """Ray's C++ side tells each refusal there, and Ray 2.52 nowhere else. What it told is given after the block.
+
+    What a refusal comes to is an exception, and the sentence is ours.
+    """
+    told: list[str] = []
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as silent:
+        try:
+            os.dup2(silent.fileno(), 2)
+            yield told
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            silent.seek(0)
+            told.append(silent.read().decode(errors="replace"))
+
+
+def check_answers(address: str, environ: Mapping[str, str]) -> None:
+    """Ray would ask for two minutes where nobody listens."""
+    where = environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if not (found := HOST_AND_PORT.fullmatch(where)):
+        if where != "auto":  # of RAY_ADDRESS
+            check_address(where)
+        return
+    try:
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"there is no Ray cluster at {where} that could be reached: {one_line(error)}.") from None
+
+
+def token_problem(address: str, error: Exception, said: str = "") -> str:
+    """One sentence about a token that is wrong or missing; empty if something else keeps us out."""
+    told = f"{error} {error.__cause__ or ''} {said}"
+    if any(one in told for one in ("Unauthenticated", "InvalidAuthToken", "missing authentication token")):
+        has = "the token given is not the cluster's" if os.environ.get("RAY_AUTH_MODE") == "token" else "none was given"
+        return f"the Ray cluster at {address} asks for a token, and {has}; {TOKEN_HINT}."
+    if type(error).__name__ == "AuthenticationError":
+        return f"`--address` {address}: RAY_AUTH_MODE is token, but there is no token; {TOKEN_HINT}."
+    return ""
+
+
+def _why_not(address: str, error: Exception, said: str) -> str:
+    """One sentence about a cluster that did not let us in."""
+    if problem := token_problem(address, error, said):
+        return problem
+    if address == "auto" and isinstance(error, ConnectionError) and error.__cause__ is None:
+        return "`--address` auto found no Ray cluster on this machine, and RAY_ADDRESS names none."
+    return f"the Ray cluster at {address} cannot be joined: {one_line(error)}."
+
+
+def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
+    """The nodes that are up, from `ray.nodes()`; names that two of them have get a part of the id."""
+    up = [one for one in found if one["Alive"]]
+    names = [one.get("NodeName") or one["NodeManagerAddress"] for one in up]
+    called = [
+        name if names.count(name) == 1 else f"{name} ({one['NodeID'][:8]})" for name, one in zip(names, up, strict=True)
+    ]
+    return [
+        Node(one["NodeID"], name, one["Resources"].get("CPU", 0), one["Resources"].get("GPU", 0))
+        for name, one in zip(called, up, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
+    """Ray for the time of the trials: a quiet one of our own, or the cluster that was joined already.
+
+    Raises:
+        UserError: Ray does not start here.
+    """
+    if not cluster.is_local:
+        yield
+        return
+    prepare_environment()
+    import ray
+
+    try:
+        ray.init(
+            address=LOCAL,
+            num_cpus=available_cpus(),
+            num_gpus=logical.count if (logical := logical_gpus()) else None,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+        )
+    except Exception as error:  # of no class of its own where a node takes longer than the 30 s that Ray waits
+        ray.shutdown()
+        raise UserError(
+            f"Ray does not start on this machine ({one_line(error).split('. ')[0]}); it waits for 30 seconds, too "
+            "short where others keep the machine busy: the same command with --resume goes on."
+        ) from None
+    _silence()
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _silence() -> None:
+    for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)

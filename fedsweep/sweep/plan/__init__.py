@@ -1,0 +1,1 @@
+"""From a search space to checked, keyed trials. No Ray."""

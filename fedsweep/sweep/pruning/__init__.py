@@ -1,0 +1,1 @@
+"""Which trials, arms and members of a population continue."""

@@ -1,0 +1,133 @@
+"""A population on disk: its members' trials, generation by generation, from what they recorded alone. No ray, no torch.
+
+A member that takes over another one's state does so as a new trial. That begins with its parent's checkpoint, which
+stands at the end of the generation because no member is played beyond it before all are there.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fedsweep.results import Outcome, Start, SweepStore, TrialPlan
+from fedsweep.results.arms import Arm, identity
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.pruning.population_rules import Member, boundaries, first_generation, successors
+
+ERRORS = ("diverged", "failed")
+
+
+def numbers(arm: Arm) -> dict[str, float]:
+    """The values of an arm that has numbers only."""
+    return {name: float(value) for name, value in arm.items() if isinstance(value, int | float)}
+
+
+class Generations:
+    """All trials of a population by now, what they have recorded, and what follows from it."""
+
+    def __init__(self, plan: Plan, sweep: SweepStore) -> None:
+        """Of a plan whose search is random and whose scheduler is pbt."""
+        search, objective = plan.space.search, plan.space.objective
+        if search.name != "random" or plan.space.scheduler.name != "pbt":
+            raise ValueError(f"search {search.name} and scheduler {plan.space.scheduler.name} make no population")
+        self.sweep, self.rounds = sweep, plan.base.federation.rounds
+        self.plans: dict[str, TrialPlan] = {}
+        self._plan, self._scheduler, self._seed = plan, plan.space.scheduler, search.seed
+        self._metric, self._sign = objective.metric, 1 if objective.mode == "max" else -1
+        self._ends = [*boundaries(self._scheduler.interval, self.rounds), self.rounds]
+        self._generation = 0
+        self._values: dict[str, dict[int, float]] = {}
+        self._last: dict[str, int] = {}
+        self._errors: dict[str, Outcome] = {}
+        self._replaced: dict[str, Outcome] = {}
+        self._over = False
+        first = first_generation(plan.space.space, search.samples, search.seed)
+        for values, point in zip(first, search.first, strict=False):
+            values.update(numbers(point))
+        self._members = [self._new(number, values) for number, values in enumerate(first)]
+        self._advance()
+
+    @property
+    def until(self) -> int:
+        """The last round of this generation."""
+        return self._ends[self._generation]
+
+    def refresh(self, key: str) -> None:
+        """Read what a trial has recorded by now, and whether it met an error; go on to what follows from it."""
+        self._read(key)
+        self._advance()
+
+    def met(self, key: str, error: Outcome) -> None:
+        """A trial diverged or failed; a worker that was lost after the last round of a generation is no failure."""
+        self._read(key)
+        if self._last[key] < self.until:
+            self._errors[key] = error
+        self._advance()
+
+    def wanted(self) -> list[tuple[str, int]]:
+        """Members that have not come to the end of this generation, with that round; empty once all is over."""
+        if self._over:
+            return []
+        return [(key, self.until) for key in self._members if not self._settled(key)]
+
+    def unplanned(self) -> list[TrialPlan]:
+        """Successors that are not on disk yet. All must be before any member is played further."""
+        return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
+
+    def visible(self, key: str) -> int:
+        """The last round of a trial that may be shown: none is played beyond what is decided."""
+        return self.rounds
+
+    def outcome(self, key: str) -> Outcome | None:
+        """How a trial ended, as far as that is decided."""
+        if (error := self._errors.get(key)) is not None:
+            return error
+        if (replaced := self._replaced.get(key)) is not None:
+            return replaced
+        return Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
+
+    def _new(self, number: int, values: dict[str, float], start: Start | None = None) -> str:
+        plan = self._plan.trial(number, dict(values), self._plan.space.seeds[0], start)
+        self.plans[plan.key] = plan
+        self._read(plan.key)
+        return plan.key
+
+    def _read(self, key: str) -> None:
+        trial = self.sweep.trial(key)
+        history, outcome = trial.recorded() if trial.planned else [], trial.outcome()
+        self._values[key] = {one.round: one.metrics[self._metric] for one in history if self._metric in one.metrics}
+        self._last[key] = history[-1].round if history else -1
+        if outcome is not None and outcome.outcome in ERRORS:
+            self._errors[key] = outcome
+
+    def _settled(self, key: str) -> bool:
+        """Whether it has come to the end of this generation, or never will."""
+        return self._last[key] >= self.until or key in self._errors
+
+    def _score(self, key: str) -> float | None:
+        """The objective at the end of this generation, better when larger; None where the member broke."""
+        value = self._values[key].get(self.until, math.nan)
+        return self._sign * value if math.isfinite(value) else None
+
+    def _advance(self) -> None:
+        """Go through all generations that are there as a whole."""
+        while not self._over and all(map(self._settled, self._members)):
+            if self.until == self.rounds or all(self._score(key) is None for key in self._members):
+                self._over = True
+                return
+            self._replace()
+            self._generation += 1
+
+    def _replace(self) -> None:
+        """What follows from this generation: trials of the next one, numbered after all that came before."""
+        plans, size, round = [self.plans[key] for key in self._members], len(self._members), self.until
+        members = {place: Member(numbers(plan.arm), self._score(plan.key)) for place, plan in enumerate(plans)}
+        used = [identity(plan.arm) for plan in self.plans.values()]
+        found = successors(members, self._generation + 1, self._plan.space.space, self._scheduler, self._seed, used)
+        for place, successor in found.items():
+            parent, number = plans[successor.parent], (self._generation + 1) * size + place
+            self._replaced[plans[place].key] = Outcome(
+                outcome="pruned",
+                round=round,
+                reason=f"replaced after round {round} by trial {number}, which goes on from trial {parent.number}",
+            )
+            self._members[place] = self._new(number, successor.values, Start(key=parent.key, round=round))

@@ -1,0 +1,150 @@
+"""Pruning of single trials by successive halving or the median rule, with a log of decisions."""
+
+import json
+import os
+import statistics
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from ray.tune.schedulers import FIFOScheduler
+
+from fedsweep.results.arms import identity
+from fedsweep.results.checkpoint import write_atomically
+from fedsweep.results.remote import NOTHING, Remote
+from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Objective
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a trial was stopped after a round, by the value that it had then; better when larger."""
+
+    key: str
+    round: int
+    value: float
+    stop: bool
+    stratum: str = ""
+
+
+class Decisions:
+    """All decisions of a sweep, by trial and round; a last line torn by a crash is cut off."""
+
+    def __init__(self, log: Path, remote: Remote = NOTHING) -> None:
+        self.log, self._remote = log, remote.below(log.name)
+        self.made: dict[tuple[str, int], Decision] = {}
+        for line in self._whole_lines():
+            self._remember(Decision(**json.loads(line)))
+
+    def add(self, decision: Decision) -> None:
+        """Put a decision down for good."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("a") as file:
+            file.write(json.dumps(asdict(decision)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._remote.push()
+        self._remember(decision)
+
+    def _remember(self, decision: Decision) -> None:
+        self.made[decision.key, decision.round] = decision
+
+    def _whole_lines(self) -> list[str]:
+        if not self.log.exists():
+            return []
+        text = self.log.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            write_atomically(self.log, whole.encode())
+        return whole.splitlines()
+
+
+class Rule(Protocol):
+    """Whether a trial is stopped, from what it and others have reported by then."""
+
+    def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
+        """Whether the trial is stopped after this round. `value` is better when larger."""
+
+
+class Rungs:
+    """Asynchronous successive halving that stops: below the top 1/eta of a rung as filled so far, a trial ends.
+
+    The rule is that of Ray's AsyncHyperBandScheduler with one bracket; Li et al. (2020) promote instead of stopping.
+    Each stratum has rungs of its own.
+    """
+
+    def __init__(self, config: ASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:
+        self.config = config
+        self.milestones: list[int] = []
+        milestone = float(config.grace_rounds)
+        while milestone < rounds:
+            self.milestones.append(int(milestone))
+            milestone *= config.reduction_factor
+        self.values: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        self.decisions = Decisions(log, remote)
+        for made in self.decisions.made.values():
+            self.values[made.stratum, made.round][made.key] = made.value
+
+    def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
+        """Whether the trial is stopped after this round. `value` is better when larger."""
+        if round not in self.milestones:
+            return False
+        if (made := self.decisions.made.get((key, round))) is not None:
+            return made.stop
+        rung = self.values[stratum, round]
+        others = list(rung.values())
+        stop = bool(others) and bool(value < np.percentile(others, (1 - 1 / self.config.reduction_factor) * 100))
+        self.decisions.add(Decision(key, round, value, stop, stratum))
+        rung[key] = value
+        return stop
+
+
+class StoppingScheduler(FIFOScheduler):
+    """Ray's view of a rule: continue or stop after each reported round."""
+
+    def __init__(self, rule: Rule, objective: Objective, per: tuple[str, ...] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rule, self.objective, self.per = rule, objective, per
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Called by Ray in the driver for each report."""
+        if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss, for one
+            return FIFOScheduler.CONTINUE
+        sign = 1 if self.objective.mode == "max" else -1
+        value, stratum = sign * result[self.objective.metric], identity([trial.config.get(one) for one in self.per])
+        stop = self.rule.decide(trial.config["trial"], result["round"], value, stratum)
+        return FIFOScheduler.STOP if stop else FIFOScheduler.CONTINUE
+
+
+class Medians:
+    """A trial ends whose best value so far is below the median of the running means of others at the same round.
+
+    Each stratum has medians of its own. Every round is logged: what is known of other trials must be the same after a
+    resume.
+    """
+
+    def __init__(self, config: MedianScheduler, log: Path, remote: Remote = NOTHING) -> None:
+        self.config = config
+        self.values: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        self.decisions = Decisions(log, remote)
+        for made in self.decisions.made.values():
+            self.values[made.stratum][made.key][made.round] = made.value
+
+    def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
+        """Whether the trial is stopped after this round. `value` is better when larger."""
+        if round < 1:
+            return False  # the untuned model
+        if (made := self.decisions.made.get((key, round))) is not None:
+            return made.stop
+        known = self.values[stratum]
+        known[key][round] = value
+        others = [
+            statistics.fmean(one for at, one in values.items() if at <= round)
+            for other, values in known.items()
+            if other != key and round in values
+        ]
+        enough = round >= self.config.grace_rounds and len(others) >= self.config.fewest
+        stop = enough and max(known[key].values()) < statistics.median(others)
+        self.decisions.add(Decision(key, round, value, stop, stratum))
+        return stop

@@ -1,0 +1,1 @@
+"""A sweep that runs: its folder, Ray Tune, records, live table and end."""

@@ -1,0 +1,1 @@
+"""Which trial Ray Tune runs next."""

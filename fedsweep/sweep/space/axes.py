@@ -1,0 +1,210 @@
+"""One hyperparameter of a search space: the values or the range it takes, and its points."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from fedsweep.common.config import Config
+from fedsweep.common.errors import near
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import Arm, identity, shown_setting
+
+KINDS = ("grid", "choice", "uniform", "loguniform", "integer", "loginteger")
+STEPPED = ("uniform", "integer")
+
+
+class Axis(Config):
+    """The values of one hyperparameter: exactly one kind of them."""
+
+    grid: tuple[Json, ...] | None = Field(None, min_length=1, description="every value, crossed with other grids")
+    choice: tuple[Json, ...] | None = Field(None, min_length=1, description="one of these, sampled")
+    uniform: tuple[float, float] | None = Field(None, description="a number between these, sampled")
+    loguniform: tuple[float, float] | None = Field(None, description="the same, uniform in its logarithm")
+    integer: tuple[int, int] | None = Field(None, description="a whole number from the first to the second, sampled")
+    loginteger: tuple[int, int] | None = Field(None, description="the same, uniform in its logarithm")
+    step: float | None = Field(
+        None, gt=0, description="of `uniform` or `integer`: the first bound and every so much above it, up to the last"
+    )
+    when: dict[str, Json] | None = Field(
+        None,
+        min_length=1,
+        description="where the axis is there: dotted names, each with the value that it must have, or a list of values",
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"each entry of `space` must have exactly one of {', '.join(KINDS)}, but one has {given or 'none'}"
+            )
+        if self.bounds and not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"the bounds of `{given[0]}` must ascend, but they are {list(self.bounds)}")
+        if self.bounds and given[0].startswith("log") and self.bounds[0] <= 0:
+            raise ValueError(f"the bounds of `{given[0]}` must be positive, but they are {list(self.bounds)}")
+        if self.values and len({repr(value) for value in self.values}) < len(self.values):
+            raise ValueError(f"the values of `{given[0]}` must differ, but they are {list(self.values)}")
+        if self.step is not None:
+            self._check_step(given[0], self.step)
+        for name, wanted in (self.when or {}).items():
+            if wanted == []:
+                raise ValueError(f"`when` must give `{name}` a value or a list of values, but the list is empty")
+        return self
+
+    def _check_step(self, kind: str, step: float) -> None:
+        if kind not in STEPPED or self.bounds is None:
+            raise ValueError(f"a `step` is of {' or '.join(f'`{one}`' for one in STEPPED)}, but it stands at `{kind}`")
+        if kind == "integer" and not step.is_integer():
+            raise ValueError(f"the `step` of `integer` must be a whole number, but it is {step:g}")
+        low, high = self.bounds
+        if (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)):
+            raise ValueError(f"the `step` of `{kind}` must divide {high:g} - {low:g}, but it is {step:g}")
+
+    @property
+    def kind(self) -> str:
+        """The one of `KINDS` that is given."""
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+    @property
+    def values(self) -> tuple[Json, ...]:
+        """Those of a grid or a choice; none of a range."""
+        return self.grid or self.choice or ()
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Those of a range."""
+        return self.uniform or self.loguniform or self.integer or self.loginteger
+
+    @property
+    def conditions(self) -> dict[str, tuple[Json, ...]]:
+        """Where it is there: by dotted name the values of which one must be met.
+
+        >>> Axis(choice=(4, 8), when={"method.name": "fedbrick", "lora.rank": [1, 2]}).conditions
+        {'method.name': ('fedbrick',), 'lora.rank': (1, 2)}
+        """
+        return {one: tuple(value) if isinstance(value, list) else (value,) for one, value in (self.when or {}).items()}
+
+    def exact(self, drawn: Json) -> Json:
+        """The value that is meant where arithmetic in binary has drawn one beside it.
+
+        >>> Axis(uniform=(0.0, 0.5), step=0.05).exact(0.15000000000000002)
+        0.15
+        """
+        if self.uniform is None or self.step is None or not isinstance(drawn, float):
+            return drawn
+        low, step = Decimal(str(self.uniform[0])), Decimal(str(self.step))
+        return float(low + round((Decimal(str(drawn)) - low) / step) * step)
+
+    def has(self, value: Json) -> bool:
+        """Whether it can have the value.
+
+        >>> axis = Axis(integer=(2, 8), step=2)
+        >>> axis.has(4), axis.has(5), axis.has(10), axis.has("four")
+        (True, False, False, False)
+        """
+        if self.bounds is None:
+            return any(same(value, one) for one in self.values)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        low, high = self.bounds
+        step = self.step or (1 if self.integer or self.loginteger else 0)
+        within = low <= value <= high
+        return within and not (step and (Decimal(str(value)) - Decimal(str(low))) % Decimal(str(step)))
+
+    def probes(self, asked: tuple[Json, ...] = ()) -> list[Json]:
+        """Values whose validity speaks for the axis: all, or the ends of a range and what conditions ask of it."""
+        ends = self.values or self.bounds or ()
+        return [*ends, *(one for one in asked if self.has(one) and not any(same(one, end) for end in ends))]
+
+    def shown(self) -> str:
+        """For people.
+
+        >>> Axis(uniform=(0.0, 0.5), step=0.05).shown(), Axis(choice=("l0", None)).shown()
+        ('uniform [0, 0.5], step 0.05', 'choice [l0, null]')
+        """
+        values = shown_setting(list(self.values or self.bounds or ()))
+        return f"{self.kind} {values}{f', step {self.step:g}' if self.step is not None else ''}"
+
+    def shown_conditions(self) -> str:
+        """For people; empty where it is always there.
+
+        >>> Axis(choice=(4, 8), when={"method.name": ["fedra", "fedbrick"], "lora.dropout": 0.0}).shown_conditions()
+        'method.name fedra or fedbrick, lora.dropout 0'
+        """
+        return ", ".join(condition(name, values) for name, values in self.conditions.items())
+
+
+def condition(name: str, values: Iterable[Json]) -> str:
+    """One of an axis's conditions for people."""
+    return f"{name} {' or '.join(map(shown_setting, values))}"
+
+
+def same(one: Json, other: Json) -> bool:
+    """Whether two values are one in YAML, where `1` and `1.0` are and `1` and `true` are not.
+
+    >>> same(1, 1.0), same(1, True), same([4, 4], [4, 4])
+    (True, False, True)
+    """
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def names_of(key: str) -> list[str]:
+    """The names that vary together on one axis.
+
+    >>> names_of("lora.rank"), names_of("method, optimizer")
+    (['lora.rank'], ['method', 'optimizer'])
+    """
+    return [name.strip() for name in key.split(",")]
+
+
+def check_points(points: Sequence[Arm], axes: Mapping[str, Axis], samples: int) -> None:
+    """Refuse points to try first that no sample could be.
+
+    Raises:
+        ValueError: a name or a value is not of the axes, or there are more points than samples.
+    """
+    if len(points) > samples:
+        raise ValueError(f"`search.first` has {len(points)} points, but `search.samples` is {samples}")
+    for place, point in enumerate(points):
+        if not point:
+            raise ValueError(f"`search.first.{place}` must give a value of `space`, but it is empty")
+        for name, value in point.items():
+            if name not in axes:
+                raise ValueError(
+                    f"`search.first.{place}` names `{name}`, which `space` does not vary{near(name, axes)}"
+                )
+            if not holds(axes[name], value):
+                raise ValueError(f"`search.first.{place}`: `{name}` must be {wanted(axes[name])}, but it is {value}")
+
+
+def holds(axis: Axis, value: Json) -> bool:
+    """Whether a value is one that the axis can give.
+
+    >>> holds(Axis(integer=(1, 8)), 4), holds(Axis(integer=(1, 8)), 4.5), holds(Axis(choice=("a", [1])), [1])
+    (True, False, True)
+    """
+    if axis.choice is not None:
+        return identity(value) in map(identity, axis.choice)
+    whole, bounds = _range(axis)
+    if bounds is None or not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
+        return False
+    steps = 0.0 if axis.step is None else (value - bounds[0]) / axis.step
+    return bounds[0] <= value <= bounds[1] and abs(steps - round(steps)) < 1e-9
+
+
+def wanted(axis: Axis) -> str:
+    """What an axis gives, in words."""
+    if axis.choice is not None:
+        return f"one of {', '.join(map(str, axis.choice))}"
+    whole, bounds = _range(axis)
+    low, high = bounds or (None, None)
+    steps = f" in steps of {axis.step}" if axis.step is not None else ""
+    return f"a{' whole' if whole else ''} number from {low} to {high}{steps}"
+
+
+def _range(axis: Axis) -> tuple[bool, tuple[float, float] | None]:
+    """Whether its numbers are whole, and its bounds."""
+    whole = axis.integer or axis.loginteger
+    return whole is not None, whole or axis.uniform or axis.loguniform

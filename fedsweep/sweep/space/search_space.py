@@ -1,0 +1,282 @@
+"""A search space file: what varies around an experiment. No ray, no torch."""
+
+from itertools import islice
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsweep.common.config import Config
+from fedsweep.common.errors import near
+from fedsweep.common.yaml_values import Json
+from fedsweep.results.arms import NAMED, WITHOUT, Arm, Reference
+from fedsweep.sweep.cluster.gpus import logical_gpus
+from fedsweep.sweep.pruning.population_rules import check_population
+from fedsweep.sweep.space.ablation import Subsets, ablation_arms, compared_to
+from fedsweep.sweep.space.axes import Axis, check_points, names_of
+from fedsweep.sweep.space.conditions import Conditions, Resolve, asking_order, concerns
+from fedsweep.sweep.space.designs import (
+    Design,
+    Factors,
+    arm_of,
+    every,
+    full_factorial,
+    one_factor,
+    pairs,
+)
+from fedsweep.sweep.space.settings import Objective, Scheduler, Search
+
+PROBED = 4096
+"""Combinations of a sampled search's values that are all checked; of more, those in which all pairs of values are."""
+
+
+class Resources(Config):
+    """What one trial is given."""
+
+    cpus_per_trial: float = Field(1, ge=0.1, description="cores, and torch threads, of a trial")
+    gpus_per_trial: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        0.0, description="GPUs of a trial; a fraction shares one, and `auto` measures how many trials can"
+    )
+    system_metrics: bool = Field(
+        False, description="whether each round also records what the machine did, as `system/...` in MLflow"
+    )
+
+    @property
+    def threads(self) -> int:
+        """Torch threads of a trial."""
+        return max(int(self.cpus_per_trial), 1)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Where a trial computes."""
+        return "cuda" if self.on_gpu and logical_gpus() is None else "cpu"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a trial is given any of a GPU."""
+        return self.gpus_per_trial == "auto" or self.gpus_per_trial > 0
+
+
+class Rounds(Config):
+    """Every trial is played, and what its rounds report is compared."""
+
+    name: Literal["rounds"] = "rounds"
+
+
+class Parameters(Config):
+    """Parameters and bytes are counted from shapes: no weights, no data, nothing trained and nothing recorded."""
+
+    name: Literal["parameters"] = "parameters"
+    classes: int = Field(100, gt=1, description="classes of the head")
+
+
+class SearchSpace(Config):
+    """A set of runs around an experiment."""
+
+    what_a_name_is: ClassVar[str] = "an entry of a search space"
+
+    experiment: str = Field(description="the experiment that it starts from")
+    fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment, the same in all arms")
+    ablate: dict[str, Json] | None = Field(
+        None,
+        min_length=1,
+        description="components of the method: what each dotted name is set to where the component is left out",
+    )
+    subsets: Subsets = Field(
+        "one", description="arms of `ablate` beside the full method: `one` component left out, or `all` sets of them"
+    )
+    named: dict[str, dict[str, Json]] | None = Field(
+        None, min_length=1, description="arms by what they are called, each with its changes to the experiment"
+    )
+    space: dict[str, Axis] = Field(
+        default_factory=dict,
+        description="what varies: an axis under each dotted name, or a `grid` of lists under several names with commas",
+    )
+    design: Design = Field(
+        "full",
+        description="arms of a grid: `full`, all of them, or `one_factor`, the baseline and each other value alone",
+    )
+    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
+    baseline: Arm | None = Field(
+        default_factory=compared_to,
+        description="the arm that others are compared to, each at its own values of what is not named here; "
+        "of an `ablate` the full method",
+    )
+    reference: Reference | None = Field(None, description="a paper's values of arms, shown beside ours, never mixed in")
+    columns: tuple[str, ...] = Field(
+        (),
+        description="what the table shows beside the objective: columns by name, or metrics; empty for the usual",
+    )
+    measure: Annotated[Rounds | Parameters, Field(discriminator="name")] = Field(
+        Rounds(), description="what is measured of each arm: rounds that are played, or parameters that are counted"
+    )
+    objective: Objective = Field(default_factory=Objective)
+    search: Search
+    scheduler: Scheduler
+    resources: Resources = Field(default_factory=Resources)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        gridded = self.search.name == "grid"
+        self._check_arms_in_words(gridded)
+        for name, axis in self.space.items():
+            if (axis.grid is not None) != gridded:
+                wanted = "`grid` values" if gridded else "a range or `choice`, not `grid`"
+                raise ValueError(f"`search` {self.search.name} needs {wanted}, which `space.{name}` does not give")
+        if "seed" in {*self.names, *self.fixed}:
+            raise ValueError("seeds are given by `seeds`, not as a hyperparameter of the space")
+        self._check_names()
+        if both := sorted(set(self.names) & set(self.fixed)):
+            raise ValueError(f"`{both[0]}` is varied by the search space and cannot be fixed as well")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ValueError(f"`seeds` must be different and not negative, but they are {list(self.seeds)}")
+        if not gridded and self.measure.name == "parameters":
+            raise ValueError(
+                f"`measure` parameters counts the arms of a grid, and `search` {self.search.name} has none"
+            )
+        if not gridded and len(self.seeds) > 1:
+            raise ValueError(
+                f"`search` {self.search.name} runs each sample once: give one seed, not {list(self.seeds)}"
+            )
+        self._check_scheduler(gridded)
+        for entry, given in (("baseline", self.baseline), ("reference", self.reference)):
+            if given is not None and not gridded:
+                place = "baseline" if entry == "baseline" else "reference.arms.0.arm"
+                raise ValueError(f"`{place}` names an arm of a grid, and `search` {self.search.name} has none")
+        if self.design == "one_factor" and not gridded:
+            raise ValueError(f"`design` one_factor is of a grid, and `search` {self.search.name} has none")
+        if self.design == "one_factor" and self.baseline is None:
+            raise ValueError("`design` one_factor needs a `baseline` around which one value at a time is changed")
+        if self.search.name != "grid":
+            check_points(self.search.first, self.space, self.search.samples)
+        self._check_two_objectives()
+        asking_order(self.space)
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """All dotted names that vary."""
+        own = dict.fromkeys(name for changes in (self.named or {}).values() for name in changes)
+        return [*self._axis_names, *own, *(self.ablate or ())]
+
+    @property
+    def _axis_names(self) -> list[str]:
+        return [name for key in self.space for name in names_of(key)]
+
+    def _check_arms_in_words(self, gridded: bool) -> None:
+        if self.ablate is None and self.named is None and not self.space:
+            raise ValueError("`space`, `named` or `ablate` must say what varies, but none does")
+        if self.ablate is None and self.subsets != "one":
+            raise ValueError(f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none")
+        for entry in ("ablate", "named"):
+            if getattr(self, entry) is not None and not gridded:
+                raise ValueError(f"`{entry}` needs `search` grid, but it is {self.search.name}")
+        for name, changes in (self.named or {}).items():
+            if both := sorted({*self._axis_names, *(self.ablate or ())} & {*changes}):
+                raise ValueError(
+                    f"`{both[0]}` is changed by the arm `{name}` of `named` and cannot be varied otherwise as well"
+                )
+        if both := sorted(set(self._axis_names) & set(self.ablate or ())):
+            raise ValueError(f"`{both[0]}` is left out by `ablate` and cannot be varied by `space` as well")
+
+    def _check_names(self) -> None:
+        names = self._axis_names
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"`{twice[0]}` is varied twice by `space`")
+        for key, axis in self.space.items():
+            count = len(names_of(key))
+            if count > 1 and axis.grid is None:
+                raise ValueError(f"several names together need `grid` values, which `space.{key}` does not give")
+            for value in (axis.grid or ()) if count > 1 else ():
+                if not isinstance(value, list) or len(value) != count:
+                    raise ValueError(
+                        f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
+                    )
+
+    def _check_scheduler(self, gridded: bool) -> None:
+        scheduler = self.scheduler
+        if scheduler.name == "arms" and not gridded:
+            raise ValueError(f"`scheduler` arms prunes arms of a grid, and `search` {self.search.name} has none")
+        if scheduler.name == "pbt":
+            check_population(self.search, self.space, scheduler)
+        for name in getattr(scheduler, "per", ()):
+            if name not in self._axis_names:
+                raise ValueError(
+                    f"`scheduler.per` must name hyperparameters that `space` varies, but {name} is none"
+                    f"{near(name, self._axis_names).rstrip('?')}"
+                )
+
+    def _check_two_objectives(self) -> None:
+        if self.objective.against is None:
+            return
+        if self.scheduler.name != "none":
+            raise ValueError(
+                f"`scheduler` {self.scheduler.name} prunes by one objective, and `objective.against` "
+                f"{self.objective.against.metric} is a second one: it needs `scheduler` none"
+            )
+        if self.measure.name == "parameters":
+            raise ValueError("`objective.against` is of trials that are played, and `measure` parameters plays none")
+
+    def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
+        """All arms of a grid, in the order of the file; those of an ablation together, the full method first.
+
+        An arm has the values of those axes only that are there in it. Another `design` may be asked for than the
+        space's own.
+
+        Raises:
+            ValueError: `design` one_factor goes from a baseline that is none of the arms.
+        """
+        factors, conditions = self._factors(), Conditions(self.space, resolve)
+        if (design or self.design) == "one_factor":
+            return one_factor(factors, self._order(factors), conditions.active, self.baseline or {})
+        return full_factorial(factors, self._order(factors), conditions.active)
+
+    def next_name(self, drawn: Arm, resolve: Resolve) -> str | None:
+        """The axis of a sampled search to draw from next, given what is drawn; None where the arm is whole.
+
+        To be asked again after each draw: whether an axis is there may depend on it. An axis that is not there is never
+        named. Without conditions the axes come in the order of the file.
+        """
+        conditions = Conditions(self.space, resolve)
+        missing = (key for key in asking_order(self.space) if key not in drawn)
+        return next((key for key in missing if conditions.active(key, drawn)), None)
+
+    def exact(self, drawn: Arm) -> Arm:
+        """What is meant by values that a sampler has drawn: `0.15` by `0.15000000000000002` where 0.05 is the step."""
+        return {name: self.space[name].exact(value) if name in self.space else value for name, value in drawn.items()}
+
+    def probes(self, resolve: Resolve) -> list[Arm]:
+        """Arms whose validity speaks for all of a sampled search: of a range its ends, and what conditions ask of it.
+
+        They are all combinations, or, of more than `PROBED`, some in which every reachable pair of values is.
+        """
+        asked = [one for axis in self.space.values() for one in axis.conditions.items()]
+        factors = {
+            key: [
+                {key: value} for value in axis.probes(tuple(v for name, values in asked if name == key for v in values))
+            ]
+            for key, axis in self.space.items()
+        }
+        order, conditions = self._order(factors), Conditions(self.space, resolve)
+        picked = list(islice(every(factors, order, conditions.active), PROBED + 1))
+        if len(picked) > PROBED:
+            deciding = {key for key in self.space if any(concerns(axis, key) for axis in self.space.values())}
+            picked = pairs(factors, order, conditions.active, deciding, PROBED)
+        return [arm_of(factors, one) for one in picked]
+
+    def _factors(self) -> Factors:
+        """What is crossed in a grid, by what it is called: the levels, each a part of an arm."""
+        factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
+        if self.named is not None:
+            factors[NAMED] = [{NAMED: name} for name in self.named]
+        if self.ablate is not None:
+            factors[WITHOUT] = ablation_arms(list(self.ablate), self.subsets)
+        return factors
+
+    def _order(self, factors: Factors) -> list[str]:
+        """Arms in words first, because conditions may depend on what they change."""
+        return [*(key for key in factors if key not in self.space), *asking_order(self.space)]
+
+
+def _valued(key: str, value: Json) -> Arm:
+    names = names_of(key)
+    return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}

@@ -1,0 +1,145 @@
+"""The objective, scheduler and search of a search space."""
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsweep.common.config import Config
+from fedsweep.results.arms import Arm
+from fedsweep.results.history import History, last, over_the_run
+from fedsweep.results.pareto import Against, Mode
+
+
+class Objective(Config):
+    """What is compared and tuned: a metric at a trial's last round, and what it is weighed against, if anything."""
+
+    metric: str = Field("accuracy/mean", description="a metric of each round, taken at the last one")
+    mode: Mode = Field("max", description="whether more or less of it is better")
+    against: Against | None = Field(
+        None, description="a second objective: trials are then compared by both, and none is pruned"
+    )
+
+    @model_validator(mode="after")
+    def _two(self) -> Self:
+        if self.against is not None and self.against.metric == self.metric:
+            raise ValueError(f"`objective.against.metric` must be another one than `objective.metric` {self.metric}")
+        return self
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """One mode, or one of each objective."""
+        return (self.mode,) if self.against is None else (self.mode, self.against.mode)
+
+    def values(self, history: History) -> tuple[float, ...] | None:
+        """What a whole trial has of each objective, or None where it lacks one or one is not finite."""
+        found = [last(history, self.metric)]
+        if self.against is not None:
+            found.append(over_the_run(history, self.against.metric))
+        values = tuple(value for value in found if value is not None and math.isfinite(value))
+        return values if len(values) == len(found) else None
+
+
+class NoScheduler(Config):
+    """Every trial runs to its last round."""
+
+    name: Literal["none"] = "none"
+
+
+class ASHAScheduler(Config):
+    """Asynchronous successive halving over communication rounds, in the stopping variant that Ray has too."""
+
+    name: Literal["asha"] = "asha"
+    grace_rounds: int = Field(3, gt=0, description="the first rung; no trial is stopped before it")
+    reduction_factor: float = Field(3, gt=1, description="eta: about 1 in eta trials survives a rung")
+    per: tuple[str, ...] = Field(
+        (), description="trials are compared only with those that have the same values of these hyperparameters"
+    )
+
+
+class MedianScheduler(Config):
+    """A trial ends when its best value so far is below the median of what others had on average by that round."""
+
+    name: Literal["median"] = "median"
+    grace_rounds: int = Field(3, gt=0, description="no trial is stopped before this round")
+    fewest: int = Field(3, gt=0, description="other trials that must have come as far")
+    per: tuple[str, ...] = Field(
+        (), description="trials are compared only with those that have the same values of these hyperparameters"
+    )
+
+
+class ArmsScheduler(Config):
+    """Whole arms fall, judged by paired differences over all their seeds; the baseline never does."""
+
+    name: Literal["arms"] = "arms"
+    grace_rounds: int = Field(3, gt=0, description="the first rung; no arm falls before it")
+    reduction_factor: float = Field(3, gt=1, description="eta: 1 in eta arms has a place beyond a rung")
+    per: tuple[str, ...] = Field(
+        (), description="arms are compared only with those that have the same values of these hyperparameters"
+    )
+
+
+class PopulationScheduler(Config):
+    """Population based training (Jaderberg et al., 2017): the worst go on from the best, with other values.
+
+    The population is the samples of `search`. Nobody is stopped: a member that is replaced has a successor.
+    """
+
+    name: Literal["pbt"] = "pbt"
+    interval: int = Field(3, gt=0, description="rounds of a generation")
+    quantile: float = Field(
+        0.25, gt=0, le=0.5, description="share of the members, rounded down, that are replaced, and that are copied"
+    )
+    factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (0.8, 1.2), min_length=1, description="a copied value is multiplied by one of these, within its range"
+    )
+    resample: float = Field(0.25, ge=0, le=1, description="or, with this probability, drawn anew from its range")
+
+
+Scheduler = Annotated[
+    NoScheduler | ASHAScheduler | MedianScheduler | ArmsScheduler | PopulationScheduler, Field(discriminator="name")
+]
+
+
+FIRST = "points to try before others, `{name: value}` of each; names that one leaves out are sampled"
+
+
+class GridSearch(Config):
+    """Every arm of the grid with every seed."""
+
+    name: Literal["grid"] = "grid"
+
+
+class TPESearch(Config):
+    """Optuna's tree-structured Parzen estimator."""
+
+    name: Literal["tpe"] = "tpe"
+    samples: int = Field(24, gt=0, description="configurations to try")
+    startup: int = Field(
+        8, ge=0, description="random configurations before the estimator is consulted; a warm start counts among them"
+    )
+    seed: int = Field(0, ge=0, description="root of the search's own randomness")
+    in_flight: int = Field(
+        4,
+        gt=0,
+        description="samples that may be out at once: sample n is proposed from the results of samples 0 to "
+        "n - in_flight, so that the same are proposed whatever the number of workers",
+    )
+    first: tuple[Arm, ...] = Field((), description=FIRST)
+    warm_start: str | None = Field(
+        None,
+        description="`SPACE` or `SPACE@SWEEP`: an earlier sweep, the newest unless its id is given, whose finished "
+        "trials are known from the start",
+    )
+
+
+class RandomSearch(Config):
+    """Independent samples."""
+
+    name: Literal["random"] = "random"
+    samples: int = Field(24, gt=0, description="configurations to try")
+    seed: int = Field(0, ge=0, description="root of the search's own randomness")
+    first: tuple[Arm, ...] = Field((), description=FIRST)
+
+
+Search = Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="name")]
