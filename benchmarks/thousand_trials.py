@@ -62,11 +62,11 @@ def main() -> None:
     write_space(Path.cwd(), given.trials, given.rounds)
 
     import fedsweep.sweep.running.trainable
+    from fedsweep.cli.output import progress_console
     from fedsweep.report import write_report
     from fedsweep.results import Store
     from fedsweep.sweep.plan.plan import Plan
     from fedsweep.sweep.running.tuner import run_sweep
-    from fedsweep.terminal import progress_console
 
     fedsweep.sweep.running.trainable.train = simulated  # type: ignore[assignment]
     spent: dict[str, tuple[float, float]] = {}

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import fedsweep.report
-from fedsweep import terminal
+from fedsweep.cli import output as terminal
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.tuner import SweepResult
 from tests.report.conftest import Trials, make_manifest

@@ -11,9 +11,9 @@ from typing import Any, cast
 import typer
 from typer.main import get_command
 
-from fedsweep.cli import data, verbs
-from fedsweep.cli.export import export
-from fedsweep.cli.predict import predict
+from fedsweep.cli import data
+from fedsweep.cli import run as verbs
+from fedsweep.cli.export import export, predict
 from fedsweep.cli.pretrain import pretrain
 from fedsweep.cli.report import compare, report
 from fedsweep.cli.tune import tune

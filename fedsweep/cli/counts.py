@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich import box
 from rich.table import Table
 
+from fedsweep.cli.output import result_console
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import Reference, arm_label
 from fedsweep.sweep.plan.model_counts import BANDWIDTHS, COUNTS, Counted, count_parameters
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.search_space import Parameters
-from fedsweep.terminal import result_console
 
 Arm = Mapping[str, Json]
 GAP = 3

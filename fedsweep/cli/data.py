@@ -1,17 +1,29 @@
-"""The verbs on data sets: `fedsweep data prepare | list | show | partition | generate`. Nothing heavy at the top."""
+"""`fedsweep data`: prepare data sets, list and show them, and draw a partition."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from fedsweep.cli.options import Overrides
+from fedsweep.common.config import flat
+from fedsweep.common.paths import find_either
+from fedsweep.common.yaml_values import Json, read_yaml
+from fedsweep.federation.run import split
+from fedsweep.federation.run_config import RunConfig
+from fedsweep.preparation.partition_figure import Panel, class_counts, distances, skew
+from fedsweep.sweep.plan.plan import Plan
 
 if TYPE_CHECKING:
     from fedsweep.preparation.plan import Plan
     from fedsweep.preparation.prepare import Prepared
+
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Prepare data sets and look at them.")
 
@@ -52,7 +64,7 @@ def prepare(
 
     if workers is not None and workers < 1:
         raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
-    from fedsweep.terminal import progress_console
+    from fedsweep.cli.output import progress_console
 
     console = progress_console()
     with console.status("looking at the files"):  # DomainNet has 0.6 million
@@ -76,9 +88,9 @@ def prepare(
 
 def _tell(made: Prepared, plan: Plan) -> None:
     """What was made, of what, and how an experiment uses it."""
+    from fedsweep.cli.output import relative, result_console
     from fedsweep.preparation.decode import MADE_WITH
     from fedsweep.preparation.tables import experiment_lines, headline, megabytes, split_words, summary
-    from fedsweep.terminal import relative, result_console
 
     console, card = result_console(), made.card
     console.print(headline(card), markup=False)
@@ -106,11 +118,11 @@ def list_stores() -> None:
 
     Example: `fedsweep data list`
     """
+    from fedsweep.cli.output import relative, result_console
     from fedsweep.common.errors import UserError
     from fedsweep.common.paths import data_folder
     from fedsweep.data.prepared.card import read_card, stores, unfinished
     from fedsweep.preparation.tables import layouts_table, stores_table
-    from fedsweep.terminal import relative, result_console
 
     console, cards, damaged = result_console(), [], []
     for folder in stores():
@@ -145,9 +157,9 @@ def show(
 
     Example: `fedsweep data show pacs --size 64 --verify`
     """
+    from fedsweep.cli.output import progress_console, relative, result_console
     from fedsweep.common.errors import UserError
     from fedsweep.data.prepared.card import find_store, read_card
-    from fedsweep.terminal import progress_console, relative, result_console
 
     folder = find_store(name, size)
     card = read_card(folder)
@@ -191,14 +203,14 @@ def partition(
 
     Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
     """
+    from fedsweep.cli.output import relative, result_console
     from fedsweep.common.paths import find_either
     from fedsweep.common.yaml_values import parse_overrides
-    from fedsweep.terminal import relative, result_console
 
     changes = parse_overrides(overrides or [])
     find_either(name)  # a wrong name is told before torch is imported
 
-    from fedsweep.cli.partitions import panels_of, partition_table
+    pass  # MOVED
     from fedsweep.preparation.partition_figure import draw_partitions
 
     panels, class_names = panels_of(name, changes)
@@ -240,11 +252,11 @@ def generate(
     import torch
     from joblib import cpu_count
 
+    from fedsweep.cli.output import progress_console, relative, result_console
     from fedsweep.federation.run_config import RunConfig
     from fedsweep.preparation.generate import generate as make_images
     from fedsweep.preparation.generate import plan_generation, prepare_generated
     from fedsweep.preparation.tables import ImageBar, headline, megabytes, summary
-    from fedsweep.terminal import progress_console, relative, result_console
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("`--device` is cuda, but torch sees no GPU.")
@@ -266,3 +278,58 @@ def generate(
     console.print(
         f"Prepared: {relative(prepared.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}", markup=False
     )
+
+
+DECIDES = ("data", "partition", "seed")
+"""What decides who holds what; the method and the rest do not."""
+
+
+def panels_of(name: str, changes: Mapping[str, Json]) -> tuple[list[Panel], tuple[str, ...]]:
+    """One panel per different partition, and the names of the classes.
+
+    Raises:
+        UserError: a name or value is wrong, data is missing or cannot be divided.
+    """
+    different: dict[str, RunConfig] = {}
+    for config in _configs(name, changes):
+        different.setdefault(config.model_dump_json(include=set(DECIDES)), config)
+    values = [_deciding(config) for config in different.values()]
+    varied = [key for key in values[0] if any(one.get(key) != values[0][key] for one in values)]
+    varied += sorted({key for one in values for key in one} - set(values[0]))
+    panels: list[Panel] = []
+    class_names: tuple[str, ...] = ()
+    for config, own in zip(different.values(), values, strict=True):
+        data, parts = split(config)
+        class_names = data.class_names
+        title = ", ".join(f"{key.rsplit('.', 1)[-1]} {own[key]}" for key in varied if key in own)
+        panels.append(Panel(title or config.partition.name.replace("_", " "), parts.clients))
+    return panels, class_names
+
+
+def _configs(name: str, changes: Mapping[str, Json]) -> list[RunConfig]:
+    kind, path = find_either(name)
+    if kind == "experiments":
+        where = f"experiment {name}"
+        return [RunConfig.of(read_yaml(path), where).override(changes, where)]
+    return [config for _, config in Plan.read(name, changes, {}).configs]
+
+
+def _deciding(config: RunConfig) -> dict[str, Json]:
+    return {key: value for key, value in flat(config).items() if key.split(".")[0] in DECIDES}
+
+
+def partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
+    """Images, classes and skew of each client."""
+    counts = class_counts(panel.clients, len(class_names))
+    away = distances(panel.clients, len(class_names))
+    title = f"{panel.title} (skew {skew(panel.clients, len(class_names)):.2f})"
+    table = Table("client", title=Text(title), title_justify="left", box=None)
+    for heading in ("images", "classes"):
+        table.add_column(heading, justify="right")
+    table.add_column("most of")
+    table.add_column("distance", justify="right")
+    for client, row, distance in zip(panel.clients, counts, away, strict=True):
+        most = int(np.argmax(row))
+        share = f"{class_names[most]} {row[most] / max(1, row.sum()):.0%}"
+        table.add_row(Text(client.id), str(row.sum()), str(np.count_nonzero(row)), Text(share), f"{distance:.2f}")
+    return table

@@ -33,8 +33,8 @@ def pretrain(
 
     import torch
 
+    from fedsweep.cli.output import progress_console, relative
     from fedsweep.pretraining import EpochTable, PretrainConfig, alone, default_out, start, train, write_result
-    from fedsweep.terminal import progress_console, relative
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("`--device` is cuda, but torch sees no GPU.")

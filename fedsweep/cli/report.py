@@ -40,11 +40,11 @@ def report(
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
+    from fedsweep.cli.output import relative, result_console
     from fedsweep.common.errors import disk_is_full
     from fedsweep.report import write_report
     from fedsweep.results import Store
     from fedsweep.results.columns import check_columns
-    from fedsweep.terminal import relative, result_console
 
     check_format(format, ("terminal", *FILES))
     if format == "parquet" and sys.stdout.isatty():
@@ -80,9 +80,9 @@ def compare(
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
+    from fedsweep.cli.output import result_console
     from fedsweep.report.compare_sweeps import Pairing
     from fedsweep.results import Store
-    from fedsweep.terminal import result_console
 
     check_format(format, COMPARED)
     home = Store.at(store)

@@ -112,9 +112,9 @@ def tune(
 
         show_counts(plan)
         return
+    from fedsweep.cli.output import progress_console, show_sweep
     from fedsweep.sweep.cluster.ray_session import not_followed
     from fedsweep.sweep.running.tuner import run_sweep
-    from fedsweep.terminal import progress_console, show_sweep
 
     console = progress_console()
     if note := not_followed(address):
@@ -147,12 +147,12 @@ def _rehearse(
     sweep: str | None,
 ) -> None:
     """All that is looked at before the first trial starts, and what would be run."""
+    from fedsweep.cli.output import show_plan
     from fedsweep.sweep.cluster.cluster import check_resources
     from fedsweep.sweep.cluster.nodes import make_ready
     from fedsweep.sweep.cluster.ray_session import opened
     from fedsweep.sweep.plan.warm_start import collect
     from fedsweep.sweep.running.open_sweep import open_sweep
-    from fedsweep.terminal import show_plan
     from fedsweep.tracking import check_server
 
     with opened(address, at_once) as cluster:

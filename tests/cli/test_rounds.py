@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.cli.round_table import RoundTable
+from fedsweep.cli.output import plan_table, progress_console, result_console, show_recorded
+from fedsweep.cli.run import RoundTable
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
 from fedsweep.results.history import RoundRecord
-from fedsweep.terminal import plan_table, progress_console, result_console, show_recorded
 from fedsweep.tracking import single_run as recorded_run
 
 METRICS = ["accuracy/mean", "accuracy/worst_domain", "accuracy/domain/sketch", "accuracy/domain/art_painting"]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsweep.cli.output import plan_table, result_console
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.results import Outcome, SweepStore
@@ -18,7 +19,6 @@ from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan.checks import Fault, faults
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.search.ray_searchers import SampledSearch
-from fedsweep.terminal import plan_table, result_console
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, SAMPLED, write_space
 

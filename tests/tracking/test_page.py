@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.cli import verbs
+from fedsweep.cli import run as verbs
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
 from fedsweep.tracking import Recorder, answers, check_free, page_url, server_command

@@ -1,4 +1,4 @@
-"""The verbs on experiments and sweeps. Nothing heavy is imported at the top: mistakes are told at once."""
+"""`fedsweep run`, `ui`, `list` and `show`, and the table of rounds that `run` prints."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Annotated, Self
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedsweep.cli.options import (
     DEFAULT_STORE,
@@ -17,7 +20,9 @@ from fedsweep.cli.options import (
     StoreOption,
     page_command,
 )
+from fedsweep.cli.output import progress_console
 from fedsweep.cli.tune import read_plan
+from fedsweep.results.history import RoundRecord
 
 
 def run(
@@ -47,11 +52,11 @@ def run(
 
     import torch
 
-    from fedsweep.cli.round_table import RoundTable
+    pass  # MOVED
+    from fedsweep.cli.output import show_recorded, show_undelivered, show_unsent
     from fedsweep.common.errors import DivergenceError
     from fedsweep.federation.run import check_content
     from fedsweep.federation.run_config import RunConfig
-    from fedsweep.terminal import show_recorded, show_undelivered, show_unsent
     from fedsweep.tracking import Destination, check_server, check_writable
     from fedsweep.tracking.single_run import record_run
 
@@ -94,9 +99,9 @@ def ui(
 
     Example: `fedsweep ui ablations/lora_rank --port 5001`
     """
+    from fedsweep.cli.output import progress_console, show_delivery
     from fedsweep.common.errors import UserError
     from fedsweep.results import Store
-    from fedsweep.terminal import progress_console, show_delivery
     from fedsweep.tracking import Destination, answers, check_free, check_server, page_links, page_url, server_command
 
     if sweep is not None and space is None:
@@ -154,8 +159,8 @@ def list_files() -> None:
     """
     from rich.table import Table
 
+    from fedsweep.cli.output import result_console
     from fedsweep.common.paths import VERBS, available, summary
-    from fedsweep.terminal import result_console
 
     console = result_console()
     for kind, verb in VERBS.items():
@@ -175,10 +180,10 @@ def show(
     """
     from rich.syntax import Syntax
 
+    from fedsweep.cli.output import result_console, show_plan
     from fedsweep.common.config import flat
     from fedsweep.common.paths import find_either
     from fedsweep.common.yaml_values import parse_overrides, read_yaml
-    from fedsweep.terminal import result_console, show_plan
 
     changes = parse_overrides(overrides or [])
     kind, path = find_either(name)
@@ -193,3 +198,67 @@ def show(
     config = RunConfig.of(read_yaml(path), f"experiment {name}").override(changes, f"experiment {name}")
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(config).items())
     result_console().print(Syntax(lines, "yaml", background_color="default"))
+
+
+class RoundTable:
+    """Rounds of one run as they end: rows on stdout, a bar with a time estimate on stderr."""
+
+    def __init__(
+        self, rounds: int, domains: Sequence[str], as_json: bool, clients: bool = False, held_out: Sequence[str] = ()
+    ) -> None:
+        """With `clients`, the mean and worst accuracy of clients' own models stand before those of the global one.
+
+        Domains that are `held_out` come last.
+        """
+        self.as_json = as_json
+        of_clients = {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"} if clients else {}
+        of_domains = {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
+        of_domains |= {one: f"accuracy/domain/{one}" for one in domains}
+        others = {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
+        self.shown = (
+            of_clients | of_domains | others | {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
+        )
+        self.headings = ["round", *self.shown, "train loss"]
+        self.console = progress_console()
+        self.progress = Progress(
+            TextColumn("round"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left about"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # rows stand above the bar; in a pipe they stay in the pipe
+        )
+        self.task = self.progress.add_task("rounds", total=rounds)
+
+    def __enter__(self) -> Self:
+        if not self.as_json:
+            self._print(self.headings)
+        if self.console.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self.progress.stop()
+
+    def add(self, record: RoundRecord) -> None:
+        """Print a round. Seconds are left out: they alone differ between repetitions of a run."""
+        if self.as_json:
+            print(json.dumps({"round": record.round, **record.metrics}), flush=True)
+        else:
+            loss = record.metrics.get("loss/train")
+            shown = [f"{record.metrics[name]:.2%}" for name in self.shown.values()]
+            self._print([str(record.round), *shown, "" if loss is None else f"{loss:.4f}"])
+        self.progress.update(self.task, completed=record.round)
+
+    def _print(self, cells: Sequence[str]) -> None:
+        """A row under the headings, each column as wide as its heading and at least nine."""
+        print(
+            "  ".join(cell.rjust(max(9, len(head))) for cell, head in zip(cells, self.headings, strict=True)),
+            flush=True,
+        )
