@@ -8,8 +8,9 @@ the second writes the curves of finished sweeps of `results/pruning_curves.yaml`
 among your search spaces as `curves` and `strata`) into the first file.
 
 A problem is a random choice of arms and seeds in a random order; the truth is the mean at the last round over all
-recorded seeds. Per-trial ASHA is `fedsweep.sweep.pruning.single_trials.Rungs` itself, fed round by round by simulated workers; arms
-are `fedsweep.sweep.pruning.arm_rules.climb`; synchronous halving per trial is `climb` with every trial an arm of one seed.
+recorded seeds. Per-trial ASHA is `fedsweep.sweep.pruning.single_trials.Rungs` itself, fed round by round by simulated
+workers; arms are `fedsweep.sweep.pruning.arm_rules.climb`; synchronous halving per trial is `climb` with every trial an
+arm of one seed.
 """
 
 import argparse

@@ -210,7 +210,6 @@ def partition(
     changes = parse_overrides(overrides or [])
     find_either(name)  # a wrong name is told before torch is imported
 
-    pass  # MOVED
     from fedsweep.preparation.partition_figure import draw_partitions
 
     panels, class_names = panels_of(name, changes)

@@ -52,7 +52,6 @@ def run(
 
     import torch
 
-    pass  # MOVED
     from fedsweep.cli.output import show_recorded, show_undelivered, show_unsent
     from fedsweep.common.errors import DivergenceError
     from fedsweep.federation.run import check_content

@@ -27,8 +27,6 @@ from fedsweep.models.weights_file import digest
 from fedsweep.results.checkpoint import write_atomically
 from fedsweep.results.history import RoundRecord
 
-BACKBONE = "backbone."
-
 
 @dataclass(frozen=True)
 class PlainTensors:
@@ -45,7 +43,7 @@ class PlainTensors:
 
 def plain_tensors(model: LayeredModel, layers: Sequence[int]) -> PlainTensors:
     """Take the model apart, which holds the adapter; `layers` are the blocks that its prediction walks."""
-    state = {name: one for name, one in model.state_dict().items() if name.startswith(BACKBONE)}
+    state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
     walked = set(names_within(state, layers))
     tuned = {
         model.plain_name(name): one
@@ -55,7 +53,7 @@ def plain_tensors(model: LayeredModel, layers: Sequence[int]) -> PlainTensors:
     network = {
         model.plain_name(name.replace(".base_layer.", ".")): one for name, one in state.items() if ".lora_" not in name
     }
-    others = {name.split(".")[0] for name in model.movable() if not name.startswith(BACKBONE)}
+    others = {name.split(".")[0] for name in model.movable() if not name.startswith("backbone.")}
     skipped = any(layer_of(name) is not None and name not in walked for name in model.trainable())
     above = (f"blocks above the first {len(layers)}",) if skipped else ()
     return PlainTensors(tuned, network, model.cut(layers), (*sorted(others), *above))

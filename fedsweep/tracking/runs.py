@@ -26,8 +26,8 @@ from fedsweep.tracking import (
 from fedsweep.tracking import (
     ui as view,
 )
+from fedsweep.tracking.code_origin import environment, origin
 from fedsweep.tracking.destination import Destination
-from fedsweep.tracking.sweep_description import environment, origin
 from fedsweep.tracking.trial_description import images_of, inputs
 
 if TYPE_CHECKING:

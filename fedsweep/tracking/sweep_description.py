@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from fedsweep.common.paths import summary
@@ -18,7 +14,7 @@ from fedsweep.tracking.trial_description import Images, images_of
 
 MOST = 30
 """Dataset inputs of a parent; each trial has its own anyway."""
-LONGEST_NOTE = 500
+LONGEST_TAG = 500
 """Characters of a tag that lists what trials say."""
 
 
@@ -29,7 +25,7 @@ def tags(manifest: SweepManifest) -> dict[str, str]:
         goals.append((manifest.against.metric, manifest.against.mode))
     return {
         "fedsweep.varied": ", ".join(manifest.varied),
-        "fedsweep.federation.run_config": manifest.experiment,
+        "fedsweep.experiment": manifest.experiment,
         "fedsweep.objective": ", ".join(f"{metric} {mode}" for metric, mode in goals),
         "fedsweep.seeds": ", ".join(map(str, manifest.seeds)),
         "fedsweep.search": manifest.search,
@@ -62,7 +58,7 @@ class Together:
     @property
     def tags(self) -> Mapping[str, str]:
         """All marks of the trials by name, such as what stood in for a generator of synthetic images."""
-        return {f"fedsweep.{name}": ", ".join(sorted(values))[:LONGEST_NOTE] for name, values in self._marks.items()}
+        return {f"fedsweep.{name}": ", ".join(sorted(values))[:LONGEST_TAG] for name, values in self._marks.items()}
 
 
 NOTE = "mlflow.note.content"
@@ -110,36 +106,3 @@ def shortened(text: str, longest: int) -> str:
         return text
     kept = text[: longest - len(REST)]
     return kept[: kept.rfind("\n")].rstrip() + REST if "\n" in kept else kept + REST
-
-
-PACKAGES = ("fedsweep", "torch", "timm", "peft", "ray", "optuna", "mlflow", "numpy", "scikit-learn", "pyarrow")
-
-
-def environment() -> dict[str, str]:
-    """Package versions, Python and platform."""
-    versions = {name: metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), "platform": platform.platform(), **versions}
-
-
-def git_commit() -> str | None:
-    """The commit of the checkout that the package is run from, with `+` where it has uncommitted changes."""
-    where = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        tracked = git("ls-files", Path(__file__).name)
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "") if tracked else None
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-@cache  # asked for every run; git is three processes
-def origin() -> dict[str, str]:
-    """Tags of every run: fedsweep's version, and the commit where there is one."""
-    commit = git_commit()
-    return {
-        "fedsweep.version": metadata.version("fedsweep"),
-        **({"mlflow.source.git.commit": commit} if commit else {}),
-    }

@@ -16,7 +16,7 @@ from fedsweep.results import TrialPlan, TrialRecord
 from fedsweep.results.arms import IN_WORDS, setting, shown_setting
 from fedsweep.results.history import mean_of_last, total_megabytes
 from fedsweep.results.provenance import SYNTHETIC
-from fedsweep.tracking.sweep_description import origin
+from fedsweep.tracking.code_origin import origin
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric

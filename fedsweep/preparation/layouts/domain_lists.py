@@ -17,8 +17,8 @@ from fedsweep.preparation.layouts.disk_listing import (
 from fedsweep.preparation.layouts.layout_rules import label_within, listing, tree
 from fedsweep.preparation.layouts.list_files import find_lists, list_domains
 
-_IMAGECLEF_CLASSES = 345
-_OFFICE_HOME_DOMAINS = frozenset({"clipart", "infograph", "painting", "quickdraw", "real", "sketch"})
+_DOMAINNET_CLASSES = 345
+_DOMAINNET_DOMAINS = frozenset({"clipart", "infograph", "painting", "quickdraw", "real", "sketch"})
 
 
 class DomainNet(Source):
@@ -34,14 +34,14 @@ class DomainNet(Source):
         lists = find_lists(root, ("splits", ""))
         if not lists:
             raise unexpected(root, self.name, "`splits/<domain>_train.txt` or `<domain>_train.txt`")
-        return list_domains(root, lists, ("",), _IMAGECLEF_CLASSES, _OFFICE_HOME_DOMAINS, num_classes, self.num_classes)
+        return list_domains(root, lists, ("",), _DOMAINNET_CLASSES, _DOMAINNET_DOMAINS, num_classes, self.num_classes)
 
 
-_OFFICE_HOME_DOMAINS = frozenset({"autumn", "dim", "grass", "outdoor", "rock", "water"})
-_IMAGECLEF_CLASSES = 60
-_IMAGECLEF_LISTS = ("NICO_DG_official", "NICO_DG/splits", "NICO_DG", "splits", "")
+_NICO_DOMAINS = frozenset({"autumn", "dim", "grass", "outdoor", "rock", "water"})
+_NICO_CLASSES = 60
+_NICO_LISTS = ("NICO_DG_official", "NICO_DG/splits", "NICO_DG", "splits", "")
 _BASES = ("", "NICO_DG")
-_OFFICE_HOME_FOLDERS = (*_BASES, "public_dg_0416/train", "track_1/public_dg_0416/train", "nico/train", "train")
+_NICO_FOLDERS = (*_BASES, "public_dg_0416/train", "track_1/public_dg_0416/train", "nico/train", "train")
 
 
 class Nico(Source):
@@ -53,18 +53,16 @@ class Nico(Source):
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
         """All images of the first `num_classes` classes."""
         look_at_root(root)
-        lists = find_lists(root, _IMAGECLEF_LISTS, _OFFICE_HOME_DOMAINS)
+        lists = find_lists(root, _NICO_LISTS, _NICO_DOMAINS)
         if lists:
-            return list_domains(
-                root, lists, _BASES, _IMAGECLEF_CLASSES, _OFFICE_HOME_DOMAINS, num_classes, self.num_classes
-            )
-        base = first_folder(root, _OFFICE_HOME_FOLDERS, lambda there: bool(_OFFICE_HOME_DOMAINS & set(there.folders)))
+            return list_domains(root, lists, _BASES, _NICO_CLASSES, _NICO_DOMAINS, num_classes, self.num_classes)
+        base = first_folder(root, _NICO_FOLDERS, lambda there: bool(_NICO_DOMAINS & set(there.folders)))
         if base is None:
             folders = "`NICO_DG/<domain>/` or `public_dg_0416/train/<domain>/` with domains such as `autumn`"
             raise unexpected(root, self.name, f"`NICO_DG_official/<domain>_train.txt`, {folders}")
-        domains = sorted(_OFFICE_HOME_DOMAINS & set(look(root / base).folders))
+        domains = sorted(_NICO_DOMAINS & set(look(root / base).folders))
         images = tree(root, [(domain, join(base, domain), None) for domain in domains])
-        return listing(root, images.class_names, images.items(), num_classes, _OFFICE_HOME_DOMAINS)
+        return listing(root, images.class_names, images.items(), num_classes, _NICO_DOMAINS)
 
 
 _OFFICE_HOME_DOMAINS = {"art": "Art", "clipart": "Clipart", "product": "Product", "realworld": "Real World"}
