@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.results.checkpoint import Checkpoint, load, load_history, save, write_atomically
+from fedsweep.common.files import write_atomically
+from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
 from fedsweep.results.history import RoundRecord, from_json, to_json
 from fedsweep.types import AdapterState, ServerState
 from tests.compare import identical

@@ -10,14 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem, _MockFileSystem
 
+from fedsweep.common.files import write_atomically
 from fedsweep.results import Outcome, SweepStore, TrialPlan
-from fedsweep.results.checkpoint import (
-    Checkpoint,
-    load_history,
-    save,
-    without_tensors,
-    write_atomically,
-)
+from fedsweep.results.checkpoint import Checkpoint, load_history, save, without_tensors
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote import Remote
 from fedsweep.results.remote import objects as object_store

@@ -13,7 +13,7 @@ import fedsweep
 from fedsweep.common import yaml_values as plain
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find, inside
-from fedsweep.data import load
+from fedsweep.data.data_config import load
 from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, read_card
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.preparation.layouts.layout_rules import check_domains

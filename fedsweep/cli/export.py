@@ -151,7 +151,7 @@ def _print(found: Predictions, form: str) -> None:
 
 def _write(path: Path, text: str) -> None:
     from fedsweep.common.errors import UserError
-    from fedsweep.results.checkpoint import write_atomically
+    from fedsweep.common.files import write_atomically
 
     try:
         write_atomically(path.absolute(), text.encode())

@@ -1,7 +1,9 @@
-"""One process at a time: locks that the operating system frees with their process, however that ends."""
+"""Writing a file atomically, and locks that the operating system frees when their process ends."""
 
+import contextlib
+import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -9,7 +11,7 @@ from filelock import FileLock, Timeout
 from fedsweep.common.errors import UserError
 
 
-@contextmanager
+@contextlib.contextmanager
 def held(path: Path, taken: str) -> Iterator[None]:
     """Hold the lock of that file.
 
@@ -26,3 +28,20 @@ def held(path: Path, taken: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a temporary file in the same folder, flush it to disk, then rename it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)  # mkstemp makes it private, but results are to be read by others too
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import resource
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from fedsweep.common.errors import UserError
 
 
 def forget_peak() -> None:
@@ -32,6 +37,39 @@ try:
 except ImportError:
     pynvml = None
 MEGABYTE = 1e6
+
+
+COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
+
+
+@dataclass(frozen=True)
+class LogicalGPUs:
+    """`count` logical GPUs of `bytes` bytes each."""
+
+    count: int
+    bytes: int
+
+
+def logical_gpus() -> LogicalGPUs | None:
+    """Return the logical GPUs that FEDSWEEP_LOGICAL_GPUS and FEDSWEEP_LOGICAL_GPU_GB ask for, or None.
+
+    Raises:
+        UserError: The first is not a whole number from 1 on, or the second not a number above 0.
+    """
+    if not (count := os.environ.get(COUNT)):
+        return None
+    if not count.isdecimal() or int(count) == 0:
+        raise UserError(f"the environment's {COUNT} must be a whole number from 1 on, but it is {count}.")
+    size = os.environ.get(SIZE, "")
+    try:
+        gigabytes = float(size)
+    except ValueError:
+        gigabytes = math.nan
+    if not 0 < gigabytes < math.inf:
+        raise UserError(
+            f"{COUNT} needs the gigabytes of each in {SIZE}, a number above 0, but it is {size or 'not set'}."
+        )
+    return LogicalGPUs(int(count), int(gigabytes * 1e9))
 
 
 class SystemMeter:

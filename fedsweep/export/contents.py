@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsweep.common.config import flat
+from fedsweep.common.files import write_atomically
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin
@@ -24,7 +25,6 @@ from fedsweep.models.checkpoint_folder import CONFIG, PREPROCESSOR, TOKENS
 from fedsweep.models.lora import write_adapter
 from fedsweep.models.names import layer_of, names_within
 from fedsweep.models.weights_file import digest
-from fedsweep.results.checkpoint import write_atomically
 from fedsweep.results.history import RoundRecord
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.files import write_atomically
 from fedsweep.common.paths import activation_bytes
 from fedsweep.common.process_usage import forget_peak, resident_peak
-from fedsweep.data import load
+from fedsweep.data.data_config import load
 from fedsweep.data.partition import Split
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
@@ -18,7 +19,7 @@ from fedsweep.methods.base import synthetic_of
 from fedsweep.models import build_model
 from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.models.feature_reader import Reader
-from fedsweep.results.checkpoint import Checkpoint, write_atomically
+from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint
 from fedsweep.results.history import RoundRecord

@@ -6,7 +6,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
-from fedsweep.data import DataConfig, PartitionConfig, SyntheticConfig
+from fedsweep.data.data_config import DataConfig, PartitionConfig, SyntheticConfig
 from fedsweep.data.synthetic import NoSynthetic
 from fedsweep.federation.rounds import ROUND_METRICS, FederationConfig
 from fedsweep.methods import MethodConfig

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held
+from fedsweep.common.files import held, write_atomically
 from fedsweep.common.paths import data_folder
 from fedsweep.common.yaml_values import read_json
-from fedsweep.data import load
+from fedsweep.data.data_config import load
 from fedsweep.data.prepared.card import is_store, read_card
 from fedsweep.data.synthetic import Diffusers
 from fedsweep.data.synthetic.folder import size_of
@@ -21,7 +21,6 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.layouts.folders import Domains
 from fedsweep.preparation.plan import Options, Plan, make_plan
 from fedsweep.preparation.prepare import CHUNK, Prepared, Progress, prepare
-from fedsweep.results.checkpoint import write_atomically
 from fedsweep.types import FederatedData
 
 RECIPE = "recipe.json"

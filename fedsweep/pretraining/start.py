@@ -14,14 +14,13 @@ import torch
 from safetensors.torch import save as to_bytes
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held
+from fedsweep.common.files import held, write_atomically
 from fedsweep.common.paths import data_folder
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.images import load_images
 from fedsweep.pretraining.loop import Session, validate
 from fedsweep.pretraining.network import build_network
 from fedsweep.pretraining.state import EpochRecord, Saved, TrainingState, check_same, read_saved
-from fedsweep.results.checkpoint import write_atomically
 
 
 def default_out(name: str) -> Path:

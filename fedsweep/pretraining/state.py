@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
+from fedsweep.common.files import write_atomically
 from fedsweep.common.yaml_values import Json
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.network import Network, adamw
-from fedsweep.results.checkpoint import write_atomically
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.files import write_atomically
 from fedsweep.results.history import History, RoundRecord, from_json, to_json
 from fedsweep.types import ServerState
 
@@ -85,23 +83,6 @@ def without_tensors(file: BinaryIO) -> bytes:
             return to_bytes({}, metadata)
         size = 8 + header + FIRST_BYTES  # it may grow
     raise OSError("a checkpoint changes faster than it can be read")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, flush to disk, then rename over it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)  # mkstemp makes it private, but results are to be read by others too
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:

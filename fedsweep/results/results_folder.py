@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
+from fedsweep.common.files import write_atomically
 from fedsweep.common.paths import inside, mirror_folder
-from fedsweep.results.checkpoint import write_atomically
 from fedsweep.results.remote import NOTHING, Place, Remote
 from fedsweep.results.remote.mirror import AT_ONCE
 from fedsweep.results.remote.objects import (

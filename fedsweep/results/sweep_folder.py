@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held
+from fedsweep.common.files import held, write_atomically
 from fedsweep.common.paths import inside
 from fedsweep.common.yaml_values import read_json
-from fedsweep.results.checkpoint import write_atomically
 from fedsweep.results.records import SweepManifest, TrialRecord
 from fedsweep.results.remote import NOTHING, Remote
 from fedsweep.results.remote.objects import persistently

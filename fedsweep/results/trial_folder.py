@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from fedsweep.common.files import write_atomically
 from fedsweep.common.yaml_values import read_json
-from fedsweep.results.checkpoint import load_history, write_atomically
+from fedsweep.results.checkpoint import load_history
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import Attempts, Outcome, OutcomeName, TrialPlan, TrialRecord
 from fedsweep.results.remote import NOTHING, Remote

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Self
 
 from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.files import write_atomically
 from fedsweep.results import Store, SweepManifest, TrialRecord
-from fedsweep.results.checkpoint import write_atomically
 from fedsweep.tracking.destination import SERVER, Destination
 from fedsweep.tracking.runs import Runs
 from fedsweep.tracking.server import refusal

@@ -1,5 +1,6 @@
 """What is true of every method. A new method is picked up from `fedsweep.methods.ALL`."""
 
+import importlib
 import math
 import random
 from dataclasses import replace
@@ -14,6 +15,7 @@ import fedsweep.methods
 from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.methods import ALL
+from fedsweep.methods.base import FederatedMethod
 from fedsweep.models.names import layer_of, names_within
 from fedsweep.results.checkpoint import Checkpoint, load, save
 from fedsweep.types import ClientUpdate, ImageSet, LayerAllocation, RoundResult
@@ -50,7 +52,6 @@ FEW = ("promptfl", "fedclip", "fedot", IDLE)
 SMALL = {"federation.depths": [2, 1, 3]}
 SOME = {"federation.clients_per_round": 2, "seed": 1}
 """Two of the three clients in each round, others in the second."""
-NOT_METHODS = {"__init__.py", "base.py"}
 
 
 @pytest.fixture
@@ -99,13 +100,14 @@ def some(federation, name, chosen, played) -> list[RoundResult]:
     return played[key]
 
 
-def test_the_list_holds_every_method_file():
-    folder = Path(fedsweep.methods.__file__).parent
-    files = {path.stem for path in folder.glob("*.py") if path.name not in NOT_METHODS}
-    assert {method.model_fields["name"].default for method in ALL} == files
-    assert {method.__module__ for method in ALL} == {f"fedsweep.methods.{file}" for file in files}
-    assert set(ROW_SUMS) == {method["name"] for method in METHODS} == files
-    assert len(ALL) == len(files) >= 14
+def test_the_list_holds_every_method_of_every_file():
+    package = Path(fedsweep.methods.__file__).parent
+    for path in package.rglob("*.py"):
+        importlib.import_module("fedsweep.methods." + ".".join(path.relative_to(package).with_suffix("").parts))
+    written = {one for one in FederatedMethod.__subclasses__() if one.__module__.startswith("fedsweep.")}
+    assert set(ALL) == written
+    assert set(ROW_SUMS) == {method["name"] for method in METHODS} == {one.model_fields["name"].default for one in ALL}
+    assert len(ALL) >= 14
 
 
 def test_another_seed_gives_another_run(federation, chosen, straight):

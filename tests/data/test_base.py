@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.data import DigitsData, PreparedData
+from fedsweep.data.data_config import DigitsData, PreparedData
 from fedsweep.preparation.prepare import prepare
 from tests.preparation.helpers import plan_of, write_tree
 

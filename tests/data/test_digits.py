@@ -5,7 +5,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedsweep.common.errors import UserError
-from fedsweep.data import load
+from fedsweep.data.data_config import load
 from fedsweep.data.digits import STYLES, DigitsData, enlarge, read_scans, stripes, thicken, to_uint8
 from fedsweep.types import FederatedData
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.data import load as load_data
+from fedsweep.data.data_config import load as load_data
 from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard
 from fedsweep.export.contents import write
 from fedsweep.export.load import load

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from fedsweep.common.errors import UserError
-from fedsweep.data import load as load_data
+from fedsweep.data.data_config import load as load_data
 from fedsweep.export.card import ImageCard
 from fedsweep.export.load import Loaded, load
 from fedsweep.export.predict import _read, pictures, predict

@@ -9,10 +9,10 @@ import pytest
 import ray
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.process_usage import COUNT, SIZE
 from fedsweep.sweep.cluster import cluster
 from fedsweep.sweep.cluster import ray_session as joining
 from fedsweep.sweep.cluster.cluster import Cluster, Node, check_resources, concurrency, most_on_a_gpu
-from fedsweep.sweep.cluster.gpus import COUNT, SIZE
 from fedsweep.sweep.cluster.ray_session import (
     check_address,
     not_followed,

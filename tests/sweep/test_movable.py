@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedsweep.federation.rounds import Federation, RoundResult, federate
-from fedsweep.sweep.pruning.population_rules import MOVABLE
+from fedsweep.sweep.space.settings import MOVABLE
 from tests.conformance.conftest import SMALL_GATE, SMALL_SERVER
 
 pytestmark = pytest.mark.usefixtures("read_once")

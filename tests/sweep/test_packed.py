@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fedsweep.common.process_usage import COUNT, SIZE
 from fedsweep.results import Attempt
-from fedsweep.sweep.cluster.gpus import COUNT, SIZE
 from fedsweep.sweep.cluster.packing import needed
 from tests.sweep.helpers import (
     GRID,

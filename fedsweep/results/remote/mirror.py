@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedsweep.common.files import write_atomically
 from fedsweep.common.paths import inside
-from fedsweep.results.checkpoint import write_atomically
 from fedsweep.results.remote.objects import put, remove
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from joblib import cpu_count
 
 from fedsweep.common.errors import UserError
-from fedsweep.sweep.cluster.gpus import COUNT, SIZE, count_gpus, logical_gpus
+from fedsweep.common.process_usage import COUNT, SIZE, logical_gpus
+from fedsweep.sweep.cluster.gpus import count_gpus
 from fedsweep.sweep.space.search_space import Resources
 
 LOCAL = "local"

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder, resolve
-from fedsweep.data import PreparedData, load
+from fedsweep.data.data_config import PreparedData, load
 from fedsweep.data.prepared.arrow_files import PIECE, stored_digest
 from fedsweep.data.prepared.card import CARD, is_store, read_card, store_folder
 from fedsweep.data.synthetic.diffusers import Diffusers

@@ -7,49 +7,13 @@ share it are measured, and what takes too much of it runs out of memory. It comp
 from __future__ import annotations
 
 import gc
-import math
-import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from fedsweep.common.errors import UserError
-from fedsweep.common.process_usage import forget_peak, resident_peak
+from fedsweep.common.process_usage import forget_peak, logical_gpus, resident_peak
 from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL
 
 if TYPE_CHECKING:
     from fedsweep.federation.run import Device
-
-COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
-
-
-@dataclass(frozen=True)
-class LogicalGPUs:
-    """So many, each of so many bytes."""
-
-    count: int
-    bytes: int
-
-
-def logical_gpus() -> LogicalGPUs | None:
-    """What FEDSWEEP_LOGICAL_GPUS and FEDSWEEP_LOGICAL_GPU_GB ask for, or None.
-
-    Raises:
-        UserError: the one is not a whole number from 1 on, or the other not a number above 0.
-    """
-    if not (count := os.environ.get(COUNT)):
-        return None
-    if not count.isdecimal() or int(count) == 0:
-        raise UserError(f"the environment's {COUNT} must be a whole number from 1 on, but it is {count}.")
-    size = os.environ.get(SIZE, "")
-    try:
-        gigabytes = float(size)
-    except ValueError:
-        gigabytes = math.nan
-    if not 0 < gigabytes < math.inf:
-        raise UserError(
-            f"{COUNT} needs the gigabytes of each in {SIZE}, a number above 0, but it is {size or 'not set'}."
-        )
-    return LogicalGPUs(int(count), int(gigabytes * 1e9))
 
 
 def count_gpus() -> int:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.process_usage import logical_gpus
 from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus
-from fedsweep.sweep.cluster.gpus import logical_gpus
 
 RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",

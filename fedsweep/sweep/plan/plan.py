@@ -12,7 +12,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
 from fedsweep.common.randomness import stream
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.data import load
+from fedsweep.data.data_config import load
 from fedsweep.federation.run import check_content, content_digests
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Start, TrialPlan

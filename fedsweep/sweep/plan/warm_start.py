@@ -8,9 +8,9 @@ from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
+from fedsweep.common.files import write_atomically
 from fedsweep.results import Store, SweepStore, TrialRecord
 from fedsweep.results.arms import Arm
-from fedsweep.results.checkpoint import write_atomically
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.axes import holds
 from fedsweep.sweep.space.search_space import SearchSpace

@@ -10,27 +10,12 @@ from dataclasses import dataclass
 
 from numpy.random import Generator
 
-from fedsweep.common.errors import near
 from fedsweep.common.randomness import stream
 from fedsweep.results.arms import identity
 from fedsweep.sweep.space.axes import Axis
-from fedsweep.sweep.space.settings import PopulationScheduler, Search
+from fedsweep.sweep.space.settings import PopulationScheduler
 
 Values = Mapping[str, float]
-
-MOVABLE = (
-    *("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "optimizer.clip_norm", "optimizer.eps"),
-    *("base_optimizer.mu", "base_optimizer.alpha", "lora.dropout"),
-    *("method.beta", "method.ramp", "method.gamma", "method.strength", "method.delta", "method.sal.threshold"),
-    *("method.server_lr", "method.lambda_w", "method.lambda_theta", "method.lambda_d"),
-    *("method.over.beta", "method.over.ramp"),
-)
-"""What may change in the middle of a run: a state is the same model after it, and what it remembers keeps its meaning.
-
-Others decide shapes, data or clients, or what tensors stand for: with another `lora.scaling` the same factors are
-another model. What FedDyn remembers are gradients, in no unit of alpha; InclusiveFL's are steps, in none of beta. The
-optimizers of clients are made afresh in every round.
-"""
 
 TRIES = 8
 """Perturbations that are tried before all values are drawn anew."""
@@ -59,36 +44,6 @@ def boundaries(interval: int, rounds: int) -> list[int]:
     ([3, 6, 9], [])
     """
     return list(range(interval, rounds, interval))
-
-
-def check_population(search: Search, space: Mapping[str, Axis], scheduler: PopulationScheduler) -> None:
-    """Refuse what population based training cannot work on.
-
-    Raises:
-        ValueError: with a sentence about it.
-    """
-    if search.name != "random":
-        raise ValueError(f"`scheduler` pbt needs `search` random, whose samples are the population, not {search.name}")
-    for name, axis in space.items():
-        if axis.uniform is None and axis.loguniform is None:
-            raise ValueError(
-                f"`scheduler` pbt needs a `uniform` or `loguniform` range, which `space.{name}` does not give"
-            )
-        if axis.step is not None or axis.when is not None:
-            given = "a `step`" if axis.step is not None else "`when`"
-            raise ValueError(
-                f"`scheduler` pbt needs a range without steps or conditions, but `space.{name}` has {given}"
-            )
-        if name not in MOVABLE:
-            raise ValueError(
-                f"`scheduler` pbt changes values in the middle of a run, and `{name}` is none that may change there"
-                f"{near(name, MOVABLE, 0.85).rstrip('?')}"
-            )
-    if search.samples > 1 and scheduler.quantile * search.samples < 1:
-        raise ValueError(
-            f"`scheduler.quantile` of the {search.samples} samples must be one at least, but it is "
-            f"{scheduler.quantile:g} of them"
-        )
 
 
 def first_generation(axes: Mapping[str, Axis], size: int, seed: int) -> list[dict[str, float]]:

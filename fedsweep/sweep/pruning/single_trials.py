@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from ray.tune.schedulers import FIFOScheduler
 
+from fedsweep.common.files import write_atomically
 from fedsweep.results.arms import identity
-from fedsweep.results.checkpoint import write_atomically
 from fedsweep.results.remote import NOTHING, Remote
 from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Objective
 

@@ -7,10 +7,9 @@ from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import near
+from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import NAMED, WITHOUT, Arm, Reference
-from fedsweep.sweep.cluster.gpus import logical_gpus
-from fedsweep.sweep.pruning.population_rules import check_population
 from fedsweep.sweep.space.ablation import Subsets, ablation_arms, compared_to
 from fedsweep.sweep.space.axes import Axis, check_points, names_of
 from fedsweep.sweep.space.conditions import Conditions, Resolve, asking_order, concerns
@@ -23,7 +22,7 @@ from fedsweep.sweep.space.designs import (
     one_factor,
     pairs,
 )
-from fedsweep.sweep.space.settings import Objective, Scheduler, Search
+from fedsweep.sweep.space.settings import Objective, Scheduler, Search, check_population
 
 PROBED = 4096
 """Combinations of a sampled search's values that are all checked; of more, those in which all pairs of values are."""

@@ -1,14 +1,31 @@
 """The objective, scheduler and search of a search space."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
+from fedsweep.common.errors import near
 from fedsweep.results.arms import Arm
 from fedsweep.results.history import History, last, over_the_run
 from fedsweep.results.pareto import Against, Mode
+from fedsweep.sweep.space.axes import Axis
+
+MOVABLE = (
+    *("optimizer.lr", "optimizer.momentum", "optimizer.weight_decay", "optimizer.clip_norm", "optimizer.eps"),
+    *("base_optimizer.mu", "base_optimizer.alpha", "lora.dropout"),
+    *("method.beta", "method.ramp", "method.gamma", "method.strength", "method.delta", "method.sal.threshold"),
+    *("method.server_lr", "method.lambda_w", "method.lambda_theta", "method.lambda_d"),
+    *("method.over.beta", "method.over.ramp"),
+)
+"""What may change in the middle of a run: a state is the same model after it, and what it remembers keeps its meaning.
+
+Others decide shapes, data or clients, or what tensors stand for: with another `lora.scaling` the same factors are
+another model. What FedDyn remembers are gradients, in no unit of alpha; InclusiveFL's are steps, in none of beta. The
+optimizers of clients are made afresh in every round.
+"""
 
 
 class Objective(Config):
@@ -143,3 +160,33 @@ class RandomSearch(Config):
 
 
 Search = Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="name")]
+
+
+def check_population(search: Search, space: Mapping[str, Axis], scheduler: PopulationScheduler) -> None:
+    """Refuse what population based training cannot work on.
+
+    Raises:
+        ValueError: with a sentence about it.
+    """
+    if search.name != "random":
+        raise ValueError(f"`scheduler` pbt needs `search` random, whose samples are the population, not {search.name}")
+    for name, axis in space.items():
+        if axis.uniform is None and axis.loguniform is None:
+            raise ValueError(
+                f"`scheduler` pbt needs a `uniform` or `loguniform` range, which `space.{name}` does not give"
+            )
+        if axis.step is not None or axis.when is not None:
+            given = "a `step`" if axis.step is not None else "`when`"
+            raise ValueError(
+                f"`scheduler` pbt needs a range without steps or conditions, but `space.{name}` has {given}"
+            )
+        if name not in MOVABLE:
+            raise ValueError(
+                f"`scheduler` pbt changes values in the middle of a run, and `{name}` is none that may change there"
+                f"{near(name, MOVABLE, 0.85).rstrip('?')}"
+            )
+    if search.samples > 1 and scheduler.quantile * search.samples < 1:
+        raise ValueError(
+            f"`scheduler.quantile` of the {search.samples} samples must be one at least, but it is "
+            f"{scheduler.quantile:g} of them"
+        )
