@@ -12,7 +12,7 @@ from fedsweep.preparation.layouts.parquet import Parquet
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from tests.preparation.helpers import Tree, plan_of, write_tree
-from tests.preparation.sources.trees import domainnet, grow, parquet
+from tests.preparation.layouts.trees import domainnet, grow, parquet
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts import find
 from fedsweep.preparation.layouts.base import Item
 from fedsweep.preparation.layouts.parquet import Parquet, read_images, row_of
-from tests.preparation.sources.trees import parquet, picture, write_parquet
+from tests.preparation.layouts.trees import parquet, picture, write_parquet
 
 SOURCE = Parquet()
 

@@ -9,7 +9,7 @@ import pytest
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.sweep.plan.plan import Plan
-from tests.preparation.sources.trees import grow
+from tests.preparation.layouts.trees import grow
 from tests.sweep.helpers import fedsweep, newest, table
 
 DOMAINNET = ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]

@@ -7,7 +7,7 @@ import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts import find
-from tests.preparation.sources import trees
+from tests.preparation.layouts import trees
 
 
 @pytest.mark.parametrize(

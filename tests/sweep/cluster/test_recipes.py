@@ -15,7 +15,7 @@ import yaml
 
 from fedsweep import cli
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 TUNE: Any = typer.main.get_command(cli.app).commands["tune"]  # type: ignore[attr-defined]
 # The fields of KubeRay's ray.io/v1 that the recipes use, with what they hold (its API reference, v1.5.1 to v1.7.1).

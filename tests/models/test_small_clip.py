@@ -43,7 +43,7 @@ CLASSES = tuple(
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[1] / "scripts"))
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
         return importlib.import_module("train_tinyimagenet_clip")
 
 

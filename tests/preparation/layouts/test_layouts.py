@@ -11,7 +11,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts import ALL
 from fedsweep.preparation.layouts.base import Listing
 from fedsweep.preparation.layouts.disk_listing import look
-from tests.preparation.sources import trees
+from tests.preparation.layouts import trees
 
 SOURCES = {source.name: source() for source in ALL}
 

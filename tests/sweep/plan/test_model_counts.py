@@ -14,7 +14,7 @@ from fedsweep.sweep.plan.plan import Plan
 from fedsweep.training.costs import transmission_seconds
 from tests.sweep.helpers import fedsweep
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "counts.json").read_text())
 SPACE = "papers/fedbrick/table3"
 

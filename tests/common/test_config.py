@@ -12,7 +12,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.bounds import AllSmall
 from fedsweep.methods.depthfl import DepthFL
 
-REFUSALS = parse_yaml((Path(__file__).parent / "golden" / "refusals.yaml").read_text(), "refusals.yaml")
+REFUSALS = parse_yaml((Path(__file__).parents[1] / "golden" / "refusals.yaml").read_text(), "refusals.yaml")
 
 
 def test_the_table_of_refusals_is_read():

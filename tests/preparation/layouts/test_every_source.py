@@ -13,7 +13,7 @@ from PIL import Image
 from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts import ALL, find
 from fedsweep.preparation.layouts.base import Listing, Source
-from tests.preparation.sources.trees import MAKERS
+from tests.preparation.layouts.trees import MAKERS
 
 every_source = pytest.mark.parametrize("source", [source() for source in ALL], ids=lambda source: source.name)
 
