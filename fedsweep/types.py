@@ -94,7 +94,7 @@ class ImageSet:
 class Batch:
     """Examples of an image set, some of whose way through a frozen model is known.
 
-    `tokens` (k, ...) lie behind the first `done` steps of the walk; without them it begins with the pixels. `beside`
+    `tokens` (k, ...) lie behind the first `done` steps of the walk; without them it begins with the pixels. `side_inputs`
     is what else a method knows of each image, a row of it for each (k, ...).
     """
 
@@ -102,7 +102,7 @@ class Batch:
     index: Tensor
     tokens: Tensor | None = None
     done: int = 0
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    side_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -155,13 +155,13 @@ class Client:
 class LayerAllocation:
     """One row of FedRA's allocation matrix M: the blocks a client runs, and those of them it trains, ascending.
 
-    Of the tensors outside the blocks a client holds and trains all but those whose names begin with one of `without`:
+    Of the tensors outside the blocks a client holds and trains all but those whose names begin with one of `excluded_prefixes`:
     heads that lie deeper than it reaches, BRICKs of other domains.
     """
 
     held: tuple[int, ...]
     trained: tuple[int, ...]
-    without: tuple[str, ...] = ()
+    excluded_prefixes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, layers: tuple[int, ...] | list[int]) -> LayerAllocation:
@@ -184,9 +184,9 @@ class ClientUpdate:
     adapter: AdapterState
     num_examples: int
     metrics: Mapping[str, float]
-    kept: AdapterState = field(default_factory=dict)
-    told: AdapterState = field(default_factory=dict)
-    remembered: AdapterState = field(default_factory=dict)
+    private: AdapterState = field(default_factory=dict)
+    extra: AdapterState = field(default_factory=dict)
+    local_copy: AdapterState = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def check_exportable(config: RunConfig, client: str | None = None) -> None:
     if client is not None and client not in clients:
         hint = near(client, clients) or f"; there are {some(clients)}."
         raise UserError(f"`--client`: there is no client `{client}`{hint}")
-    beside = method.beside_backbone(config.depths(), config.backbone.depth, client is not None)
+    beside = method.export_obstacle(config.depths(), config.backbone.depth, client is not None)
     if beside is not None:
         whose = "the global model" if client is None else f"client {client}"
         own = "" if client is not None or method.shares_model else "; `--client` exports a client's own model"

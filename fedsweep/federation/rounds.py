@@ -138,14 +138,14 @@ class Federation:
         sets = {one.id: one.test for one in self.clients if one.test is not None}
         if not sets:
             return {}
-        beside = self.method.beside(state, self.trainer.reader, sets)
+        side_inputs = self.method.side_inputs(state, self.trainer.reader, sets)
         found, loaded = {}, None
         for client in (one for one in self.clients if one.id in sets):
             if (adapter := self.method.adapter_of(state, client.id)) is not loaded:
                 self.model.load_adapter(adapter)
                 loaded = adapter
             images = sets[client.id]
-            logits = predicted(self.method, state, self.trainer.reader, images, client, beside[client.id])
+            logits = predicted(self.method, state, self.trainer.reader, images, client, side_inputs[client.id])
             found[client.id] = accuracy(logits, images.labels)
         return client_scores(found, self.malicious())
 

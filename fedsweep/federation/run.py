@@ -153,7 +153,7 @@ def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = N
     yield from federate(build(config, device), start)
 
 
-def run_durably(
+def run_resumably(
     config: RunConfig,
     checkpoint: Path,
     device: Device = "cpu",

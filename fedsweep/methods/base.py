@@ -111,11 +111,11 @@ class FederatedMethod(Config, ABC):
 
     def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
         """Of the server's tensors, those that a client gets at the beginning of a round."""
-        return names_within(state.adapter, row.held, row.without)
+        return names_within(state.adapter, row.held, row.excluded_prefixes)
 
     def sent_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Of an adapter's tensors, those that a client trains and sends back."""
-        return names_within(names, row.trained, row.without)
+        return names_within(names, row.trained, row.excluded_prefixes)
 
     def trained_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """Of an adapter's tensors, those that a client trains, sent or not."""
@@ -157,17 +157,17 @@ class FederatedMethod(Config, ABC):
         """The adapter of a client's own model; of the global one without a client, or where there are no others."""
         return state.adapter
 
-    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
         """How many of the first blocks nobody trains in that model now: what leaves them can be kept."""
         return 0
 
-    def beside(
+    def side_inputs(
         self, state: ServerState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
         """What the method's clients know of images before their own model sees them: by set, rows for its images."""
         return {name: {} for name in sets}
 
-    def known(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
+    def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
         """What the server's own frozen model, if it has one, makes of images: rows (n, ...) by name."""
         return {}
 
@@ -186,7 +186,7 @@ class FederatedMethod(Config, ABC):
         logits: Tensor = model(images, state.layers)
         return logits
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """What the global model, or a client's own, predicts with beside its backbone, LoRA and head; None for nothing.
 
         In words, for the sentence that refuses to export it. `depths` are all that a client can have.
@@ -211,20 +211,20 @@ def predicted(
     reader: Reader,
     images: ImageSet,
     client: Client | None = None,
-    beside: Mapping[str, Tensor] | None = None,
+    side_inputs: Mapping[str, Tensor] | None = None,
     domain: str | None = None,
 ) -> Tensor:
     """Logits (n, classes) of a whole image set, by the client's model or the global one, which the reader's holds."""
     model, owner = reader.model, client.id if client else None
-    steps = method.settled(state, owner)
-    if client is None and beside is None:
-        beside = method.known(reader, images)
-    if not steps and not beside:
+    steps = method.num_frozen_blocks(state, owner)
+    if client is None and side_inputs is None:
+        side_inputs = method.server_features(reader, images)
+    if not steps and not side_inputs:
         views = images.batches(reader.batch_size)
         return torch.cat([method.predict(state, model, pixels, client, domain) for pixels, _ in views])
     prefix = reader.prefix(state.layers, steps, method.adapter_of(state, owner)) if steps else None
     parts = torch.split(torch.arange(len(images)), reader.batch_size)
-    batches = (reader.batch(images, index, prefix, steps, beside or {}) for index in parts)
+    batches = (reader.batch(images, index, prefix, steps, side_inputs or {}) for index in parts)
     return torch.cat([method.predict(state, model, batch, client, domain) for batch in batches])
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.methods.base import FederatedMethod, Server, first_blocks
-from fedsweep.models.layered import Images, LayeredModel, Path
+from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.training.local_training import Objective
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
@@ -67,7 +67,7 @@ class DepthFL(FederatedMethod):
         """The first L_i blocks, and of the heads those that lie within and the client's own."""
         rows = first_blocks(cohort)
         return {
-            client: replace(row, without=self.absent_heads(state, len(row.held), server.num_layers))
+            client: replace(row, excluded_prefixes=self.absent_heads(state, len(row.held), server.num_layers))
             for client, row in rows.items()
         }
 
@@ -75,9 +75,9 @@ class DepthFL(FederatedMethod):
         """Every head's cross-entropy, and its distance from the other heads with a weight that grows over rounds."""
         weight = ramp_up(round - 1, self.ramp * rounds)
 
-        def objective(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
-            depths, last = self._exits_in(model, len(path))
-            return mutual_loss(model.exits(images, path, depths, last), labels, weight)
+        def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+            depths, last = self._exits_in(model, len(walk))
+            return mutual_loss(model.exits(images, walk, depths, last), labels, weight)
 
         return objective
 
@@ -99,7 +99,7 @@ class DepthFL(FederatedMethod):
             depths = () if last else depths[-1:]
         return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """Heads between blocks, unless the model's own is asked alone."""
         within, last = self.exits_of(max(depths) if self.own_head == "by_depth" else num_layers, num_layers)
         heads = [head for head in within if head <= max(depths)]

@@ -46,10 +46,10 @@ class FedCLIP(FederatedMethod):
         """FedAvg."""
         return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """The adapter."""
         return "an attention behind the image encoder"
 
-    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
         """All blocks."""
         return len(state.layers)

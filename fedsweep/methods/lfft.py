@@ -58,6 +58,6 @@ class LFFT(FederatedMethod):
         """FedAvg."""
         return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
-    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
         """The frozen blocks."""
         return self.first(len(state.layers))

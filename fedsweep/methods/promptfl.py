@@ -53,11 +53,11 @@ class PromptFL(FederatedMethod):
         """FedAvg."""
         return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """The vectors: no CLIPModel takes them."""
         return "learned vectors before the classes' names"
 
-    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
         """All blocks."""
         return len(state.layers)
 

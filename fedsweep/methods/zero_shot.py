@@ -45,6 +45,6 @@ class ZeroShot(FederatedMethod):
         """Nothing changes."""
         return state
 
-    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
         """All blocks."""
         return len(state.layers)

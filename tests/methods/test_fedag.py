@@ -70,7 +70,7 @@ def test_a_component_that_is_left_out_is_one_of_no_weight(make, off, same):
 
 def test_without_quality_all_synthetic_images_count_alike_and_no_score_is_sent(make):
     start, updates = one_round(make(quality=False))
-    assert all(update.told == {} for update in updates)
+    assert all(update.extra == {} for update in updates)
     small = make()
     assert small.method.metrics([]) == ["synthetic/quality", "synthetic/quality_spread"]
     _, first, _ = federate(small)
@@ -121,7 +121,7 @@ def test_a_known_domain_is_answered_by_its_adapter_and_an_unknown_one_by_all(mak
     state, reader, server = last.state, small.trainer.reader, small.model.server
     small.model.load_adapter(state.adapter)
     images = small.held_out[0].test
-    features = small.method.known(reader, images)["clip"]
+    features = small.method.server_features(reader, images)["clip"]
     with torch.no_grad():
         phis = server.all_logits(features)
         eta, _ = server.attended(phis)
@@ -201,7 +201,7 @@ def test_several_clients_of_a_domain_share_a_copy_that_begins_as_their_mean(make
     for name, tensor in after.copies["plain"].items():
         mean = sum(update.num_examples / total * update.adapter[name] for update in pair)
         torch.testing.assert_close(tensor, mean)
-    told = sum(update.num_examples / total * update.told["quality"] for update in pair)
+    told = sum(update.num_examples / total * update.extra["quality"] for update in pair)
     torch.testing.assert_close(after.quality["plain"], told)
 
 

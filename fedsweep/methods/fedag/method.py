@@ -119,7 +119,7 @@ class FedAG(FederatedMethod):
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
         """Every client has the whole small model."""
-        return {one.id: LayerAllocation(state.layers, state.layers, without=(SERVER,)) for one in cohort}
+        return {one.id: LayerAllocation(state.layers, state.layers, excluded_prefixes=(SERVER,)) for one in cohort}
 
     def objective(self, round: int, rounds: int) -> Objective:
         """Cross-entropy (Eq. 2)."""
@@ -134,7 +134,7 @@ class FedAG(FederatedMethod):
         tasks = [
             LocalTask(one, start, allocations[one.id], objective) for one, start in zip(cohort, starts, strict=True)
         ]
-        updates = [replace(update, remembered=update.adapter) for update in trainer.fit(tasks)]
+        updates = [replace(update, local_copy=update.adapter) for update in trainer.fit(tasks)]
         if not self.quality:
             return updates
         scored = []
@@ -142,7 +142,7 @@ class FedAG(FederatedMethod):
             trainer.model.load_adapter(update.adapter)
             score = quality(trainer.model, client.train, cast(ImageSet, client.synthetic), trainer.reader.batch_size)
             metrics = {**update.metrics, QUALITY: score.mean().item(), SPREAD: score.std(correction=0).item()}
-            scored.append(replace(update, told={"quality": score}, metrics=metrics))
+            scored.append(replace(update, extra={"quality": score}, metrics=metrics))
         return scored
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedAGState:
@@ -154,10 +154,10 @@ class FedAG(FederatedMethod):
             names = {name: state.adapter[name] for name in here[0].adapter}
             copies[domain] = layerwise_mean(names, here, server.aggregation)
             if self.quality:
-                told = [replace(update, adapter=update.told) for update in here]
-                scores[domain] = layerwise_mean(here[0].told, told, server.aggregation)["quality"]
+                told = [replace(update, adapter=update.extra) for update in here]
+                scores[domain] = layerwise_mean(here[0].extra, told, server.aggregation)["quality"]
         for update in updates:
-            own[update.client] = {name: tensor.clone() for name, tensor in update.remembered.items()}
+            own[update.client] = {name: tensor.clone() for name, tensor in update.local_copy.items()}
         adapter = {name: one.clone() for name, one in state.adapter.items()}
         return replace(state, adapter=adapter, copies=copies, own=own, quality=scores)
 
@@ -183,7 +183,7 @@ class FedAG(FederatedMethod):
             return state.adapter
         return state.adapter | of(state).own[client] if client in of(state).own else self.sent_to(state, client)
 
-    def known(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
+    def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
         """CLIP's features (n, width) (Eq. 3), computed once for all rounds and trials."""
         adapters = cast(DomainAdapters, reader.model.server)
         return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
@@ -199,13 +199,13 @@ class FedAG(FederatedMethod):
         """phi_n where the domain is known, eta where it is not (Section 3.5); a client by its small model."""
         if client is not None:
             return super().predict(state, model, images)
-        adapters, features = cast(DomainAdapters, model.server), cast(Batch, images).beside["clip"]
+        adapters, features = cast(DomainAdapters, model.server), cast(Batch, images).side_inputs["clip"]
         if domain in adapters.domains:
             return adapters.logits_of(adapters.domains.index(domain), features)
         logits = adapters.all_logits(features)
         return adapters.attended(logits)[0] if self.cross_domain else logits.mean(0)
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """The server's model is many adapters; a client's is its small model and nothing else."""
         return None if of_client else "an adapter for each domain and an attention over them, behind the server's CLIP"
 
@@ -235,7 +235,10 @@ class FedAG(FederatedMethod):
         """A domain's synthetic images; those of all domains for a client of a pool."""
         images = synthetic_of(domain, server.synthetic)
         weights = torch.ones(len(images)) if scores is None else normalised(scores)
-        adapters, features = cast(DomainAdapters, trainer.model.server), self.known(trainer.reader, images)["clip"]
+        adapters, features = (
+            cast(DomainAdapters, trainer.model.server),
+            self.server_features(trainer.reader, images)["clip"],
+        )
         rng = stream(trainer.seed, purpose, trainer.round, domain)
         return Lesson(adapters.domains.index(domain), rng, images, features, weights.to(adapters.text.device))
 
@@ -266,8 +269,8 @@ def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_siz
 
 def _features(model: LayeredModel, images: ImageSet, batch_size: int) -> Tensor:
     """What the client's head sees of images: (n, width)."""
-    path = range(model.num_layers)
-    return torch.cat([model.features(model.walk(pixels, path)) for pixels, _ in images.batches(batch_size)])
+    walk = range(model.num_layers)
+    return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 
 
 def _server_tensors(model: LayeredModel) -> AdapterState:

@@ -20,7 +20,7 @@ from fedsweep.methods.fedbrick.bricks import FACTORS, Blend, Brick, Gate, InPlac
 from fedsweep.methods.fedbrick.distillation import activations, distil
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.inclusivefl import InclusiveFL
-from fedsweep.models.layered import Images, LayeredModel, Path, Step, completed
+from fedsweep.models.layered import Images, LayeredModel, Step, Walk, completed
 from fedsweep.models.names import names_within
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective
@@ -111,7 +111,7 @@ class FedBRICK(FederatedMethod):
         return {
             one.id: replace(
                 rows[one.id],
-                without=(*heads, *(f"bricks.{name}." for name in sets if name != self.set_of(one.domain))),
+                excluded_prefixes=(*heads, *(f"bricks.{name}." for name in sets if name != self.set_of(one.domain))),
             )
             for one in cohort
         }
@@ -169,9 +169,9 @@ class FedBRICK(FederatedMethod):
         """The depth method's prediction of the global model, which has all blocks and needs no BRICK."""
         return self.over.predict(state, model, images, client, domain)
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """What the depth method's does; the global model has all blocks and walks no BRICK."""
-        return self.over.beside_backbone({num_layers} if self.brick else depths, num_layers, of_client)
+        return self.over.export_obstacle({num_layers} if self.brick else depths, num_layers, of_client)
 
     def _stage_one(
         self,
@@ -182,9 +182,12 @@ class FedBRICK(FederatedMethod):
         parameters: Mapping[str, Tensor],
     ) -> LocalTask:
         """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk."""
-        within = names_within(state.adapter, range(trainer.model.num_layers), row.without)
+        within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
-        base, names = self.objective(trainer.round, trainer.rounds), names_within(start, row.trained, row.without)
+        base, names = (
+            self.objective(trainer.round, trainer.rounds),
+            names_within(start, row.trained, row.excluded_prefixes),
+        )
         if not self.compensate:
             return LocalTask(client, start, row, base, names=[name for name in names if brick_of(name) is None])
         names = [name for name in names if brick_of(name) not in row.held]
@@ -194,8 +197,8 @@ class FedBRICK(FederatedMethod):
         ]
         whole = completed(row.held, self.stand_ins(trainer.model, client))
 
-        def objective(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
-            loss = base(model, images, labels, path)
+        def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+            loss = base(model, images, labels, walk)
             for tether in tethers:
                 loss = tether.added_to(loss)
             return loss
@@ -207,18 +210,24 @@ class FedBRICK(FederatedMethod):
         held, base = task.allocation.held, self.objective(trainer.round, trainer.rounds)
         in_place = self._in_place(trainer.model, task.client)
 
-        def path(over: float) -> Path:
+        def walk_at(over: float) -> Walk:
             share = 1 - over if self.anneal else 0.5  # alpha of Eq. 22
             return [Blend(one.layer, one.brick, share) if one.layer in held else one for one in in_place]
 
-        def objective(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
-            loss = base(model, images, labels, path)
-            gaps = [step.gap for step in path if isinstance(step, Blend) and step.gap is not None]
+        def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+            loss = base(model, images, labels, walk)
+            gaps = [step.gap for step in walk if isinstance(step, Blend) and step.gap is not None]
             return loss + self.lambda_d * torch.stack(gaps).mean()
 
         names = [name for name in task.start if brick_of(name) in held]
         return LocalTask(
-            task.client, task.start | update.adapter, task.allocation, objective, path, names, session=task.session + 1
+            task.client,
+            task.start | update.adapter,
+            task.allocation,
+            objective,
+            walk_at,
+            names,
+            session=task.session + 1,
         )
 
     def set_of(self, domain: str) -> str:

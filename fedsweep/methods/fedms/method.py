@@ -21,7 +21,7 @@ from fedsweep.methods.fedms.trunk import TimmTrunk, TrunkConfig
 from fedsweep.models import BackboneConfig
 from fedsweep.models.activation_cache import FrozenFunction, digest_of
 from fedsweep.models.feature_reader import Reader
-from fedsweep.models.layered import Images, LayeredModel, Path
+from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.models.names import names_within
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.training.evaluation import accuracy
@@ -125,8 +125,11 @@ class FedMS(FederatedMethod):
     ) -> dict[ClientId, LayerAllocation]:
         """All blocks are run. In stage one all adapters are trained, in stage two those of the active blocks."""
         if of(state).stage == 1:
-            return {one.id: LayerAllocation(state.layers, state.layers, without=(GATE,)) for one in cohort}
-        return {one.id: LayerAllocation(state.layers, state.layers[self.settled(state, one.id) :]) for one in cohort}
+            return {one.id: LayerAllocation(state.layers, state.layers, excluded_prefixes=(GATE,)) for one in cohort}
+        return {
+            one.id: LayerAllocation(state.layers, state.layers[self.num_frozen_blocks(state, one.id) :])
+            for one in cohort
+        }
 
     def objective(self, round: int, rounds: int) -> Objective:
         """Cross-entropy, in stage one of the global expert, in stage two of the mixture."""
@@ -142,11 +145,11 @@ class FedMS(FederatedMethod):
     def sent_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """In stage two, in which a client trains the gate, nothing else."""
         sent = super().sent_names(names, row)
-        return sent if GATE in row.without else [name for name in sent if name.startswith(GATE)]
+        return sent if GATE in row.excluded_prefixes else [name for name in sent if name.startswith(GATE)]
 
     def trained_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """The gate, and the adapters of the active blocks."""
-        return names_within(names, row.trained, row.without)
+        return names_within(names, row.trained, row.excluded_prefixes)
 
     def stages(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
         """Those of stage one and stage two that have rounds; stage two at its end, with all blocks active."""
@@ -163,7 +166,7 @@ class FedMS(FederatedMethod):
             return super().local_updates(state, cohort, allocations, trainer)
         held_out = {one.id: cast(ImageSet, one.validation) for one in cohort}
         seen = {f"train/{one.id}": one.train for one in cohort} | held_out
-        beside = self.beside(state, trainer.reader, seen)
+        side_inputs = self.side_inputs(state, trainer.reader, seen)
         objective = self.objective(trainer.round, trainer.rounds)
         updates = trainer.fit(
             [
@@ -172,7 +175,7 @@ class FedMS(FederatedMethod):
                     self.adapter_of(state, one.id),
                     allocations[one.id],
                     objective,
-                    beside=beside[f"train/{one.id}"],
+                    side_inputs=side_inputs[f"train/{one.id}"],
                 )
                 for one in cohort
             ]
@@ -183,23 +186,23 @@ class FedMS(FederatedMethod):
                 {name: tensor for name, tensor in update.adapter.items() if name.startswith(GATE) == gate}
                 for gate in (True, False)
             ]
-            own = replace(update, adapter=parts[0], kept=parts[1])
-            scores = self._steering(of(state), own, trainer.reader, client, beside[client.id])
+            own = replace(update, adapter=parts[0], private=parts[1])
+            scores = self._steering(of(state), own, trainer.reader, client, side_inputs[client.id])
             steered.append(replace(own, metrics={**own.metrics, **scores}))
         return steered
 
     def _steering(
-        self, state: FedMSState, update: ClientUpdate, reader: Reader, client: Client, beside: Mapping[str, Tensor]
+        self, state: FedMSState, update: ClientUpdate, reader: Reader, client: Client, side_inputs: Mapping[str, Tensor]
     ) -> dict[str, float]:
         """Accuracy of the mixture that a client has just trained, on the images that it holds out; and its lambda."""
         images = cast(ImageSet, client.validation)
-        experts = {**state.experts, client.id: state.experts.get(client.id, {}) | update.kept}
+        experts = {**state.experts, client.id: state.experts.get(client.id, {}) | update.private}
         now = replace(state, adapter=state.adapter | update.adapter, experts=experts)
         reader.model.load_adapter(self.adapter_of(now, client.id))
-        logits = predicted(self, now, reader, images, client, beside)
+        logits = predicted(self, now, reader, images, client, side_inputs)
         with torch.no_grad():
             parts = torch.split(torch.arange(len(images)), reader.batch_size)
-            batches = (cast(Batch, reader.batch(images, one, None, 0, beside)) for one in parts)
+            batches = (cast(Batch, reader.batch(images, one, None, 0, side_inputs)) for one in parts)
             mix = torch.cat([mixing(reader.model, batch) for batch in batches])
         return {
             "accuracy": accuracy(logits, images.labels),
@@ -216,7 +219,7 @@ class FedMS(FederatedMethod):
         experts, queues, active = dict(state.experts), dict(state.queues), dict(state.active)
         for update in sorted(updates, key=lambda one: one.client):
             client, score = update.client, update.metrics["accuracy"]
-            experts[client] = {**experts.get(client, {}), **{name: one.clone() for name, one in update.kept.items()}}
+            experts[client] = {**experts.get(client, {}), **{name: one.clone() for name, one in update.private.items()}}
             queue, now = queues.get(client, ()), active.get(client, self.sal.initial)
             active[client] = min(now + stuck(queue, score, self.sal), len(state.layers))
             queues[client] = (*queue, score)[-self.sal.queue :]
@@ -228,19 +231,19 @@ class FedMS(FederatedMethod):
         own = of(state).experts.get(client, {}) if client else {}
         return {**state.adapter, **own} if own else state.adapter
 
-    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
         """In stage two all of the global expert, and of a local one the blocks below the lowest active one."""
         state = of(state)
         if state.stage == 1:
             return 0
         return len(state.layers) - (state.active[client] if client else 0)
 
-    def beside(
+    def side_inputs(
         self, state: ServerState, reader: Reader, sets: Mapping[str, ImageSet]
     ) -> dict[str, Mapping[str, Tensor]]:
         """The global expert's logits (n, classes), and what the gate's trunk sees (n, width), where it is frozen."""
         if of(state).stage == 1:
-            return super().beside(state, reader, sets)
+            return super().side_inputs(state, reader, sets)
         model = reader.model
         model.load_adapter(state.adapter)
         known: dict[str, dict[str, Tensor]] = {
@@ -266,7 +269,7 @@ class FedMS(FederatedMethod):
             return super().predict(state, model, images)
         return mixed(model, cast(Batch, images), state.layers)
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """A client mixes two experts; the global one is a CLIP with LoRA in both stages."""
         return "a gate that mixes the global expert with the client's own" if of_client else None
 
@@ -308,7 +311,7 @@ def stuck(queue: Sequence[float], accuracy: float, sal: SALConfig) -> bool:
     return len(queue) == sal.queue and accuracy - sum(queue) / sal.queue < sal.threshold
 
 
-def mixed_cross_entropy(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
+def mixed_cross_entropy(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
     """Cross-entropy of the mixture; of the local expert alone for images of which nothing else is known."""
-    logits = mixed(model, images, path) if isinstance(images, Batch) else model(images, path)
+    logits = mixed(model, images, walk) if isinstance(images, Batch) else model(images, walk)
     return F.cross_entropy(logits, labels)

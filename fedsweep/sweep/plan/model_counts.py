@@ -129,7 +129,7 @@ def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], b
             if len(row.held) in seen:
                 continue
             seen.add(len(row.held))
-            held = names_within(sizes, row.held, row.without)
+            held = names_within(sizes, row.held, row.excluded_prefixes)
             names = config.method.trained_names(movable, row)
             trained = sum(movable[name] for name in names if not is_statistic(name))
             yield ClientCount(
