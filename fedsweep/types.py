@@ -94,8 +94,8 @@ class ImageSet:
 class Batch:
     """Examples of an image set, some of whose way through a frozen model is known.
 
-    `tokens` (k, ...) lie behind the first `done` steps of the walk; without them it begins with the pixels. `side_inputs`
-    is what else a method knows of each image, a row of it for each (k, ...).
+    `tokens` (k, ...) lie behind the first `done` steps of the walk; without them it begins with the pixels.
+    `side_inputs` are the other values that a method knows of each image, one row (...) per image.
     """
 
     source: ImageSet
@@ -155,8 +155,8 @@ class Client:
 class LayerAllocation:
     """One row of FedRA's allocation matrix M: the blocks a client runs, and those of them it trains, ascending.
 
-    Of the tensors outside the blocks a client holds and trains all but those whose names begin with one of `excluded_prefixes`:
-    heads that lie deeper than it reaches, BRICKs of other domains.
+    Of the tensors outside the blocks, a client holds and trains all but those whose names begin with one of
+    `excluded_prefixes`: heads that lie deeper than it reaches, BRICKs of other domains.
     """
 
     held: tuple[int, ...]
@@ -174,9 +174,9 @@ class LayerAllocation:
 class ClientUpdate:
     """What one client sends back: the tensors it trained, under their names in the full model.
 
-    `kept` are those that it trained and does not send: its personal part, which no cost of the wire counts. `told` is
-    what else it sends, tensors that are no part of a model. `remembered`, where a method asks for it, is what it has
-    trained, whatever it sends.
+    `private` are tensors that it trained and does not send; no cost of the wire counts them. `extra` are tensors that
+    it sends besides, which are no part of a model. `local_copy`, where a method asks for it, is its trained model,
+    whatever it sends.
     """
 
     client: ClientId

@@ -54,10 +54,10 @@ class LocalConfig(Config):
 class LocalTask:
     """What one client is asked to do: train `allocation.trained` from `start` on its own images.
 
-    `walk_at` is the walk by the share of the session that is over, in [0, 1), the blocks held unless given; `names` are
-    the tensors that are trained, those of the allocation unless given; `session` counts a client's sessions within a
-    round, each of which has batches and dropout of its own. `side_inputs` is what the method knows of each training image
-    (n, ...), for its objective.
+    `walk_at` maps the share of the session that is over, in [0, 1), to the walk; by default the blocks held. `names`
+    are the tensors that are trained, by default those of the allocation. `session` counts a client's sessions within a
+    round, each of which has batches and dropout of its own. `side_inputs` (n, ...) hold one row per training image,
+    for the objective.
     """
 
     client: Client
