@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import permutations
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,17 +16,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.methods.base import FederatedMethod, Server, first_blocks
+from fedsweep.methods.base import FederatedMethod, Needs, Server, first_blocks
+from fedsweep.methods.capabilities import ExportObstacle
 from fedsweep.models.layered import Images, LayeredModel, Walk
-from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.local_training import Objective
-from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
-class DepthFL(FederatedMethod):
+class DepthFL(FederatedMethod, ExportObstacle):
     """InclusiveFL's split with extra heads and mutual self-distillation (FedRA, Section 4.1, baseline 4)."""
-
-    needs_head: ClassVar = True
 
     name: Literal["depthfl"] = "depthfl"
     heads: tuple[int, ...] = Field(
@@ -42,6 +41,11 @@ class DepthFL(FederatedMethod):
     prediction: Literal["mean", "last"] = Field(
         "mean", description="mean of all heads' logits, or the last head alone (FedRA's released code)"
     )
+
+    @property
+    def needs(self) -> Needs:
+        """A head, which the extra ones resemble."""
+        return Needs(head=True)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Heads sit between blocks."""
@@ -80,10 +84,6 @@ class DepthFL(FederatedMethod):
             return mutual_loss(model.exits(images, walk, depths, last), labels, weight)
 
         return objective
-
-    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Every block's adapter and every head is averaged over those who trained it."""
-        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
     def predict(
         self,

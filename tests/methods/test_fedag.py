@@ -12,7 +12,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from fedsweep.methods.fedag import method as fedag
 from fedsweep.methods.fedag.method import SERVER, FedAGState, quality
 from fedsweep.training.attacks import attacked
@@ -235,10 +235,10 @@ def test_an_attack_reverses_what_the_server_gets_of_a_client_which_goes_on_from_
     rows = small.method.allocate(first.state, small.clients, small.server, rng)
     trained = honest.method.local_updates(first.state, honest.cohort(2), rows, honest.trainer.at(2))
     (own,) = [update for update in trained if update.client == attacker]
-    sent = small.method.sent_to(first.state, attacker)
+    sent = small.method.sent_adapter(first.state, attacker)
     assert moved(first.state.copies[domain], {name: first.state.adapter[name] for name in own.adapter})
     assert identical(second.state.own[attacker], own.adapter)
-    (got,) = attacked(partial(small.method.sent_to, first.state), [own], {attacker}, "reversed_update")
+    (got,) = attacked(partial(small.method.sent_adapter, first.state), [own], {attacker}, "reversed_update")
     for name, tensor in got.adapter.items():
         torch.testing.assert_close(tensor, 2 * sent[name] - own.adapter[name])
     after = small.method.aggregate(first.state, [got], small.server)

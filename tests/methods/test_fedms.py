@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from fedsweep.methods.fedms.gate import mixing
-from fedsweep.methods.fedms.method import FedMSState
+from fedsweep.methods.fedms.stages import FedMSState
 from fedsweep.models.activation_cache import FrozenFunction
 from fedsweep.models.names import is_statistic, layer_of
 from fedsweep.types import Batch
@@ -103,7 +103,7 @@ def test_stage_two_trains_the_active_blocks_and_the_gate_and_sends_the_gate(make
     assert {name.split(".")[0] for name in moved(start.state.adapter, after.adapter)} == {"gate"}
     for update in updates:
         assert identical(after.experts[update.client], update.private)
-        own = small.method.adapter_of(after, update.client)
+        own = small.method.client_adapter(after, update.client)
         assert moved(own, after.adapter) <= set(update.private)
         assert moved(own, after.adapter)
 
@@ -160,7 +160,7 @@ def test_a_clients_prediction_is_equation_6(trained):
     reader, client = small.trainer.reader, small.clients[1]
     images = client.test
     side_inputs = small.method.side_inputs(state, reader, {"test": images})["test"]
-    small.model.load_adapter(small.method.adapter_of(state, client.id))
+    small.model.load_adapter(small.method.client_adapter(state, client.id))
     ours = predicted(small.method, state, reader, images, client, side_inputs).double().numpy()
 
     pixels = images.take(torch.arange(len(images)))[0]
@@ -171,7 +171,7 @@ def test_a_clients_prediction_is_equation_6(trained):
     norms = [arrays(bn.running_mean, bn.running_var, bn.weight, bn.bias) for bn in (bn1, bn2)]
     linears = [arrays(layer.weight, layer.bias) for layer in (one, two)]
     global_images, global_texts = features(small.model, state.adapter, pixels)
-    local_images, local_texts = features(small.model, small.method.adapter_of(state, client.id), pixels)
+    local_images, local_texts = features(small.model, small.method.client_adapter(state, client.id), pixels)
     mixes = [reference.gate(x, *linears[0], norms[0], *linears[1], norms[1]) for x in trunk]
     expected = [
         reference.mixture(mix, (global_images[n], local_images[n]), (global_texts, local_texts), scale)
@@ -233,7 +233,7 @@ def test_an_expert_is_its_clients_alone(make):
     (client,) = small.cohort(1)
     assert set(first.state.experts) == {client.id}
     for other in small.clients:
-        own = small.method.adapter_of(first.state, other.id)
+        own = small.method.client_adapter(first.state, other.id)
         assert bool(moved(own, first.state.adapter)) == (other.id == client.id)
 
 

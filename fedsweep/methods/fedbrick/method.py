@@ -6,7 +6,7 @@ blocks, what a client minimises and how updates are averaged.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsweep.common.randomness import stream
-from fedsweep.methods.base import Allocations, FederatedMethod, Server
+from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
+from fedsweep.methods.capabilities import ExportObstacle, Messages, StandIns
 from fedsweep.methods.depthfl import DepthFL
 from fedsweep.methods.fedbrick.bricks import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
 from fedsweep.methods.fedbrick.distillation import activations, distil
@@ -31,14 +32,12 @@ SHARED = "shared"
 """The one set of BRICKs where domains have none of their own."""
 
 
-class FedBRICK(FederatedMethod):
+class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     """BRICKs in place of the blocks that a client does not hold, distilled on the server and on the clients.
 
     Everything that concerns the blocks is the depth method's, for which a client with BRICKs is one of L blocks. The
     BRICKs are part of the adapter, as `bricks.<set>.<block>.<factor>`; a set is a domain's.
     """
-
-    needs_head: ClassVar = True
 
     name: Literal["fedbrick"] = "fedbrick"
     over: DepthMethod = Field(FedRA(), description="the depth method that it enhances: fedra, inclusivefl or depthfl")
@@ -56,9 +55,9 @@ class FedBRICK(FederatedMethod):
     anneal: bool = Field(True, description="stage II goes from the block to its BRICK; false: half of each throughout")
 
     @property
-    def needs_proxy(self) -> bool:
-        """The server's distillation does."""
-        return self.brick and self.server_epochs > 0
+    def needs(self) -> Needs:
+        """A backbone with a head; images on the server for its distillation."""
+        return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """What the depth method asks for; DepthFL's heads follow the completed walk."""
@@ -85,7 +84,7 @@ class FedBRICK(FederatedMethod):
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
         """Eq. 20: for each set, BRICKs learn what the global blocks do to the server's images of its domain."""
         state = self.over.begin_round(state, server, trainer)
-        if not self.needs_proxy:
+        if not self.needs.proxy:
             return state
         model, adapter, size = trainer.model, dict(state.adapter), trainer.local.batch_size
         model.load_adapter(adapter)
@@ -106,7 +105,9 @@ class FedBRICK(FederatedMethod):
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
             return rows
-        heads = self.over.absent_heads(state, server.num_layers, server.num_layers)  # none is, but for DepthFL's
+        heads: tuple[str, ...] = ()
+        if isinstance(self.over, DepthFL):
+            heads = self.over.absent_heads(state, server.num_layers, server.num_layers)
         sets = sorted({name.split(".")[1] for name in state.adapter if name.startswith("bricks.")})
         return {
             one.id: replace(
@@ -120,14 +121,15 @@ class FedBRICK(FederatedMethod):
         """The depth method's: L_task."""
         return self.over.objective(round, rounds)
 
-    def sent_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
+    def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """With the BRICKs of missing blocks, which stage I trains, and of the blocks held, which stage II does."""
 
         def trained(name: str) -> bool:
             layer = brick_of(name)
             return layer is None or (self.parallel if layer in row.held else self.compensate)
 
-        return [name for name in self.over.sent_names(names, row) if trained(name)]
+        sent = Messages.of_method(self.over).sent_names(state, names, row)
+        return [name for name in sent if trained(name)]
 
     @property
     def has_stand_ins(self) -> bool:
@@ -171,7 +173,9 @@ class FedBRICK(FederatedMethod):
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """What the depth method's does; the global model has all blocks and walks no BRICK."""
-        return self.over.export_obstacle({num_layers} if self.brick else depths, num_layers, of_client)
+        return ExportObstacle.of_method(self.over).export_obstacle(
+            {num_layers} if self.brick else depths, num_layers, of_client
+        )
 
     def _stage_one(
         self,
