@@ -94,15 +94,15 @@ class ImageSet:
 class Batch:
     """Examples of an image set, some of whose way through a frozen model is known.
 
-    `tokens` (k, ...) lie behind the first `done` steps of the walk; without them it begins with the pixels. `beside`
-    is what else a method knows of each image, a row of it for each (k, ...).
+    `tokens` (k, ...) lie behind the first `done` steps of the walk; without them it begins with the pixels.
+    `side_inputs` are the other values that a method knows of each image, one row (...) per image.
     """
 
     source: ImageSet
     index: Tensor
     tokens: Tensor | None = None
     done: int = 0
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    side_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -155,13 +155,13 @@ class Client:
 class LayerAllocation:
     """One row of FedRA's allocation matrix M: the blocks a client runs, and those of them it trains, ascending.
 
-    Of the tensors outside the blocks a client holds and trains all but those whose names begin with one of `without`:
-    heads that lie deeper than it reaches, BRICKs of other domains.
+    Of the tensors outside the blocks, a client holds and trains all but those whose names begin with one of
+    `excluded_prefixes`: heads that lie deeper than it reaches, BRICKs of other domains.
     """
 
     held: tuple[int, ...]
     trained: tuple[int, ...]
-    without: tuple[str, ...] = ()
+    excluded_prefixes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, layers: tuple[int, ...] | list[int]) -> LayerAllocation:
@@ -174,9 +174,9 @@ class LayerAllocation:
 class ClientUpdate:
     """What one client sends back: the tensors it trained, under their names in the full model.
 
-    `kept` are those that it trained and does not send: its personal part, which no cost of the wire counts. `told` is
-    what else it sends, tensors that are no part of a model. `remembered`, where a method asks for it, is what it has
-    trained, whatever it sends.
+    `private` are tensors that it trained and does not send; no cost of the wire counts them. `extra` are tensors that
+    it sends besides, which are no part of a model. `local_copy`, where a method asks for it, is its trained model,
+    whatever it sends.
     """
 
     client: ClientId
@@ -184,9 +184,9 @@ class ClientUpdate:
     adapter: AdapterState
     num_examples: int
     metrics: Mapping[str, float]
-    kept: AdapterState = field(default_factory=dict)
-    told: AdapterState = field(default_factory=dict)
-    remembered: AdapterState = field(default_factory=dict)
+    private: AdapterState = field(default_factory=dict)
+    extra: AdapterState = field(default_factory=dict)
+    local_copy: AdapterState = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.methods import FederatedMethod, Server
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from fedsweep.models import LayeredModel, LoraConfig, TimmBackbone, build_model
 from fedsweep.models.feature_reader import Reader
 from fedsweep.training.aggregation import AggregationConfig

@@ -74,7 +74,7 @@ def write(
         OSError: there is no room.
     """
     parts, recipe = plain_tensors(model, layers), config.backbone.recipe(len(model.class_names))
-    whole = not config.method.uses_lora
+    whole = not config.method.needs.lora
     if not whole:
         write_adapter(folder, config.lora, parts.tuned, recipe.model if recipe.fetched else None)
     if whole or not recipe.fetched:

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedsweep.common.errors import UserError, near
 from fedsweep.federation.run import content_digests
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.methods.capabilities import ExportObstacle, SeparateModels
 from fedsweep.results.records import TrialPlan
 
 
@@ -36,18 +37,21 @@ def check_exportable(config: RunConfig, client: str | None = None) -> None:
         UserError: it is, or the client has no model of its own.
     """
     method, clients = config.method, list(config.client_domains())
+    separate = isinstance(method, SeparateModels)
     if client is not None and client not in clients:
         hint = near(client, clients) or f"; there are {some(clients)}."
         raise UserError(f"`--client`: there is no client `{client}`{hint}")
-    beside = method.beside_backbone(config.depths(), config.backbone.depth, client is not None)
-    if beside is not None:
+    obstacle = ExportObstacle.of_method(method).export_obstacle(
+        config.depths(), config.backbone.depth, client is not None
+    )
+    if obstacle is not None:
         whose = "the global model" if client is None else f"client {client}"
-        own = "" if client is not None or method.shares_model else "; `--client` exports a client's own model"
+        own = "" if client is not None or not separate else "; `--client` exports a client's own model"
         raise UserError(
-            f"`method` {method.name} cannot be exported: {whose} predicts with {beside}, for which neither PEFT nor "
+            f"`method` {method.name} cannot be exported: {whose} predicts with {obstacle}, for which neither PEFT nor "
             f"the backbone's own library has a place{own}."
         )
-    if client is not None and method.shares_model:
+    if client is not None and not separate:
         raise UserError(
             f"`--client` is for methods whose clients have models of their own, but those of `method` {method.name} "
             "share one."

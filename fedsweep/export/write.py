@@ -20,7 +20,7 @@ from fedsweep.export.which_trial import Named
 from fedsweep.federation.rounds import Federation
 from fedsweep.federation.run import build
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import adapter_of, predicted
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.types import ImageSet
@@ -70,7 +70,7 @@ def _some_images(federation: Federation) -> ImageSet:
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
     """As evaluation computes them; the resident model then holds the adapter of the global model, or the client's."""
     method, state = federation.method, checkpoint.state
-    federation.model.load_adapter(method.adapter_of(state, client))
+    federation.model.load_adapter(adapter_of(method, state, client))
     owner = next((one for one in federation.clients if one.id == client), None)
     return predicted(method, state, federation.trainer.reader, images, owner)
 

@@ -13,7 +13,15 @@ from torch import Tensor
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
 from fedsweep.methods import FederatedMethod, Server
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import (
+    Messages,
+    OwnMetrics,
+    SeparateModels,
+    SideInputs,
+    StandIns,
+    adapter_of,
+    predicted,
+)
 from fedsweep.models import LayeredModel, relative_norm
 from fedsweep.models.layered import completed
 from fedsweep.results.tsne_files import Embedding
@@ -138,14 +146,14 @@ class Federation:
         sets = {one.id: one.test for one in self.clients if one.test is not None}
         if not sets:
             return {}
-        beside = self.method.beside(state, self.trainer.reader, sets)
+        side_inputs = SideInputs.of_method(self.method).side_inputs(state, self.trainer.reader, sets)
         found, loaded = {}, None
         for client in (one for one in self.clients if one.id in sets):
-            if (adapter := self.method.adapter_of(state, client.id)) is not loaded:
+            if (adapter := adapter_of(self.method, state, client.id)) is not loaded:
                 self.model.load_adapter(adapter)
                 loaded = adapter
             images = sets[client.id]
-            logits = predicted(self.method, state, self.trainer.reader, images, client, beside[client.id])
+            logits = predicted(self.method, state, self.trainer.reader, images, client, side_inputs[client.id])
             found[client.id] = accuracy(logits, images.labels)
         return client_scores(found, self.malicious())
 
@@ -156,7 +164,8 @@ class Federation:
         if "drift" not in self.evaluation.metrics:
             return {}
         held = {update.client: update.allocation.held for update in updates}
-        walks = {client.id: completed(held[client.id], self.method.stand_ins(self.model, client)) for client in cohort}
+        stand_ins = StandIns.of_method(self.method).stand_ins
+        walks = {client.id: completed(held[client.id], stand_ins(self.model, client)) for client in cohort}
         images = []
         for domain in self.domains:
             rng = stream(self.seed, "probe", domain.name)
@@ -171,9 +180,8 @@ class Federation:
         if "structural_bias" not in self.evaluation.metrics:
             return {}
         self.model.load_adapter(sent.adapter)
-        placed = [
-            Placed(client, allocations[client.id].held, self.method.stand_ins(self.model, client)) for client in cohort
-        ]
+        stand_ins = StandIns.of_method(self.method).stand_ins
+        placed = [Placed(client, allocations[client.id].held, stand_ins(self.model, client)) for client in cohort]
         objective = self.method.objective(round, self.config.rounds)
         return structural_bias(self.model, objective, sent.layers, placed, self.seed, round)
 
@@ -206,8 +214,11 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         sent = state
         trained = method.local_updates(state, cohort, allocations, trainer)
-        updates = attacked(partial(method.sent_to, sent), trained, malicious, federation.config.attack)
-        received = {client: method.received_names(sent, client, row) for client, row in allocations.items()}
+        updates = attacked(
+            partial(SeparateModels.of_method(method).sent_adapter, sent), trained, malicious, federation.config.attack
+        )
+        messages = Messages.of_method(method)
+        received = {client: messages.received_names(sent, client, row) for client, row in allocations.items()}
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
         covered = coverage(state, list(allocations.values()))
@@ -222,7 +233,7 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         scores = federation.evaluate(state)
         # Evaluated last, the model holds the state's adapter.
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
-        own = method.measured(state, ids, updates)
+        own = OwnMetrics.of_method(method).measure(state, ids, updates)
         loss = {"loss/train": _mean_loss(updates)}
         metrics = {**scores, **loss, **covered, **lora, **costs, **own, **drifted, **biased}
         yield RoundResult(round, state, metrics, time.monotonic() - begun)

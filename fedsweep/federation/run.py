@@ -16,6 +16,7 @@ from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import Server
 from fedsweep.methods.base import synthetic_of
+from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.models import build_model
 from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.models.feature_reader import Reader
@@ -46,7 +47,7 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 
 def content_digests(config: RunConfig) -> dict[str, str]:
     """What pins the content of the files that a configuration only names: images with labels, and weights."""
-    weights = [config.backbone.fingerprint(), config.method.fingerprint()]
+    weights = [config.backbone.fingerprint(), OwnWeights.of_method(config.method).fingerprint()]
     data = load(config.data)
     images = [data.digest, _of_synthetic(config, data)]
     return {"data": " ".join(filter(None, images)), "weights": " ".join(one for one in weights if one)}
@@ -76,7 +77,7 @@ def check_content(config: RunConfig) -> None:
     """
     data, _ = split(config)
     config.backbone.check_weights(len(data.class_names), data.class_names)
-    config.method.check_weights(config.backbone, data.class_names)
+    OwnWeights.of_method(config.method).check_weights(config.backbone, data.class_names)
     activation_bytes()
     if (classes := config.evaluation.tsne_classes) is not None:
         draw(data.domains, data.class_names, classes, config.evaluation.tsne_images, config.seed)
@@ -87,10 +88,10 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
     data, parts = split(config)
     method = config.method
     clients = [
-        replace(one, synthetic=synthetic_of(one.domain, parts.synthetic)) if method.needs_synthetic else one
+        replace(one, synthetic=synthetic_of(one.domain, parts.synthetic)) if method.needs.synthetic else one
         for one in parts.clients
     ]
-    freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if config.method.uses_lora else None
+    freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if config.method.needs.lora else None
     model = build_model(config.backbone, lora, len(data.class_names), config.seed, data.class_names, freeze_a)
     config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
     model.to(device)
@@ -126,8 +127,8 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 def _identity(config: RunConfig) -> str:
     """What decides the frozen part of a run's model; names of classes are no part of what an image goes through."""
     content = config.backbone.fingerprint()
-    lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.uses_lora else ""
-    drawn = content == "none" or (config.method.uses_lora and config.aggregation.lora == "freeze_a")
+    lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.needs.lora else ""
+    drawn = content == "none" or (config.method.needs.lora and config.aggregation.lora == "freeze_a")
     return f"{config.backbone.identity(content)} {lora} {config.seed if drawn else ''}".strip()
 
 
@@ -153,7 +154,7 @@ def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = N
     yield from federate(build(config, device), start)
 
 
-def run_durably(
+def run_resumably(
     config: RunConfig,
     checkpoint: Path,
     device: Device = "cpu",

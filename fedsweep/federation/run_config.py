@@ -10,6 +10,7 @@ from fedsweep.data.data_config import DataConfig, PartitionConfig, SyntheticConf
 from fedsweep.data.synthetic import NoSynthetic
 from fedsweep.federation.rounds import ROUND_METRICS, FederationConfig
 from fedsweep.methods import MethodConfig
+from fedsweep.methods.capabilities import OwnMetrics, SeparateModels, StandIns
 from fedsweep.models import BackboneConfig, LoraConfig
 from fedsweep.results.provenance import SYNTHETIC
 from fedsweep.training.aggregation import AggregationConfig
@@ -76,13 +77,13 @@ class RunConfig(Config):
                 "`base_optimizer` feddyn remembers A and B apart and cannot be combined with `aggregation.lora` "
                 "product_svd, which turns them into others"
             )
-        if self.method.needs_proxy and not self.partition.proxy_share:
+        if self.method.needs.proxy and not self.partition.proxy_share:
             raise ValueError(
                 f"`method` {self.method.name} trains on images of the server and needs a `partition.proxy_share` "
                 "above 0, but it is 0"
             )
         self._synthetic_fits()
-        if self.method.needs_validation and not self.partition.validation_share:
+        if self.method.needs.validation and not self.partition.validation_share:
             raise ValueError(
                 f"`method` {self.method.name} steers clients by images that they hold out and needs a "
                 "`partition.validation_share` above 0, but it is 0"
@@ -95,7 +96,7 @@ class RunConfig(Config):
                 f"`federation.malicious_share` must {wanted} of the {count} clients{' honest' if attackers else ''}, "
                 f"but it is {share:g}"
             )
-        if not self.method.shares_model:
+        if isinstance(self.method, SeparateModels):
             self._compares_models()
         self.method.check(self._smallest_cohort(capacities), layers, self.aggregation)
         return self
@@ -103,7 +104,7 @@ class RunConfig(Config):
     @property
     def trains_on_synthetic(self) -> bool:
         """Whether the server or a client does; else none are made."""
-        return self.method.needs_synthetic or self.partition.takes_synthetic
+        return self.method.needs.synthetic or self.partition.takes_synthetic
 
     def marks(self) -> dict[str, str]:
         """What every result of this run says of itself."""
@@ -112,7 +113,7 @@ class RunConfig(Config):
     def _synthetic_fits(self) -> None:
         """Images are there for whoever trains on them, and for what they are made from."""
         self.synthetic.check(self.data)
-        asked = f"`method` {self.method.name}" if self.method.needs_synthetic else f"`partition` {self.partition.name}"
+        asked = f"`method` {self.method.name}" if self.method.needs.synthetic else f"`partition` {self.partition.name}"
         if self.trains_on_synthetic and self.synthetic.name == "none":
             raise ValueError(f"{asked} trains on synthetic images and needs a `synthetic` other than none")
         if self.trains_on_synthetic and self.synthetic.needs_proxy and not self.partition.proxy_share:
@@ -142,12 +143,12 @@ class RunConfig(Config):
     def _backbone_fits(self) -> None:
         """Method, metrics and adapters have in the backbone what they need."""
         backbone = self.backbone
-        if self.method.needs_text and not backbone.has_text:
+        if self.method.needs.text and not backbone.has_text:
             raise ValueError(
                 f"`method` {self.method.name} needs a `backbone` with a text encoder, clip or digits_clip, "
                 f"but it is {backbone.name}"
             )
-        if self.method.needs_head and not backbone.has_head:
+        if self.method.needs.head and not backbone.has_head:
             raise ValueError(
                 f"`method` {self.method.name} needs a `backbone` with a head, such as timm, but it is {backbone.name}"
             )
@@ -217,9 +218,10 @@ class RunConfig(Config):
         """Names of the metrics that every round reports."""
         asked = self.evaluation.metrics
         drift = DRIFT_METRICS if "drift" in asked else []
-        bias = bias_metrics(self.method.has_stand_ins) if "structural_bias" in asked else []
+        bias = bias_metrics(StandIns.of_method(self.method).has_stand_ins) if "structural_bias" in asked else []
         clients = list(self.client_domains())
         of_clients = client_metric_names(clients) if self.partition.test_share else []
         domains = metric_names(self.data.training_domains, self.data.held_out_domains)
+        own = OwnMetrics.of_method(self.method).metric_names(clients)
         scores = [*domains, *of_clients, "loss/train"]
-        return [*scores, *ROUND_METRICS, *COST_METRICS, *self.method.metrics(clients), *drift, *bias]
+        return [*scores, *ROUND_METRICS, *COST_METRICS, *own, *drift, *bias]

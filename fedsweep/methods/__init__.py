@@ -13,9 +13,8 @@ from fedsweep.methods.fedclip import FedCLIP
 from fedsweep.methods.fedms.method import FedMS
 from fedsweep.methods.fedot import FedOT
 from fedsweep.methods.fedra import FedRA
-from fedsweep.methods.ft import FT
+from fedsweep.methods.ft import FT, LFFT
 from fedsweep.methods.inclusivefl import InclusiveFL
-from fedsweep.methods.lfft import LFFT
 from fedsweep.methods.promptfl import PromptFL
 from fedsweep.methods.zero_shot import ZeroShot
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import permutations
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,17 +16,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.methods.base import FederatedMethod, Server, first_blocks
-from fedsweep.models.layered import Images, LayeredModel, Path
-from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.methods.base import FederatedMethod, Needs, Server, first_blocks
+from fedsweep.methods.capabilities import ExportObstacle
+from fedsweep.models.layered import Images, LayeredModel, Walk
+from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.local_training import Objective
-from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
-class DepthFL(FederatedMethod):
+class DepthFL(FederatedMethod, ExportObstacle):
     """InclusiveFL's split with extra heads and mutual self-distillation (FedRA, Section 4.1, baseline 4)."""
-
-    needs_head: ClassVar = True
 
     name: Literal["depthfl"] = "depthfl"
     heads: tuple[int, ...] = Field(
@@ -42,6 +41,11 @@ class DepthFL(FederatedMethod):
     prediction: Literal["mean", "last"] = Field(
         "mean", description="mean of all heads' logits, or the last head alone (FedRA's released code)"
     )
+
+    @property
+    def needs(self) -> Needs:
+        """A head, which the extra ones resemble."""
+        return Needs(head=True)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Heads sit between blocks."""
@@ -67,7 +71,7 @@ class DepthFL(FederatedMethod):
         """The first L_i blocks, and of the heads those that lie within and the client's own."""
         rows = first_blocks(cohort)
         return {
-            client: replace(row, without=self.absent_heads(state, len(row.held), server.num_layers))
+            client: replace(row, excluded_prefixes=self.absent_heads(state, len(row.held), server.num_layers))
             for client, row in rows.items()
         }
 
@@ -75,15 +79,11 @@ class DepthFL(FederatedMethod):
         """Every head's cross-entropy, and its distance from the other heads with a weight that grows over rounds."""
         weight = ramp_up(round - 1, self.ramp * rounds)
 
-        def objective(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
-            depths, last = self._exits_in(model, len(path))
-            return mutual_loss(model.exits(images, path, depths, last), labels, weight)
+        def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+            depths, last = self._exits_in(model, len(walk))
+            return mutual_loss(model.exits(images, walk, depths, last), labels, weight)
 
         return objective
-
-    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Every block's adapter and every head is averaged over those who trained it."""
-        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
 
     def predict(
         self,
@@ -99,7 +99,7 @@ class DepthFL(FederatedMethod):
             depths = () if last else depths[-1:]
         return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """Heads between blocks, unless the model's own is asked alone."""
         within, last = self.exits_of(max(depths) if self.own_head == "by_depth" else num_layers, num_layers)
         heads = [head for head in within if head <= max(depths)]

@@ -5,29 +5,30 @@ the model around an emulator, in which blocks of the middle are dropped; the end
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.methods.base import FederatedMethod, Needs, Server
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of
-from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.training.local_training import Objective, cross_entropy
-from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.training.aggregation import AggregationConfig
+from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
 class FedOT(FederatedMethod):
     """FedAvg on the lowest and the topmost blocks, whole; clients' capacities are ignored."""
 
-    uses_lora: ClassVar = False
-
     name: Literal["fedot"] = "fedot"
     bottom: int = Field(2, ge=0, description="blocks of the lower end, which are trained")
     top: int = Field(2, ge=0, description="blocks of the upper end, which are trained")
     kept: float = Field(0.5, gt=0, le=1, description="share of the blocks between them that the emulator keeps, frozen")
+
+    @property
+    def needs(self) -> Needs:
+        """No adapters: whole blocks are trained."""
+        return Needs(lora=False)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """There is something to train, and something between the ends."""
@@ -65,11 +66,3 @@ class FedOT(FederatedMethod):
         ends = self.ends(state.layers)
         row = LayerAllocation(held=tuple(sorted({*ends, *self.emulator(state.layers)})), trained=ends)
         return {client.id: row for client in cohort}
-
-    def objective(self, round: int, rounds: int) -> Objective:
-        """Cross-entropy."""
-        return cross_entropy
-
-    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """FedAvg."""
-        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))

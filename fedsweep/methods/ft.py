@@ -1,26 +1,26 @@
-"""FT: every parameter of the model is trained and averaged, as FedMS compares with it (Section 4.1.2)."""
+"""FT and LFFT: fine-tuning without adapters, of all blocks or of the upper ones, as FedMS compares with them."""
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedsweep.data.partition.base import POOL, pool
-from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.methods.base import FederatedMethod, Needs, Server
+from fedsweep.methods.capabilities import FrozenBlocks
 from fedsweep.models.layered import LayeredModel
-from fedsweep.training.aggregation import layerwise_mean
+from fedsweep.models.names import layer_of
+from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.base_optimizers import FedAvg
-from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective, cross_entropy
-from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.training.local_training import CohortTrainer, LocalTask, cross_entropy
+from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
 class FT(FederatedMethod):
-    """Vanilla fine-tuning: FedAvg without adapters. Clients' capacities are ignored."""
-
-    uses_lora: ClassVar = False
+    """Vanilla fine-tuning: FedAvg on every parameter (FedMS, Section 4.1.2). Clients' capacities are ignored."""
 
     name: Literal["ft"] = "ft"
     synthetic_epochs: int = Field(
@@ -28,30 +28,16 @@ class FT(FederatedMethod):
     )
 
     @property
-    def needs_synthetic(self) -> bool:
-        """Where the server trains too."""
-        return self.synthetic_epochs > 0
+    def needs(self) -> Needs:
+        """No adapters; synthetic images if the server trains too."""
+        return Needs(lora=False, synthetic=self.synthetic_epochs > 0)
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """All of the backbone is trained."""
+        """Make all of the backbone trainable."""
         model.backbone.requires_grad_(True)
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
-        """All L blocks for everyone."""
-        return {client.id: LayerAllocation.of(state.layers) for client in cohort}
-
-    def objective(self, round: int, rounds: int) -> Objective:
-        """Cross-entropy on the whole model."""
-        return cross_entropy
-
-    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """FedAvg."""
-        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
-
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """The server descends its own cross-entropy, with the clients' optimizer and nothing to hold it."""
+        """Descend the server's own cross-entropy, with the clients' optimizer and nothing to hold it."""
         if not self.synthetic_epochs:
             return state
         images = pool(list(server.synthetic.values()))
@@ -60,3 +46,46 @@ class FT(FederatedMethod):
         owner = Client("server", POOL, images, len(state.layers))
         (update,) = alone.fit([LocalTask(owner, state.adapter, LayerAllocation.of(state.layers), cross_entropy)])
         return replace(state, adapter=state.adapter | update.adapter)
+
+
+class LFFT(FederatedMethod, FrozenBlocks):
+    """Layer-freeze fine-tuning: FedAvg on the blocks from some height on, and on the layers above them."""
+
+    name: Literal["lfft"] = "lfft"
+    frozen: float = Field(0.5, ge=0, le=1, description="share of the blocks, from the lowest on, that stay as they are")
+
+    @property
+    def needs(self) -> Needs:
+        """No adapters."""
+        return Needs(lora=False)
+
+    def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
+        """Raise ValueError unless some block is trained."""
+        if self.first(num_layers) == num_layers:
+            raise ValueError(
+                f"`method.frozen` must leave one of the {num_layers} blocks to be trained, but it is {self.frozen:g}"
+            )
+
+    def first(self, num_layers: int) -> int:
+        """Return the lowest block that is trained."""
+        return round(self.frozen * num_layers)
+
+    def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
+        """Make the upper blocks of each encoder trainable, and the layers above them: norms, projections, a head."""
+        for name, parameter in model.named_parameters():
+            if layer_of(name) is None:
+                parameter.requires_grad_(name.startswith(model.top))
+            else:
+                place, depth = model.height(name)
+                parameter.requires_grad_(place >= self.first(depth))
+
+    def allocate(
+        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
+    ) -> dict[ClientId, LayerAllocation]:
+        """All blocks are run, the upper ones trained."""
+        row = LayerAllocation(held=state.layers, trained=state.layers[self.first(server.num_layers) :])
+        return {client.id: row for client in cohort}
+
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
+        """Return the number of frozen blocks."""
+        return self.first(len(state.layers))

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from fedsweep.methods.base import FederatedMethod, Server, first_blocks
+from fedsweep.methods.base import FederatedMethod, Server, first_blocks, state_as
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of, moved_to
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.training.local_training import Objective, cross_entropy
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 
@@ -59,14 +58,9 @@ class InclusiveFL(FederatedMethod):
         """The first L_i blocks."""
         return first_blocks(cohort)
 
-    def objective(self, round: int, rounds: int) -> Objective:
-        """Cross-entropy on the prefix."""
-        return cross_entropy
-
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """The layer-wise mean, after the last block of each smaller class has been given its momentum."""
-        if not isinstance(state, InclusiveState):
-            raise TypeError("InclusiveFL goes on from its own state")
+        state = state_as(InclusiveState, state)
         distilled = [self._distilled(update, state) for update in updates] if self.beta else updates
         mean = layerwise_mean(state.adapter, distilled, server.aggregation)
         steps = class_steps(state.adapter, updates, server) if self.beta else {}

@@ -5,60 +5,52 @@ before the classes' names are learned as in CoOp, and averaged; both encoders of
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import lru_cache
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 from pydantic import Field
 
 from fedsweep.common.errors import UserError
-from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.methods.base import FederatedMethod, Needs, Server, without_training
+from fedsweep.methods.capabilities import ExportObstacle, FrozenBlocks, OwnWeights
 from fedsweep.models import BackboneConfig
 from fedsweep.models.clip.model import LayeredClip
 from fedsweep.models.layered import LayeredModel
-from fedsweep.training.aggregation import layerwise_mean
-from fedsweep.training.local_training import Objective, cross_entropy
-from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
-class PromptFL(FederatedMethod):
+class PromptFL(FederatedMethod, OwnWeights, FrozenBlocks, ExportObstacle):
     """FedAvg on context vectors shared by all classes; an image is encoded once for all rounds."""
-
-    uses_lora: ClassVar = False
-    needs_text: ClassVar = True
 
     name: Literal["promptfl"] = "promptfl"
     context: int = Field(16, gt=0, description="learned vectors before a class's name, in place of the prompt's words")
 
+    @property
+    def needs(self) -> Needs:
+        """A text encoder, and no adapters."""
+        return Needs(lora=False, text=True)
+
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """There is room for the vectors beside the longest name."""
+        """Raise UserError unless there is room for the vectors before the longest name."""
         _check_context(self.context, backbone, tuple(class_names), backbone.fingerprint())
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """The vectors, as `prompt.context` (context, width of the text encoder)."""
+        """Add the vectors, as `prompt.context` (context, width of the text encoder)."""
         cast(LayeredClip, model).add_context(self.context, seed)
 
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """All blocks are run, none is trained."""
-        return {client.id: LayerAllocation(held=state.layers, trained=()) for client in cohort}
+        """Every client runs all blocks and trains none."""
+        return without_training(state, cohort)
 
-    def objective(self, round: int, rounds: int) -> Objective:
-        """Cross-entropy."""
-        return cross_entropy
-
-    def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """FedAvg."""
-        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
-
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """The vectors: no CLIPModel takes them."""
         return "learned vectors before the classes' names"
 
-    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
-        """All blocks."""
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
+        """Return the number of all blocks."""
         return len(state.layers)
 
 

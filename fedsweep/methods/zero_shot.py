@@ -1,38 +1,37 @@
 """Zero-shot CLIP: nothing is trained (Radford et al., Learning Transferable Visual Models, 2021)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch.nn.functional as F
 
-from fedsweep.methods.base import Allocations, FederatedMethod, Server, predicted
-from fedsweep.training.local_training import CohortTrainer, Objective, cross_entropy
+from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server, without_training
+from fedsweep.methods.capabilities import FrozenBlocks, predicted
+from fedsweep.training.local_training import CohortTrainer
 from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
 
 
-class ZeroShot(FederatedMethod):
+class ZeroShot(FederatedMethod, FrozenBlocks):
     """An image goes to the class whose prompt is nearest, in each round alike."""
 
-    uses_lora: ClassVar = False
-    needs_text: ClassVar = True
-
     name: Literal["zero_shot"] = "zero_shot"
+
+    @property
+    def needs(self) -> Needs:
+        """A text encoder, and no adapters."""
+        return Needs(lora=False, text=True)
 
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """All blocks are run, none is trained."""
-        return {client.id: LayerAllocation(held=state.layers, trained=()) for client in cohort}
-
-    def objective(self, round: int, rounds: int) -> Objective:
-        """Cross-entropy, which is measured and not descended."""
-        return cross_entropy
+        """Every client runs all blocks and trains none."""
+        return without_training(state, cohort)
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Clients measure CLIP's loss on their images, and send nothing."""
+        """Measure CLIP's loss on the clients' images; they send nothing."""
         trainer.model.load_adapter(state.adapter)
         updates = []
         for client in cohort:
@@ -42,9 +41,9 @@ class ZeroShot(FederatedMethod):
         return updates
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """Nothing changes."""
+        """Return the state as it is."""
         return state
 
-    def settled(self, state: ServerState, client: ClientId | None = None) -> int:
-        """All blocks."""
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
+        """Return the number of all blocks."""
         return len(state.layers)

@@ -22,7 +22,7 @@ Images: TypeAlias = "Tensor | Batch"
 """uint8 (n, 3, height, width), or a batch whose first steps may be known."""
 Step: TypeAlias = "int | Callable[[LayeredModel, Tensor], Tensor]"
 """One step of a walk: a block by its number, or what maps (model, tokens) to tokens of the same shape in its place."""
-Path: TypeAlias = "Sequence[Step]"
+Walk: TypeAlias = "Sequence[Step]"
 """The steps of a walk in their order. A block that a client skips is not among them."""
 
 
@@ -108,14 +108,14 @@ class LayeredModel(nn.Module, ABC):
         """The places of adapters within a block, for each position that there is."""
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 
-    def exits(self, images: Images, path: Path, depths: Sequence[int], last: bool) -> list[Tensor]:
+    def exits(self, images: Images, walk: Walk, depths: Sequence[int], last: bool) -> list[Tensor]:
         """Logits (batch, classes) of the heads after `depths` steps of the walk, and with `last` of the model's own.
 
         Raises:
             KeyError: there is no head at one of the depths.
         """
         (tokens, done), logits = self.begin(images), []
-        for place, step in enumerate(path, start=1):
+        for place, step in enumerate(walk, start=1):
             tokens = tokens if place <= done else self.step(step, tokens)
             if place in depths:
                 logits.append(self.heads[str(place)](self.features(tokens)))
@@ -136,14 +136,14 @@ class LayeredModel(nn.Module, ABC):
             pixels = pixels.mean(1, keepdim=True)
         return standardize_(pixels, self.mean, self.std)
 
-    def forward(self, images: Images, path: Path | None = None) -> Tensor:
+    def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
         """Logits (batch, classes) of images after these steps (by default all blocks)."""
-        return self.classify(self.walk(images, range(self.num_layers) if path is None else path))
+        return self.classify(self.walk(images, range(self.num_layers) if walk is None else walk))
 
-    def walk(self, images: Images, path: Path) -> Tensor:
+    def walk(self, images: Images, walk: Walk) -> Tensor:
         """Tokens (batch, tokens, width) of images behind the last of these steps."""
         tokens, done = self.begin(images)
-        for step in path[done:]:
+        for step in walk[done:]:
             tokens = self.step(step, tokens)
         return tokens
 
@@ -155,7 +155,7 @@ class LayeredModel(nn.Module, ABC):
             images = images.images
         return self.embed(self.normalize(images)), 0
 
-    def frozen_steps(self, path: Path, trained: Iterable[str]) -> int:
+    def frozen_steps(self, walk: Walk, trained: Iterable[str]) -> int:
         """How many steps of a walk stay as they are where these tensors are trained: blocks before the first of them.
 
         >>> LayeredModel.frozen_steps(
@@ -169,13 +169,13 @@ class LayeredModel(nn.Module, ABC):
                 layers.add(layer)
             elif not name.startswith(self.behind):
                 return 0
-        movable = (place for place, step in enumerate(path) if not isinstance(step, int) or step in layers)
-        return next(movable, len(path))
+        movable = (place for place, step in enumerate(walk) if not isinstance(step, int) or step in layers)
+        return next(movable, len(walk))
 
-    def ahead(self, state: AdapterState, path: Path, steps: int) -> AdapterState:
+    def ahead(self, state: AdapterState, walk: Walk, steps: int) -> AdapterState:
         """Those of an adapter's tensors that the first steps of a walk depend on; of a whole walk, what follows too."""
-        passed, behind = set(path[:steps]), self.behind
-        if steps == len(path):
+        passed, behind = set(walk[:steps]), self.behind
+        if steps == len(walk):
             behind = tuple(prefix for prefix in behind if prefix not in self.top)
         return {
             name: tensor
@@ -195,14 +195,14 @@ class LayeredModel(nn.Module, ABC):
         """Where the walk ends before the last block: by list of blocks in that network, how many of the first stay."""
         return {} if len(layers) == self.num_layers else {"blocks": len(layers)}
 
-    def passed(self, images: Images, path: Path) -> Tensor:
+    def passed(self, images: Images, walk: Walk) -> Tensor:
         """What is known of images behind these steps, to be kept: tokens (batch, tokens, width)."""
-        return self.walk(images, path)
+        return self.walk(images, walk)
 
     @contextmanager
-    def frozen(self, path: Path, steps: int) -> Iterator[None]:
+    def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
         """For a while the first blocks of a walk are as in evaluation: adapters that rest have no dropout."""
-        blocks = [cast(nn.ModuleList, self.backbone.blocks)[cast(int, step)] for step in path[:steps]]
+        blocks = [cast(nn.ModuleList, self.backbone.blocks)[cast(int, step)] for step in walk[:steps]]
         for block in blocks:
             block.eval()
         try:
@@ -245,7 +245,7 @@ class LayeredModel(nn.Module, ABC):
         copy_into(self.movable(), state)
 
 
-def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Path:
+def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Walk:
     """The walk of a client with these blocks, ascending, and with stand-ins in the places of those it does not hold.
 
     >>> completed((0, 3), {}), completed((0, 3), {layer: f"E{layer}" for layer in range(4)})

@@ -26,13 +26,13 @@ def moved_to(name: str, layer: int) -> str:
     return _BLOCK.sub(f"backbone.blocks.{layer}.", name)
 
 
-def names_within(names: Iterable[str], layers: Iterable[int], without: tuple[str, ...] = ()) -> list[str]:
-    """The names that belong to the given blocks, or to no block and begin with none of `without`."""
+def names_within(names: Iterable[str], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> list[str]:
+    """The names that belong to the given blocks, or to no block and begin with none of `excluded_prefixes`."""
     kept = set(layers)
 
     def belongs(name: str) -> bool:
         layer = layer_of(name)
-        return layer in kept if layer is not None else not name.startswith(without)
+        return layer in kept if layer is not None else not name.startswith(excluded_prefixes)
 
     return [name for name in names if belongs(name)]
 

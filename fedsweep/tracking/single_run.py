@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from fedsweep.common.process_usage import SystemMeter
-from fedsweep.federation.run import Device, content_digests, run_durably
+from fedsweep.federation.run import Device, content_digests, run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store, TrialPlan, TrialStore
 from fedsweep.results.history import RoundRecord
@@ -34,7 +34,7 @@ def record_run(
         recorder.sync(trial.read())
         try:
             measure = SystemMeter().read if system_metrics else dict
-            for record in run_durably(config, trial.checkpoint, device, measure=measure):
+            for record in run_resumably(config, trial.checkpoint, device, measure=measure):
                 trial.remote.push()
                 show(record)
                 recorder.sync(trial.read())

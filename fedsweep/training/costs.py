@@ -33,9 +33,9 @@ def sizes_of(model: LayeredModel) -> dict[str, int]:
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
-def held_parameters(sizes: Mapping[str, int], layers: Iterable[int], without: tuple[str, ...] = ()) -> int:
+def held_parameters(sizes: Mapping[str, int], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> int:
     """Parameters of the sub-model with these blocks, of `sizes_of` the whole one: frozen ones, adapters and heads."""
-    return sum(sizes[name] for name in names_within(sizes, layers, without))
+    return sum(sizes[name] for name in names_within(sizes, layers, excluded_prefixes))
 
 
 def round_costs(
@@ -53,12 +53,12 @@ def round_costs(
     """
     rows = allocations.values()
     down = [{name: sent[name] for name in names} for names in received.values()]
-    returned = [part for update in updates for part in (update.adapter, update.told)]
+    returned = [part for update in updates for part in (update.adapter, update.extra)]
     sizes = sizes_of(model)
-    held = [held_parameters(sizes, row.held, row.without) for row in rows]
+    held = [held_parameters(sizes, row.held, row.excluded_prefixes) for row in rows]
     return {
         "bytes/down": float(sum(map(size_in_bytes, down))),
         "bytes/up": float(sum(map(size_in_bytes, returned))),
         "parameters/held": sum(held) / len(held),
-        "parameters/trained": sum(count(one.adapter) + count(one.kept) for one in updates) / len(held),
+        "parameters/trained": sum(count(one.adapter) + count(one.private) for one in updates) / len(held),
     }

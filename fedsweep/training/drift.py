@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsweep.models.layered import LayeredModel, Path
+from fedsweep.models.layered import LayeredModel, Walk
 from fedsweep.types import AdapterState, ClientId, ClientUpdate
 
 REPRESENTATION, HEAD = "drift/representation", "drift/head"
@@ -18,7 +18,7 @@ def drift(
     before: AdapterState,
     after: AdapterState,
     updates: Sequence[ClientUpdate],
-    walks: Mapping[ClientId, Path],
+    walks: Mapping[ClientId, Walk],
     images: Tensor,
 ) -> dict[str, float]:
     """Cosine distances 1 - cos: between clients' representations of the same images, and from the server's head update.
@@ -33,7 +33,7 @@ def drift(
 
 
 @torch.inference_mode()
-def representation(model: LayeredModel, adapter: AdapterState, walk: Path, images: Tensor) -> Tensor:
+def representation(model: LayeredModel, adapter: AdapterState, walk: Walk, images: Tensor) -> Tensor:
     """What a client's own model gives its head: behind the last step of its walk, normed and pooled, (n, width)."""
     model.load_adapter(adapter)
     return model.features(model.walk(images, walk))

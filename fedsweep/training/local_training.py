@@ -17,13 +17,13 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import DivergenceError
 from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.models.feature_reader import Reader
-from fedsweep.models.layered import Images, LayeredModel, Path, copy_into
+from fedsweep.models.layered import Images, LayeredModel, Walk, copy_into
 from fedsweep.models.names import is_statistic, names_within
 from fedsweep.training.base_optimizers import AnyBaseOptimizer
 from fedsweep.training.optimizers import OptimizerConfig
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation
 
-Objective = Callable[[LayeredModel, Images, Tensor, Path], Tensor]
+Objective = Callable[[LayeredModel, Images, Tensor, Walk], Tensor]
 """(model, images (batch, 3, h, w) or a batch of which more is known, labels (batch,), the steps to walk) to a loss."""
 
 
@@ -54,29 +54,29 @@ class LocalConfig(Config):
 class LocalTask:
     """What one client is asked to do: train `allocation.trained` from `start` on its own images.
 
-    `path` is the walk by the share of the session that is over, in [0, 1), the blocks held unless given; `names` are
-    the tensors that are trained, those of the allocation unless given; `session` counts a client's sessions within a
-    round, each of which has batches and dropout of its own. `beside` is what the method knows of each training image
-    (n, ...), for its objective.
+    `walk_at` maps the share of the session that is over, in [0, 1), to the walk; by default the blocks held. `names`
+    are the tensors that are trained, by default those of the allocation. `session` counts a client's sessions within a
+    round, each of which has batches and dropout of its own. `side_inputs` (n, ...) hold one row per training image,
+    for the objective.
     """
 
     client: Client
     start: AdapterState
     allocation: LayerAllocation
     objective: Objective
-    path: Callable[[float], Path] | None = None
+    walk_at: Callable[[float], Walk] | None = None
     names: Sequence[str] | None = None
     session: int = 0
-    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    side_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def walk(self, over: float) -> Path:
+    def walk(self, over: float) -> Walk:
         """The steps to walk when a share of the session is over."""
-        return self.allocation.held if self.path is None else self.path(over)
+        return self.allocation.held if self.walk_at is None else self.walk_at(over)
 
 
-def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
+def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
     """The plain objective of FedAvg and FedRA."""
-    return F.cross_entropy(model(images, path), labels)
+    return F.cross_entropy(model(images, walk), labels)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class CohortTrainer:
         copy_into(parameters, task.start)
         moved = task.names
         if moved is None:
-            moved = names_within(parameters, task.allocation.trained, task.allocation.without)
+            moved = names_within(parameters, task.allocation.trained, task.allocation.excluded_prefixes)
         names = [name for name in moved if not is_statistic(name)]
         trained = [parameters[name] for name in names]
         values = [parameter.data for parameter in trained]
@@ -130,13 +130,13 @@ class CohortTrainer:
         order = batches(len(client.train), self.local.batch_size, steps, stream(self.seed, "batches", *key))
         devices = [model.mean.device] if model.mean.is_cuda else []
         # Dropout is the one consumer of torch's global generator: give it a stream of its own and put the old one back.
-        path = task.walk(0.0)
-        done = model.frozen_steps(path, names) if task.path is None else 0
-        prefix = self.reader.prefix(path, done, task.start) if done else None
-        with torch.random.fork_rng(devices=devices), model.frozen(path, done):
+        walk = task.walk(0.0)
+        done = model.frozen_steps(walk, names) if task.walk_at is None else 0
+        prefix = self.reader.prefix(walk, done, task.start) if done else None
+        with torch.random.fork_rng(devices=devices), model.frozen(walk, done):
             torch.manual_seed(derived_seed(self.seed, "dropout", *key))
             for step, batch in enumerate(map(torch.from_numpy, order)):
-                images = self.reader.batch(client.train, batch, prefix, done, task.beside)
+                images = self.reader.batch(client.train, batch, prefix, done, task.side_inputs)
                 labels = client.train.labels[batch].to(total.device)
                 loss = task.objective(model, images, labels, task.walk(step / steps))
                 gradients = list(torch.autograd.grad(loss, trained))

@@ -8,7 +8,7 @@ from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 
 from fedsweep.common import process_usage as system_metrics
 from fedsweep.common.process_usage import SystemMeter
-from fedsweep.federation.run import run_durably
+from fedsweep.federation.run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.history import RoundRecord, from_json, to_json
 
@@ -59,10 +59,10 @@ def test_a_history_keeps_them_and_is_what_it_was_without() -> None:
 
 def test_a_run_that_is_measured_has_the_same_metrics(tiny: RunConfig, tmp_path) -> None:
     config = tiny.override({"federation.rounds": 1}, "test")
-    plain = list(run_durably(config, tmp_path / "a" / "checkpoint"))
-    measured = list(run_durably(config, tmp_path / "b" / "checkpoint", measure=SystemMeter().read))
+    plain = list(run_resumably(config, tmp_path / "a" / "checkpoint"))
+    measured = list(run_resumably(config, tmp_path / "b" / "checkpoint", measure=SystemMeter().read))
     assert [one.metrics for one in plain] == [one.metrics for one in measured]
     assert [set(one.system) for one in plain] == [set(), set()]
     assert all("system/process_memory_usage_megabytes" in one.system for one in measured)
-    again = list(run_durably(config, tmp_path / "b" / "checkpoint"))  # read from disk
+    again = list(run_resumably(config, tmp_path / "b" / "checkpoint"))  # read from disk
     assert [one.system for one in again] == [one.system for one in measured]

@@ -69,7 +69,7 @@ def test_the_method_runs_on_a_mixer(federation, chosen):
     small = federation({**changes, "federation.depths": [9, 6, 3], "federation.rounds": 1})
     start, updates = one_round(small)
     shapes = {tuple(tensor.shape) for tensor in start.state.adapter.values()}
-    assert {(2, 12), (16, 2), (2, 96), (24, 2), (2, 3, 4, 4)} <= shapes or not small.method.uses_lora
+    assert {(2, 12), (16, 2), (2, 96), (24, 2), (2, 3, 4, 4)} <= shapes or not small.method.needs.lora
     trained = {None, *(layer for update in updates for layer in update.allocation.trained)}
     for rule in ("factors", "product_svd"):
         aggregation = small.server.aggregation.model_copy(update={"lora": rule})

@@ -15,7 +15,7 @@ from fedsweep.export.write import export
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import ALL
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from fedsweep.results import Outcome, TrialPlan, TrialStore
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
@@ -117,8 +117,8 @@ def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny,
     assert "| results | none: the run tested this model on no images" in (tmp_path / "out" / "README.md").read_text()
     assert (card.form, card.origin.client, card.left_out) == ("whole", "noisy", ("server",))
     client = next(one for one in small.clients if one.id == "noisy")
-    others, test = small.method.adapter_of(checkpoint.state, "plain"), small.domains[1].test
-    small.model.load_adapter(small.method.adapter_of(checkpoint.state, "noisy"))
+    others, test = small.method.client_adapter(checkpoint.state, "plain"), small.domains[1].test
+    small.model.load_adapter(small.method.client_adapter(checkpoint.state, "noisy"))
     expected = predicted(small.method, checkpoint.state, small.trainer.reader, test, client)
     found = load(tmp_path / "out").logits(test.take(torch.arange(len(test)))[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)

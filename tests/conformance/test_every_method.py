@@ -193,7 +193,7 @@ def test_the_frozen_backbone_does_not_move(small):
 def test_training_moves_the_head_and_what_the_clients_hold(first_round):
     small, start, updates = first_round
     after = small.method.aggregate(start.state, updates, small.server)
-    assert {layer_of(name) for update in updates for name in {**update.adapter, **update.kept}} - {None} == {
+    assert {layer_of(name) for update in updates for name in {**update.adapter, **update.private}} - {None} == {
         layer for update in updates for layer in update.allocation.trained
     }
     sent = [(update.client, name) for update in updates for name in update.adapter]
@@ -229,11 +229,11 @@ def test_every_update_lies_in_what_its_client_trains(first_round):
     for update in updates:
         assert set(update.allocation.trained) <= set(update.allocation.held)
         row = update.allocation
-        trained = {**update.adapter, **update.kept}
-        assert set(trained) == set(names_within(start.state.adapter, row.trained, row.without))
+        trained = {**update.adapter, **update.private}
+        assert set(trained) == set(names_within(start.state.adapter, row.trained, row.excluded_prefixes))
         assert set(trained) == set(small.method.trained_names(start.state.adapter, row))
         assert set(update.adapter) == set(small.method.sent_names(start.state.adapter, row))
-        assert not set(update.adapter) & set(update.kept)
+        assert not set(update.adapter) & set(update.private)
         assert {layer_of(name) for name in trained} - {None} == set(update.allocation.trained)
         for name, tensor in trained.items():
             assert tensor.shape == start.state.adapter[name].shape

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.export.which_trial import Named, find_trial
-from fedsweep.federation.run import content_digests, run_durably
+from fedsweep.federation.run import content_digests, run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store, SweepStore, TrialPlan
 from fedsweep.results.history import RoundRecord
@@ -33,7 +33,7 @@ def play(store: Store, name: str, config: RunConfig) -> Named:
     resolved = config.model_dump(mode="json")
     digests = content_digests(config)
     trial.plan(TrialPlan(key=trial.folder.name, number=0, arm={}, seed=config.seed, config=resolved, digests=digests))
-    *_, last = run_durably(config, trial.checkpoint)
+    *_, last = run_resumably(config, trial.checkpoint)
     trial.end(Outcome(outcome="finished", round=last.round))
     return find_trial(store, name)
 

@@ -17,7 +17,7 @@ from fedsweep.export.which_trial import Named
 from fedsweep.export.write import export
 from fedsweep.federation.run import build
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from fedsweep.results import Store
 from fedsweep.results.checkpoint import load as load_checkpoint
 from tests.export.helpers import block, logits_without_fedsweep, play, read

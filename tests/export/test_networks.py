@@ -92,7 +92,7 @@ def as_its_readme_says(folder: Path) -> Callable[[Tensor], Tensor]:
 def built(config: RunConfig) -> LayeredModel:
     names = tuple("0123456789")
     freeze = config.aggregation.lora == "freeze_a"
-    lora = config.lora if config.method.uses_lora else None
+    lora = config.lora if config.method.needs.lora else None
     model = build_model(config.backbone, lora, 10, config.seed, names, freeze)
     stirred(model)  # biases, norms and scales that a fresh network has at 0 and 1
     return drawn(model)

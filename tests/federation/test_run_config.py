@@ -3,7 +3,7 @@
 import pytest
 
 from fedsweep.federation.rounds import federate
-from fedsweep.federation.run import build, run, run_durably, split
+from fedsweep.federation.run import build, run, run_resumably, split
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
 from tests.compare import identical, identical_rounds
@@ -87,12 +87,12 @@ def test_a_run_resumes_from_a_checkpoint(short, tmp_path):
 def test_a_durable_run_goes_on_where_it_was_stopped(short, tmp_path, stop):
     expected = [(result.round, dict(result.metrics)) for result in run(short)]
     path = tmp_path / "trial" / "checkpoint.safetensors"
-    stopped = run_durably(short, path)
+    stopped = run_resumably(short, path)
     begun = [next(stopped) for _ in range(stop)]
     stopped.close()
     assert identical(load_history(path), begun)
 
-    whole = list(run_durably(short, path))
+    whole = list(run_resumably(short, path))
     assert identical(whole[:stop], begun)
     assert [(record.round, dict(record.metrics)) for record in whole] == expected
     assert identical(load_history(path), whole)

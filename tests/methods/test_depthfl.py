@@ -86,7 +86,7 @@ def test_every_client_trains_the_heads_within_its_depth_and_its_own(six):
     down = 4 * sum(
         start.adapter[name].numel()
         for row in rows.values()
-        for name in names_within(start.adapter, row.held, row.without)
+        for name in names_within(start.adapter, row.held, row.excluded_prefixes)
     )
     assert first.metrics["bytes/down"] == first.metrics["bytes/up"] == down
     heads = {"plain": 4, "inverted": 2, "noisy": 1}

@@ -12,7 +12,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from fedsweep.methods.fedag import method as fedag
 from fedsweep.methods.fedag.method import SERVER, FedAGState, quality
 from fedsweep.training.attacks import attacked
@@ -70,7 +70,7 @@ def test_a_component_that_is_left_out_is_one_of_no_weight(make, off, same):
 
 def test_without_quality_all_synthetic_images_count_alike_and_no_score_is_sent(make):
     start, updates = one_round(make(quality=False))
-    assert all(update.told == {} for update in updates)
+    assert all(update.extra == {} for update in updates)
     small = make()
     assert small.method.metrics([]) == ["synthetic/quality", "synthetic/quality_spread"]
     _, first, _ = federate(small)
@@ -121,7 +121,7 @@ def test_a_known_domain_is_answered_by_its_adapter_and_an_unknown_one_by_all(mak
     state, reader, server = last.state, small.trainer.reader, small.model.server
     small.model.load_adapter(state.adapter)
     images = small.held_out[0].test
-    features = small.method.known(reader, images)["clip"]
+    features = small.method.server_features(reader, images)["clip"]
     with torch.no_grad():
         phis = server.all_logits(features)
         eta, _ = server.attended(phis)
@@ -201,7 +201,7 @@ def test_several_clients_of_a_domain_share_a_copy_that_begins_as_their_mean(make
     for name, tensor in after.copies["plain"].items():
         mean = sum(update.num_examples / total * update.adapter[name] for update in pair)
         torch.testing.assert_close(tensor, mean)
-    told = sum(update.num_examples / total * update.told["quality"] for update in pair)
+    told = sum(update.num_examples / total * update.extra["quality"] for update in pair)
     torch.testing.assert_close(after.quality["plain"], told)
 
 
@@ -235,10 +235,10 @@ def test_an_attack_reverses_what_the_server_gets_of_a_client_which_goes_on_from_
     rows = small.method.allocate(first.state, small.clients, small.server, rng)
     trained = honest.method.local_updates(first.state, honest.cohort(2), rows, honest.trainer.at(2))
     (own,) = [update for update in trained if update.client == attacker]
-    sent = small.method.sent_to(first.state, attacker)
+    sent = small.method.sent_adapter(first.state, attacker)
     assert moved(first.state.copies[domain], {name: first.state.adapter[name] for name in own.adapter})
     assert identical(second.state.own[attacker], own.adapter)
-    (got,) = attacked(partial(small.method.sent_to, first.state), [own], {attacker}, "reversed_update")
+    (got,) = attacked(partial(small.method.sent_adapter, first.state), [own], {attacker}, "reversed_update")
     for name, tensor in got.adapter.items():
         torch.testing.assert_close(tensor, 2 * sent[name] - own.adapter[name])
     after = small.method.aggregate(first.state, [got], small.server)

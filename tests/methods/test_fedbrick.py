@@ -310,4 +310,4 @@ def test_what_cannot_be_is_refused_in_one_sentence(tiny, changes, sentence):
 def test_without_distillation_the_server_needs_no_images(tiny, method):
     config = tiny.override({"method": {"name": "fedbrick", **method}}, "test")
     assert config.partition.proxy_share == 0
-    assert not config.method.needs_proxy
+    assert not config.method.needs.proxy

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fedsweep.federation.rounds import federate
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from tests.conformance.rounds import one_round
 from tests.references import fedag as reference
 

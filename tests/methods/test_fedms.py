@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from fedsweep.methods.fedms.gate import mixing
-from fedsweep.methods.fedms.method import FedMSState
+from fedsweep.methods.fedms.stages import FedMSState
 from fedsweep.models.activation_cache import FrozenFunction
 from fedsweep.models.names import is_statistic, layer_of
 from fedsweep.types import Batch
@@ -93,7 +93,7 @@ def test_stage_two_trains_the_active_blocks_and_the_gate_and_sends_the_gate(make
     start, updates = one_round(small)
     assert isinstance(start.state, FedMSState)
     for update in updates:
-        assert {layer_of(name) for name in update.kept} == {9, 10, 11}
+        assert {layer_of(name) for name in update.private} == {9, 10, 11}
         assert all(name.startswith("gate.adapter.") for name in update.adapter)
         assert {name for name in update.adapter if is_statistic(name)} == {
             f"gate.adapter.{place}.running_{one}" for place in (1, 3) for one in ("mean", "var")
@@ -102,9 +102,9 @@ def test_stage_two_trains_the_active_blocks_and_the_gate_and_sends_the_gate(make
     after = small.method.aggregate(start.state, updates, small.server)
     assert {name.split(".")[0] for name in moved(start.state.adapter, after.adapter)} == {"gate"}
     for update in updates:
-        assert identical(after.experts[update.client], update.kept)
-        own = small.method.adapter_of(after, update.client)
-        assert moved(own, after.adapter) <= set(update.kept)
+        assert identical(after.experts[update.client], update.private)
+        own = small.method.client_adapter(after, update.client)
+        assert moved(own, after.adapter) <= set(update.private)
         assert moved(own, after.adapter)
 
 
@@ -159,9 +159,9 @@ def test_a_clients_prediction_is_equation_6(trained):
     small, state = trained
     reader, client = small.trainer.reader, small.clients[1]
     images = client.test
-    beside = small.method.beside(state, reader, {"test": images})["test"]
-    small.model.load_adapter(small.method.adapter_of(state, client.id))
-    ours = predicted(small.method, state, reader, images, client, beside).double().numpy()
+    side_inputs = small.method.side_inputs(state, reader, {"test": images})["test"]
+    small.model.load_adapter(small.method.client_adapter(state, client.id))
+    ours = predicted(small.method, state, reader, images, client, side_inputs).double().numpy()
 
     pixels = images.take(torch.arange(len(images)))[0]
     scale = small.model.backbone.logit_scale.exp().item()
@@ -171,7 +171,7 @@ def test_a_clients_prediction_is_equation_6(trained):
     norms = [arrays(bn.running_mean, bn.running_var, bn.weight, bn.bias) for bn in (bn1, bn2)]
     linears = [arrays(layer.weight, layer.bias) for layer in (one, two)]
     global_images, global_texts = features(small.model, state.adapter, pixels)
-    local_images, local_texts = features(small.model, small.method.adapter_of(state, client.id), pixels)
+    local_images, local_texts = features(small.model, small.method.client_adapter(state, client.id), pixels)
     mixes = [reference.gate(x, *linears[0], norms[0], *linears[1], norms[1]) for x in trunk]
     expected = [
         reference.mixture(mix, (global_images[n], local_images[n]), (global_texts, local_texts), scale)
@@ -210,7 +210,7 @@ def test_a_step_descends_the_mixtures_cross_entropy(make):
     names = [name for name in start.state.adapter if not is_statistic(name)]
     gradients = dict(zip(names, torch.autograd.grad(loss, [model.trainable()[name] for name in names]), strict=True))
     model.eval()
-    sent = {**updates[0].adapter, **updates[0].kept}
+    sent = {**updates[0].adapter, **updates[0].private}
     assert set(names) <= set(sent)
     for name in names:
         expected = start.state.adapter[name] - 0.1 * gradients[name]
@@ -233,7 +233,7 @@ def test_an_expert_is_its_clients_alone(make):
     (client,) = small.cohort(1)
     assert set(first.state.experts) == {client.id}
     for other in small.clients:
-        own = small.method.adapter_of(first.state, other.id)
+        own = small.method.client_adapter(first.state, other.id)
         assert bool(moved(own, first.state.adapter)) == (other.id == client.id)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import federate
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from fedsweep.methods.fedot import FedOT
 from fedsweep.models.names import layer_of
 from tests.compare import identical

@@ -626,7 +626,7 @@ def test_a_batch_from_behind_frozen_steps_has_the_logits_of_its_pixels(tmp_path,
     assert batch.done == steps
     assert torch.equal(batch.images, images.take(index)[0])
     if steps != 4:
-        assert batch.beside["row"].tolist() == index.tolist()
+        assert batch.side_inputs["row"].tolist() == index.tolist()
     with torch.no_grad():
         torch.testing.assert_close(clip(batch), clip(images.take(index)[0]), rtol=1e-4, atol=1e-4)
 

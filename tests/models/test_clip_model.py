@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsweep.common.errors import UserError
 from fedsweep.models import LoraConfig, add_lora, build_model, train_head_alone
 from fedsweep.models.clip.model import LayeredClip, Towers
-from fedsweep.models.layered import Path as Walk
+from fedsweep.models.layered import Walk
 from tests.compare import identical
 from tests.models.clips import (
     DEEP_IMAGES,

@@ -15,7 +15,7 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from fedsweep.federation.run import run_durably
+from fedsweep.federation.run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.report import write_report
 from fedsweep.results import Outcome, Store, SweepStore
@@ -94,7 +94,7 @@ def play_alone(folder: Path, name: str) -> None:
         for trial in plan.grid():
             kept = sweep.trial(trial.key)
             kept.plan(trial)
-            *_, last = run_durably(RunConfig.of(trial.config, "test"), kept.checkpoint, "cpu")
+            *_, last = run_resumably(RunConfig.of(trial.config, "test"), kept.checkpoint, "cpu")
             kept.end(Outcome(outcome="finished", round=last.round))
         write_report(sweep.manifest(), sweep.trials(), sweep.folder / "report")
 

@@ -64,7 +64,7 @@ def test_statistics_and_what_is_kept_stay_honest(federation, random_clip):
     )
     statistics = [name for name in before.adapter if is_statistic(name)]
     assert len(statistics) == 4
-    assert identical(now.kept, before.kept)
+    assert identical(now.private, before.private)
     for name, tensor in before.adapter.items():
         assert torch.equal(now.adapter[name], tensor if name in statistics else -tensor)
 

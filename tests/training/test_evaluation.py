@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedsweep.methods.base import predicted
+from fedsweep.methods.capabilities import predicted
 from fedsweep.training.evaluation import (
     accuracy,
     client_metric_names,

@@ -12,7 +12,7 @@ from sklearn.metrics import silhouette_score
 
 from fedsweep.common.errors import UserError
 from fedsweep.federation.rounds import federate
-from fedsweep.federation.run import check_content, run, run_durably
+from fedsweep.federation.run import check_content, run, run_resumably
 from fedsweep.results import TrialPlan, TrialStore
 from fedsweep.results.checkpoint import load, save
 from fedsweep.results.tsne_files import COLOURS, FILES, Embedding, Look, Point, palette, png
@@ -191,7 +191,7 @@ def digests(folder) -> list[str]:
 
 def test_a_durable_run_leaves_its_picture_before_its_last_checkpoint(asking, tmp_path):
     path = tmp_path / "straight" / "checkpoint.safetensors"
-    durable = run_durably(asking, path)
+    durable = run_resumably(asking, path)
     assert [next(durable).round for _ in range(2)] == [0, 1]
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     assert [one.round for one in durable] == [2]
@@ -202,11 +202,11 @@ def test_a_durable_run_leaves_its_picture_before_its_last_checkpoint(asking, tmp
     TrialStore(path.parent).plan(TrialPlan(key="k", number=0, arm={}, seed=0, config={}))
     assert TrialStore(path.parent).read().artifacts == {name: path.parent / name for name in FILES}
 
-    stopped = run_durably(asking, tmp_path / "resumed" / path.name)
+    stopped = run_resumably(asking, tmp_path / "resumed" / path.name)
     next(stopped), next(stopped)
     stopped.close()
-    list(run_durably(asking, tmp_path / "resumed" / path.name))
-    list(run_durably(asking, tmp_path / "again" / path.name))
+    list(run_resumably(asking, tmp_path / "resumed" / path.name))
+    list(run_resumably(asking, tmp_path / "again" / path.name))
     assert digests(tmp_path / "resumed") == digests(tmp_path / "again") == digests(path.parent)
 
 
@@ -218,16 +218,16 @@ def test_a_killed_run_that_has_all_rounds_has_its_picture(asking, tmp_path, monk
 
     monkeypatch.setattr("fedsweep.federation.run.save_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
-        list(run_durably(asking, tmp_path / "checkpoint"))
+        list(run_resumably(asking, tmp_path / "checkpoint"))
     assert all((tmp_path / name).exists() for name in FILES)
     untuned = next(run(asking))
     assert load(tmp_path / "checkpoint", like=untuned.state).round == 1
 
 
 def test_a_t_sne_changes_no_round(asking, tmp_path):
-    asked = [(one.round, dict(one.metrics)) for one in run_durably(asking, tmp_path / "a" / "checkpoint")]
+    asked = [(one.round, dict(one.metrics)) for one in run_resumably(asking, tmp_path / "a" / "checkpoint")]
     plain = asking.override({"evaluation.tsne_classes": None}, "test")
-    assert asked == [(one.round, dict(one.metrics)) for one in run_durably(plain, tmp_path / "b" / "checkpoint")]
+    assert asked == [(one.round, dict(one.metrics)) for one in run_resumably(plain, tmp_path / "b" / "checkpoint")]
     assert [one.name for one in (tmp_path / "b").iterdir()] == ["checkpoint"]
 
 

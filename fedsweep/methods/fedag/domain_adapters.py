@@ -69,9 +69,9 @@ class DomainAdapters(nn.Module):
     def seen(self) -> FrozenFunction:
         """CLIP's image encoder: uint8 images (n, 3, h, w) to I (n, width) (Eq. 3)."""
         clip = self.clip
-        path = tuple(range(clip.num_layers))
-        key = walk_key(self.identity, path, True, {}, clip.mean.device)  # the one that a run on this CLIP keeps it by
-        return FrozenFunction(key, lambda images: clip.passed(images, path))
+        walk = tuple(range(clip.num_layers))
+        key = walk_key(self.identity, walk, True, {}, clip.mean.device)  # the one that a run on this CLIP keeps it by
+        return FrozenFunction(key, lambda images: clip.passed(images, walk))
 
     def logits_of(self, domain: int, features: Tensor) -> Tensor:
         """phi_n (n, classes) of the adapter in this place; as cosines times CLIP's scale, or as plain products."""

@@ -6,7 +6,7 @@ the server injects what they learn into a frozen CLIP, by an adapter for each do
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.randomness import stream
-from fedsweep.methods.base import Allocations, FederatedMethod, Server, state_as, synthetic_of
+from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server, state_as, synthetic_of
+from fedsweep.methods.capabilities import ExportObstacle, OwnMetrics, OwnWeights, SeparateModels, SideInputs
 from fedsweep.methods.fedag.domain_adapters import (
     AdaptersConfig,
     ClipConfig,
@@ -30,7 +31,7 @@ from fedsweep.models.clip.backbone import ClipBackbone
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.training.aggregation import layerwise_mean
-from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective, cross_entropy
+from fedsweep.training.local_training import CohortTrainer, LocalTask, cross_entropy
 from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 SERVER = "server."
@@ -58,12 +59,8 @@ class FedAGState(ServerState):
     warm: bool = False
 
 
-class FedAG(FederatedMethod):
+class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics, ExportObstacle):
     """Models of two architectures that learn from each other; clients' capacities are ignored."""
-
-    uses_lora: ClassVar = False
-    needs_head: ClassVar = True
-    shares_model: ClassVar = False
 
     name: Literal["fedag"] = "fedag"
     clip: ClipConfig = Field(default_factory=default_clip, description="the server's CLIP: digits_clip or clip")
@@ -80,9 +77,9 @@ class FedAG(FederatedMethod):
     delta: float = Field(0.001, ge=0, le=1, description="margin of the own adapter's attention (Eq. 9)")
 
     @property
-    def needs_synthetic(self) -> bool:
-        """The server trains on nothing else."""
-        return True
+    def needs(self) -> Needs:
+        """Whole client models with a head, and synthetic images, on which alone the server trains."""
+        return Needs(lora=False, head=True, synthetic=True)
 
     def fingerprint(self) -> str:
         """That of the server's CLIP."""
@@ -119,22 +116,17 @@ class FedAG(FederatedMethod):
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
         """Every client has the whole small model."""
-        return {one.id: LayerAllocation(state.layers, state.layers, without=(SERVER,)) for one in cohort}
-
-    def objective(self, round: int, rounds: int) -> Objective:
-        """Cross-entropy (Eq. 2)."""
-        return cross_entropy
+        return {one.id: LayerAllocation(state.layers, state.layers, excluded_prefixes=(SERVER,)) for one in cohort}
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Clients train from Eq. 1's mixture, and tell the quality of their domain's synthetic images."""
-        objective = self.objective(trainer.round, trainer.rounds)
+        """Train clients from Eq. 1's mixture by cross-entropy (Eq. 2), and score their domain's synthetic images."""
         starts = [self._start(of(state), one.id) for one in cohort]
         tasks = [
-            LocalTask(one, start, allocations[one.id], objective) for one, start in zip(cohort, starts, strict=True)
+            LocalTask(one, start, allocations[one.id], cross_entropy) for one, start in zip(cohort, starts, strict=True)
         ]
-        updates = [replace(update, remembered=update.adapter) for update in trainer.fit(tasks)]
+        updates = [replace(update, local_copy=update.adapter) for update in trainer.fit(tasks)]
         if not self.quality:
             return updates
         scored = []
@@ -142,7 +134,7 @@ class FedAG(FederatedMethod):
             trainer.model.load_adapter(update.adapter)
             score = quality(trainer.model, client.train, cast(ImageSet, client.synthetic), trainer.reader.batch_size)
             metrics = {**update.metrics, QUALITY: score.mean().item(), SPREAD: score.std(correction=0).item()}
-            scored.append(replace(update, told={"quality": score}, metrics=metrics))
+            scored.append(replace(update, extra={"quality": score}, metrics=metrics))
         return scored
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedAGState:
@@ -154,10 +146,10 @@ class FedAG(FederatedMethod):
             names = {name: state.adapter[name] for name in here[0].adapter}
             copies[domain] = layerwise_mean(names, here, server.aggregation)
             if self.quality:
-                told = [replace(update, adapter=update.told) for update in here]
-                scores[domain] = layerwise_mean(here[0].told, told, server.aggregation)["quality"]
+                told = [replace(update, adapter=update.extra) for update in here]
+                scores[domain] = layerwise_mean(here[0].extra, told, server.aggregation)["quality"]
         for update in updates:
-            own[update.client] = {name: tensor.clone() for name, tensor in update.remembered.items()}
+            own[update.client] = {name: tensor.clone() for name, tensor in update.local_copy.items()}
         adapter = {name: one.clone() for name, one in state.adapter.items()}
         return replace(state, adapter=adapter, copies=copies, own=own, quality=scores)
 
@@ -173,17 +165,15 @@ class FedAG(FederatedMethod):
         learned = dict(zip(present, copies, strict=True))
         return replace(state, adapter=state.adapter | _server_tensors(model), copies=learned)
 
-    def sent_to(self, state: ServerState, client: ClientId) -> AdapterState:
-        """W^ of its domain, W^0 before there is one."""
+    def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
+        """Return W^_n of the client's domain, or W^0 before there is one."""
         return state.adapter | of(state).copies.get(of(state).domains[client], {})
 
-    def adapter_of(self, state: ServerState, client: ClientId | None = None) -> AdapterState:
-        """Of a client that has trained its own model, as it left it."""
-        if client is None:
-            return state.adapter
-        return state.adapter | of(state).own[client] if client in of(state).own else self.sent_to(state, client)
+    def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
+        """Return the client's own model as it left it, or the server's copy before it has trained."""
+        return state.adapter | of(state).own[client] if client in of(state).own else self.sent_adapter(state, client)
 
-    def known(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
+    def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
         """CLIP's features (n, width) (Eq. 3), computed once for all rounds and trials."""
         adapters = cast(DomainAdapters, reader.model.server)
         return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
@@ -199,29 +189,29 @@ class FedAG(FederatedMethod):
         """phi_n where the domain is known, eta where it is not (Section 3.5); a client by its small model."""
         if client is not None:
             return super().predict(state, model, images)
-        adapters, features = cast(DomainAdapters, model.server), cast(Batch, images).beside["clip"]
+        adapters, features = cast(DomainAdapters, model.server), cast(Batch, images).side_inputs["clip"]
         if domain in adapters.domains:
             return adapters.logits_of(adapters.domains.index(domain), features)
         logits = adapters.all_logits(features)
         return adapters.attended(logits)[0] if self.cross_domain else logits.mean(0)
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """The server's model is many adapters; a client's is its small model and nothing else."""
         return None if of_client else "an adapter for each domain and an attention over them, behind the server's CLIP"
 
-    def metrics(self, clients: Iterable[ClientId]) -> list[str]:
-        """Of the scores."""
+    def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
+        """Return the names of the scores' metrics."""
         return [QUALITY, SPREAD] if self.quality else []
 
-    def measured(
+    def measure(
         self, state: ServerState, clients: Iterable[ClientId], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
         """Mean and deviation of the scores over a domain's images, means over the cohort."""
-        return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metrics(clients)}
+        return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(clients)}
 
     def _start(self, state: FedAGState, client: ClientId) -> AdapterState:
         """W_n^t = gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1), where the client has trained before."""
-        given = self.sent_to(state, client)
+        given = self.sent_adapter(state, client)
         if not self.momentum or client not in state.own:
             return given
         return given | {name: given[name].lerp(one, self.gamma) for name, one in state.own[client].items()}
@@ -235,7 +225,10 @@ class FedAG(FederatedMethod):
         """A domain's synthetic images; those of all domains for a client of a pool."""
         images = synthetic_of(domain, server.synthetic)
         weights = torch.ones(len(images)) if scores is None else normalised(scores)
-        adapters, features = cast(DomainAdapters, trainer.model.server), self.known(trainer.reader, images)["clip"]
+        adapters, features = (
+            cast(DomainAdapters, trainer.model.server),
+            self.server_features(trainer.reader, images)["clip"],
+        )
         rng = stream(trainer.seed, purpose, trainer.round, domain)
         return Lesson(adapters.domains.index(domain), rng, images, features, weights.to(adapters.text.device))
 
@@ -266,8 +259,8 @@ def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_siz
 
 def _features(model: LayeredModel, images: ImageSet, batch_size: int) -> Tensor:
     """What the client's head sees of images: (n, width)."""
-    path = range(model.num_layers)
-    return torch.cat([model.features(model.walk(pixels, path)) for pixels, _ in images.batches(batch_size)])
+    walk = range(model.num_layers)
+    return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 
 
 def _server_tensors(model: LayeredModel) -> AdapterState:

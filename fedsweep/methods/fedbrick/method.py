@@ -6,7 +6,7 @@ blocks, what a client minimises and how updates are averaged.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 import torch
@@ -14,13 +14,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedsweep.common.randomness import stream
-from fedsweep.methods.base import Allocations, FederatedMethod, Server
+from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
+from fedsweep.methods.capabilities import ExportObstacle, Messages, StandIns
 from fedsweep.methods.depthfl import DepthFL
 from fedsweep.methods.fedbrick.bricks import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
 from fedsweep.methods.fedbrick.distillation import activations, distil
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.inclusivefl import InclusiveFL
-from fedsweep.models.layered import Images, LayeredModel, Path, Step, completed
+from fedsweep.models.layered import Images, LayeredModel, Step, Walk, completed
 from fedsweep.models.names import names_within
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective
@@ -31,14 +32,12 @@ SHARED = "shared"
 """The one set of BRICKs where domains have none of their own."""
 
 
-class FedBRICK(FederatedMethod):
+class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     """BRICKs in place of the blocks that a client does not hold, distilled on the server and on the clients.
 
     Everything that concerns the blocks is the depth method's, for which a client with BRICKs is one of L blocks. The
     BRICKs are part of the adapter, as `bricks.<set>.<block>.<factor>`; a set is a domain's.
     """
-
-    needs_head: ClassVar = True
 
     name: Literal["fedbrick"] = "fedbrick"
     over: DepthMethod = Field(FedRA(), description="the depth method that it enhances: fedra, inclusivefl or depthfl")
@@ -56,9 +55,9 @@ class FedBRICK(FederatedMethod):
     anneal: bool = Field(True, description="stage II goes from the block to its BRICK; false: half of each throughout")
 
     @property
-    def needs_proxy(self) -> bool:
-        """The server's distillation does."""
-        return self.brick and self.server_epochs > 0
+    def needs(self) -> Needs:
+        """A backbone with a head; images on the server for its distillation."""
+        return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """What the depth method asks for; DepthFL's heads follow the completed walk."""
@@ -85,7 +84,7 @@ class FedBRICK(FederatedMethod):
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
         """Eq. 20: for each set, BRICKs learn what the global blocks do to the server's images of its domain."""
         state = self.over.begin_round(state, server, trainer)
-        if not self.needs_proxy:
+        if not self.needs.proxy:
             return state
         model, adapter, size = trainer.model, dict(state.adapter), trainer.local.batch_size
         model.load_adapter(adapter)
@@ -106,12 +105,14 @@ class FedBRICK(FederatedMethod):
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
             return rows
-        heads = self.over.absent_heads(state, server.num_layers, server.num_layers)  # none is, but for DepthFL's
+        heads: tuple[str, ...] = ()
+        if isinstance(self.over, DepthFL):
+            heads = self.over.absent_heads(state, server.num_layers, server.num_layers)
         sets = sorted({name.split(".")[1] for name in state.adapter if name.startswith("bricks.")})
         return {
             one.id: replace(
                 rows[one.id],
-                without=(*heads, *(f"bricks.{name}." for name in sets if name != self.set_of(one.domain))),
+                excluded_prefixes=(*heads, *(f"bricks.{name}." for name in sets if name != self.set_of(one.domain))),
             )
             for one in cohort
         }
@@ -120,14 +121,15 @@ class FedBRICK(FederatedMethod):
         """The depth method's: L_task."""
         return self.over.objective(round, rounds)
 
-    def sent_names(self, names: Iterable[str], row: LayerAllocation) -> list[str]:
+    def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
         """With the BRICKs of missing blocks, which stage I trains, and of the blocks held, which stage II does."""
 
         def trained(name: str) -> bool:
             layer = brick_of(name)
             return layer is None or (self.parallel if layer in row.held else self.compensate)
 
-        return [name for name in self.over.sent_names(names, row) if trained(name)]
+        sent = Messages.of_method(self.over).sent_names(state, names, row)
+        return [name for name in sent if trained(name)]
 
     @property
     def has_stand_ins(self) -> bool:
@@ -169,9 +171,11 @@ class FedBRICK(FederatedMethod):
         """The depth method's prediction of the global model, which has all blocks and needs no BRICK."""
         return self.over.predict(state, model, images, client, domain)
 
-    def beside_backbone(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """What the depth method's does; the global model has all blocks and walks no BRICK."""
-        return self.over.beside_backbone({num_layers} if self.brick else depths, num_layers, of_client)
+        return ExportObstacle.of_method(self.over).export_obstacle(
+            {num_layers} if self.brick else depths, num_layers, of_client
+        )
 
     def _stage_one(
         self,
@@ -182,9 +186,12 @@ class FedBRICK(FederatedMethod):
         parameters: Mapping[str, Tensor],
     ) -> LocalTask:
         """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk."""
-        within = names_within(state.adapter, range(trainer.model.num_layers), row.without)
+        within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
-        base, names = self.objective(trainer.round, trainer.rounds), names_within(start, row.trained, row.without)
+        base, names = (
+            self.objective(trainer.round, trainer.rounds),
+            names_within(start, row.trained, row.excluded_prefixes),
+        )
         if not self.compensate:
             return LocalTask(client, start, row, base, names=[name for name in names if brick_of(name) is None])
         names = [name for name in names if brick_of(name) not in row.held]
@@ -194,8 +201,8 @@ class FedBRICK(FederatedMethod):
         ]
         whole = completed(row.held, self.stand_ins(trainer.model, client))
 
-        def objective(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
-            loss = base(model, images, labels, path)
+        def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+            loss = base(model, images, labels, walk)
             for tether in tethers:
                 loss = tether.added_to(loss)
             return loss
@@ -207,18 +214,24 @@ class FedBRICK(FederatedMethod):
         held, base = task.allocation.held, self.objective(trainer.round, trainer.rounds)
         in_place = self._in_place(trainer.model, task.client)
 
-        def path(over: float) -> Path:
+        def walk_at(over: float) -> Walk:
             share = 1 - over if self.anneal else 0.5  # alpha of Eq. 22
             return [Blend(one.layer, one.brick, share) if one.layer in held else one for one in in_place]
 
-        def objective(model: LayeredModel, images: Images, labels: Tensor, path: Path) -> Tensor:
-            loss = base(model, images, labels, path)
-            gaps = [step.gap for step in path if isinstance(step, Blend) and step.gap is not None]
+        def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+            loss = base(model, images, labels, walk)
+            gaps = [step.gap for step in walk if isinstance(step, Blend) and step.gap is not None]
             return loss + self.lambda_d * torch.stack(gaps).mean()
 
         names = [name for name in task.start if brick_of(name) in held]
         return LocalTask(
-            task.client, task.start | update.adapter, task.allocation, objective, path, names, session=task.session + 1
+            task.client,
+            task.start | update.adapter,
+            task.allocation,
+            objective,
+            walk_at,
+            names,
+            session=task.session + 1,
         )
 
     def set_of(self, domain: str) -> str:

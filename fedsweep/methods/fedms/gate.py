@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.methods.fedms.trunk import TrunkConfig
-from fedsweep.models.layered import LayeredModel, Path, draw_linears, standardize_
+from fedsweep.models.layered import LayeredModel, Walk, draw_linears, standardize_
 from fedsweep.models.weight_cache import built
 from fedsweep.types import Batch
 
@@ -113,12 +113,12 @@ def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint:
 def mixing(model: LayeredModel, images: Batch) -> Tensor:
     """Lambda (batch,) of the gate that the model holds."""
     gate = cast(Gate, model.gate)
-    found: Tensor = gate(images.beside["trunk"] if "trunk" in images.beside else gate.features(images.images))
+    found: Tensor = gate(images.side_inputs["trunk"] if "trunk" in images.side_inputs else gate.features(images.images))
     return found
 
 
-def mixed(model: LayeredModel, images: Batch, path: Path) -> Tensor:
+def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
     """O = lambda <V_g, T_g> + (1 - lambda) <V_i, T_i>, times exp(s) (Eq. 6): logits (batch, classes)."""
     mix = mixing(model, images).unsqueeze(1)
-    local: Tensor = model(images, path)
-    return mix * images.beside["global"] + (1 - mix) * local
+    local: Tensor = model(images, walk)
+    return mix * images.side_inputs["global"] + (1 - mix) * local

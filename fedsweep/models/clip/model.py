@@ -15,7 +15,7 @@ from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import readable
 from fedsweep.models.clip.weights import in_clip_model
 from fedsweep.models.feature_adapter import FeatureAdapter
-from fedsweep.models.layered import Images, LayeredModel, Path
+from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.models.names import layer_of
 from fedsweep.types import AdapterState
 
@@ -147,25 +147,25 @@ class LayeredClip(LayeredModel):
         """Unit vectors (batch, projection), of features that pass an adapter if there is one."""
         return F.normalize(projected if self.image_adapter is None else self.image_adapter(projected), dim=-1)
 
-    def forward(self, images: Images, path: Path | None = None) -> Tensor:
+    def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
         """Logits (batch, classes): both encoders walk the same steps."""
-        path = range(self.num_layers) if path is None else path
-        features = self.placed(self.passed(images, path))
-        logits: Tensor = features @ self.text_features(path).T * self.backbone.logit_scale.exp()
+        walk = range(self.num_layers) if walk is None else walk
+        features = self.placed(self.passed(images, walk))
+        logits: Tensor = features @ self.text_features(walk).T * self.backbone.logit_scale.exp()
         return logits
 
-    def passed(self, images: Images, path: Path) -> Tensor:
+    def passed(self, images: Images, walk: Walk) -> Tensor:
         """What the image encoder ends with (batch, projection), unless it was known as such."""
         tokens, done = self.begin(images)
         if tokens.ndim == 2:
             return tokens
-        for step in path[done:]:
+        for step in walk[done:]:
             tokens = self.step(step, tokens)
         return self.projected(tokens)
 
-    def text_features(self, path: Path) -> Tensor:
+    def text_features(self, walk: Walk) -> Tensor:
         """Unit vectors (classes, projection) of the prompts, behind those steps of the walk that are blocks."""
-        layers = tuple(step for step in path if isinstance(step, int))
+        layers = tuple(step for step in walk if isinstance(step, int))
         if torch.is_grad_enabled():
             return self._text_features(layers)
         if layers not in self._known:
@@ -242,14 +242,14 @@ class LayeredClip(LayeredModel):
         return self
 
     @contextmanager
-    def frozen(self, path: Path, steps: int) -> Iterator[None]:
+    def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
         """As of the images' blocks, so of the prompts': what lies behind the frozen ones is computed once."""
-        with super().frozen(path, steps):
+        with super().frozen(walk, steps):
             frozen = not any(one.requires_grad for one in self.backbone.words.parameters())
             if steps and frozen and "context" not in self.prompt:
                 with torch.no_grad():
                     tokens = self._words()
-                    for step in path[:steps]:
+                    for step in walk[:steps]:
                         tokens = self._run(TEXT, cast(int, step), tokens)
                 self._begun = tokens, steps
             try:

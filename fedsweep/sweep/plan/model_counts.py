@@ -9,6 +9,7 @@ from typing import Any, cast
 from fedsweep.common.randomness import stream
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import Server
+from fedsweep.methods.capabilities import Messages, Stages
 from fedsweep.models import LayeredModel, add_lora, train_head_alone
 from fedsweep.models.names import is_statistic, layer_of, names_within
 from fedsweep.training.costs import held_parameters, sizes_of, transmission_seconds
@@ -103,7 +104,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
 def outlined(config: RunConfig, classes: int) -> LayeredModel:
     """The model of a run with its adapters and what its method adds, on the meta device."""
     model = config.backbone.outlined(classes)
-    if config.method.uses_lora:
+    if config.method.needs.lora:
         add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")
     else:
         train_head_alone(model)
@@ -120,8 +121,9 @@ def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], b
     clients = [Client(one, domains[one], cast(Any, None), depth) for one, depth in capacities.items()]
     server = Server(model.num_layers, config.aggregation, tuple(sorted(config.depths())))
     movable = {name: tensor.numel() for name, tensor in model.movable().items()}
+    messages = Messages.of_method(config.method)
     first = config.method.init(model, clients, server)
-    for stage, state in config.method.stages(first, config.federation.rounds).items():
+    for stage, state in Stages.of_method(config.method).stage_states(first, config.federation.rounds).items():
         rows = config.method.allocate(state, clients, server, stream(config.seed, "allocation", 1))
         seen: set[int] = set()
         for client in sorted(clients, key=lambda one: -one.capacity):
@@ -129,8 +131,8 @@ def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], b
             if len(row.held) in seen:
                 continue
             seen.add(len(row.held))
-            held = names_within(sizes, row.held, row.without)
-            names = config.method.trained_names(movable, row)
+            held = names_within(sizes, row.held, row.excluded_prefixes)
+            names = messages.trained_names(state, movable, row)
             trained = sum(movable[name] for name in names if not is_statistic(name))
             yield ClientCount(
                 stage=stage,
@@ -139,5 +141,5 @@ def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], b
                 bricks=sum(sizes[name] for name in held if name.startswith("bricks.")),
                 trained=trained,
                 percent=100 * trained / backbone,
-                sent=sum(movable[name] for name in config.method.sent_names(movable, row)),
+                sent=sum(movable[name] for name in messages.sent_names(state, movable, row)),
             )

@@ -15,6 +15,7 @@ from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.data.data_config import load
 from fedsweep.federation.run import check_content, content_digests
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.results import Start, TrialPlan
 from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.sweep.plan.checks import OF_DOMAINS, check, resolved
@@ -97,7 +98,7 @@ class Plan:
             asked = config.model_dump_json(
                 include={"data", "partition", "synthetic", "federation", "seed", "backbone", "evaluation"}
             )
-            asked += f"{config.method.fingerprint()} {config.trains_on_synthetic}"
+            asked += f"{OwnWeights.of_method(config.method).fingerprint()} {config.trains_on_synthetic}"
             if asked not in seen:
                 seen.add(asked)
                 check_content(config)

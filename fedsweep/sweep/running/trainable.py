@@ -159,7 +159,7 @@ def _rounds(
     import torch
 
     from fedsweep.common.process_usage import SystemMeter
-    from fedsweep.federation.run import check_digests, run_durably
+    from fedsweep.federation.run import check_digests, run_resumably
     from fedsweep.federation.run_config import RunConfig
     from fedsweep.models.weight_cache import keep
 
@@ -169,7 +169,7 @@ def _rounds(
     run = RunConfig.of(plan.config, f"trial {plan.key}")
     check_digests(run, plan.digests)
     measure.start()
-    yield from run_durably(run, store.checkpoint, device, until, SystemMeter().read if system_metrics else dict)
+    yield from run_resumably(run, store.checkpoint, device, until, SystemMeter().read if system_metrics else dict)
 
 
 def kind_of(error: Exception) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsweep.federation.run import run_durably
+from fedsweep.federation.run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store
 from fedsweep.sweep.cluster.packing import Packing
@@ -105,7 +105,7 @@ def test_a_search_of_several_workers_is_that_of_one(tmp_path: Path, monkeypatch:
     torch.set_num_threads(1)
     while isinstance(suggestion := search.suggest("t"), dict):
         trial = sweep.trial(str(suggestion["trial"]))
-        *_, last = run_durably(RunConfig.of(trial.read().plan.config, "test"), trial.checkpoint, "cpu")
+        *_, last = run_resumably(RunConfig.of(trial.read().plan.config, "test"), trial.checkpoint, "cpu")
         trial.end(Outcome(outcome="finished", round=last.round))
         search.on_trial_complete("t")
     assert len(sweep.trials()) == 6

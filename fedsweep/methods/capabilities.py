@@ -1,0 +1,192 @@
+"""Capabilities: what only some methods have. A method inherits one beside `FederatedMethod` and overrides its verbs.
+
+Each class holds the answers of a method without the capability, so that the engine asks every method alike:
+`Messages.of_method(method).sent_names(...)`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fedsweep.methods.base import FederatedMethod
+from fedsweep.models import BackboneConfig
+from fedsweep.models.feature_reader import Reader
+from fedsweep.models.layered import LayeredModel, Step
+from fedsweep.models.names import names_within
+from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
+
+
+class Capability:
+    """The base of the capabilities."""
+
+    @classmethod
+    def of_method(cls, method: FederatedMethod) -> Self:
+        """Return the method if it has this capability, or else an object with the default answers."""
+        return method if isinstance(method, cls) else cls()
+
+
+class OwnWeights(Capability):
+    """Pretrained weights besides the backbone's, or tensors that must fit the backbone's weights."""
+
+    def fingerprint(self) -> str | None:
+        """Return what pins the content of the method's own weights; None for none.
+
+        Raises:
+            UserError: they are missing.
+        """
+        return None
+
+    def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
+        """Load them as a run on this backbone and these classes will.
+
+        Raises:
+            UserError: they are missing, or do not fit.
+        """
+
+
+class Messages(Capability):
+    """Other tensors on the wire than those of the blocks that a client holds and trains."""
+
+    def received_names(self, state: ServerState, client: ClientId, row: LayerAllocation) -> list[str]:
+        """Return the names of the server's tensors that a client receives at the beginning of a round."""
+        return names_within(state.adapter, row.held, row.excluded_prefixes)
+
+    def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
+        """Return those of an adapter's `names` that a client trains and sends back."""
+        return names_within(names, row.trained, row.excluded_prefixes)
+
+    def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
+        """Return those of an adapter's `names` that a client trains, sent or not."""
+        return self.sent_names(state, names, row)
+
+
+class StandIns(Capability):
+    """Steps that a client walks in place of the blocks that it does not hold."""
+
+    @property
+    def has_stand_ins(self) -> bool:
+        """Whether a client of this configuration has any."""
+        return False
+
+    def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
+        """Return the client's stand-ins by block. It skips a missing block without one."""
+        return {}
+
+
+class PersonalModels(Capability):
+    """Clients with models of their own besides the global one."""
+
+    def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
+        """Return the adapter of a client's own model."""
+        return state.adapter
+
+
+class SeparateModels(PersonalModels):
+    """Personal models of which no global mean is formed: there is nothing to correct or to compare them with."""
+
+    def sent_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
+        """Return the tensors from which a client begins a round."""
+        return state.adapter
+
+
+class FrozenBlocks(Capability):
+    """First blocks that nobody trains, so that evaluation need not run them again."""
+
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
+        """Return the number of frozen first blocks of the client's model, or of the global one without a client."""
+        return 0
+
+
+class SideInputs(Capability):
+    """Values of each image that a model predicts with besides its pixels."""
+
+    def side_inputs(
+        self, state: ServerState, reader: Reader, sets: Mapping[str, ImageSet]
+    ) -> dict[str, Mapping[str, Tensor]]:
+        """Return the side inputs of the clients' models: for each image set, tensors (n, ...) by name."""
+        return {name: {} for name in sets}
+
+    def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
+        """Return the features of images by the server's own frozen model: tensors (n, ...) by name."""
+        return {}
+
+
+class Stages(Capability):
+    """Stages of a run in which clients hold, train and send different tensors."""
+
+    def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
+        """Return a state of each stage of a run of `rounds` rounds, by the stage's name; for counting parameters."""
+        return {"": state}
+
+
+class OwnMetrics(Capability):
+    """Metrics that only this method reports."""
+
+    def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
+        """Return their names, known before a run."""
+        return []
+
+    def measure(
+        self, state: ServerState, clients: Iterable[ClientId], updates: Sequence[ClientUpdate]
+    ) -> dict[str, float]:
+        """Measure a round, from the state after it and its updates."""
+        return {}
+
+
+class ExportObstacle(Capability):
+    """Parts of the predicting model for which an export has no place."""
+
+    def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
+        """Return these parts of the global model, or of a client's, in words for the error message; None for none.
+
+        `depths` are all that a client can have.
+        """
+        return None
+
+
+CAPABILITIES: tuple[type[Capability], ...] = (
+    OwnWeights,
+    Messages,
+    StandIns,
+    PersonalModels,
+    SeparateModels,
+    FrozenBlocks,
+    SideInputs,
+    Stages,
+    OwnMetrics,
+    ExportObstacle,
+)
+
+
+def adapter_of(method: FederatedMethod, state: ServerState, client: ClientId | None) -> AdapterState:
+    """Return the adapter of a client's model, or the global one without a client."""
+    return state.adapter if client is None else PersonalModels.of_method(method).client_adapter(state, client)
+
+
+@torch.no_grad()
+def predicted(
+    method: FederatedMethod,
+    state: ServerState,
+    reader: Reader,
+    images: ImageSet,
+    client: Client | None = None,
+    side_inputs: Mapping[str, Tensor] | None = None,
+    domain: str | None = None,
+) -> Tensor:
+    """Return logits (n, classes) of a whole image set, by the client's model or the global one.
+
+    The reader's model holds that model's adapter.
+    """
+    model, owner = reader.model, client.id if client else None
+    steps = FrozenBlocks.of_method(method).num_frozen_blocks(state, owner)
+    if client is None and side_inputs is None:
+        side_inputs = SideInputs.of_method(method).server_features(reader, images)
+    if not steps and not side_inputs:
+        views = images.batches(reader.batch_size)
+        return torch.cat([method.predict(state, model, pixels, client, domain) for pixels, _ in views])
+    prefix = reader.prefix(state.layers, steps, adapter_of(method, state, owner)) if steps else None
+    parts = torch.split(torch.arange(len(images)), reader.batch_size)
+    batches = (reader.batch(images, index, prefix, steps, side_inputs or {}) for index in parts)
+    return torch.cat([method.predict(state, model, batch, client, domain) for batch in batches])

@@ -1,0 +1,254 @@
+"""The two stages of FedMS, with the same verbs: a global expert by FedAvg, then local experts with SAL and the gate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from fedsweep.common.config import Config
+from fedsweep.methods.base import Allocations, FederatedMethod, Server, state_as
+from fedsweep.methods.capabilities import adapter_of, predicted
+from fedsweep.methods.fedms.gate import Gate, mixed, mixing
+from fedsweep.methods.fedms.trunk import TimmTrunk, TrunkConfig
+from fedsweep.models.activation_cache import FrozenFunction, digest_of
+from fedsweep.models.feature_reader import Reader
+from fedsweep.models.layered import Images, LayeredModel, Walk
+from fedsweep.models.names import names_within
+from fedsweep.training.aggregation import layerwise_mean
+from fedsweep.training.evaluation import accuracy
+from fedsweep.training.local_training import CohortTrainer, LocalTask, cross_entropy
+from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
+
+GATE = "gate."
+MIX, SPREAD = "gate/lambda", "gate/spread"
+
+
+class SALConfig(Config):
+    """Sparsely Activated LoRA (Section 3.2)."""
+
+    threshold: float = Field(0.01, description="delta: a smaller gain in accuracy activates the next lower block")
+    queue: int = Field(3, gt=0, description="Q, the past accuracies that a gain is measured from")
+    initial: int = Field(1, gt=0, description="blocks of each encoder that are active from the start, the topmost")
+
+    def is_stuck(self, past: Sequence[float], accuracy: float) -> bool:
+        """Return whether the gain Delta over the mean of a full queue is below delta (Eq. 5)."""
+        return len(past) == self.queue and accuracy - sum(past) / self.queue < self.threshold
+
+
+class GateConfig(Config):
+    """The gate of the mixture (Section 3.3)."""
+
+    trunk: TrunkConfig = Field(
+        default_factory=TimmTrunk, description="the network below the gate's adapter: timm or digits_resnet"
+    )
+    hidden: int | None = Field(None, gt=0, description="width of the adapter; null for that of the trunk's features")
+    trained: Literal["adapter", "all"] = Field("adapter", description="the gate's adapter alone, or its trunk too")
+    weights: Literal["loss", "aggregation"] = Field(
+        "loss", description="a client's weight in the gate's mean: its loss (Eq. 7), or that of `aggregation.weights`"
+    )
+
+
+@dataclass(frozen=True)
+class FedMSState(ServerState):
+    """The clients' memory besides the server's adapter, which holds the global expert and the gate.
+
+    `experts`: the local expert's own tensors of each client; `queues`: its last accuracies; `active`: its number of
+    active blocks.
+    """
+
+    stage: int = 1
+    experts: dict[ClientId, AdapterState] = field(default_factory=dict)
+    queues: dict[ClientId, tuple[float, ...]] = field(default_factory=dict)
+    active: dict[ClientId, int] = field(default_factory=dict)
+
+
+def of(state: ServerState) -> FedMSState:
+    """Return the state as this method's.
+
+    Raises:
+        TypeError: it is another method's.
+    """
+    return state_as(FedMSState, state)
+
+
+@dataclass(frozen=True)
+class GlobalStage:
+    """Stage one: FedAvg on the adapters of the global expert (Section 3.1). The gate rests."""
+
+    @staticmethod
+    def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+        """Return the cross-entropy of the global expert."""
+        return cross_entropy(model, images, labels, walk)
+
+    def row(self, state: FedMSState, client: ClientId) -> LayerAllocation:
+        """Return an allocation in which all blocks are run and trained."""
+        return LayerAllocation(state.layers, state.layers, excluded_prefixes=(GATE,))
+
+    def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
+        """Return the names of the global expert's tensors."""
+        return names_within(state.adapter, row.held, row.excluded_prefixes)
+
+    def sent_names(self, names: Sequence[str]) -> list[str]:
+        """Return all that a client trains."""
+        return list(names)
+
+    def num_frozen_blocks(self, state: FedMSState, client: ClientId | None) -> int:
+        """Return 0: all blocks are trained."""
+        return 0
+
+    def side_inputs(
+        self, state: FedMSState, reader: Reader, sets: Mapping[str, ImageSet]
+    ) -> dict[str, Mapping[str, Tensor]]:
+        """Return none."""
+        return {name: {} for name in sets}
+
+    def local_updates(
+        self, state: FedMSState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
+    ) -> list[ClientUpdate]:
+        """Train the clients from the global expert."""
+        return trainer.fit([LocalTask(one, state.adapter, allocations[one.id], self.objective) for one in cohort])
+
+    def aggregate(self, state: FedMSState, updates: Sequence[ClientUpdate], server: Server) -> FedMSState:
+        """Average the global expert."""
+        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
+
+    def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
+        """Return a client's logits: the global expert is all there is."""
+        logits: Tensor = model(images, state.layers)
+        return logits
+
+    def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
+        """Return the clients' active blocks: all of them."""
+        return dict.fromkeys(state.active, len(state.layers))
+
+    def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
+        """Return lambda's mean and deviation over images: 1 and 0 without local experts."""
+        return {MIX: 1.0, SPREAD: 0.0}
+
+
+@dataclass(frozen=True)
+class LocalStage:
+    """Stage two: each client trains the active blocks of its local expert together with the gate (Section 3.3).
+
+    The global expert is frozen. The local expert stays with its client; only gates are sent and averaged.
+    """
+
+    method: FederatedMethod
+    sal: SALConfig
+    gate: GateConfig
+
+    @staticmethod
+    def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+        """Return the cross-entropy of the mixture, or of the local expert alone for images without side inputs."""
+        logits = mixed(model, images, walk) if isinstance(images, Batch) else model(images, walk)
+        return F.cross_entropy(logits, labels)
+
+    def row(self, state: FedMSState, client: ClientId) -> LayerAllocation:
+        """Return an allocation in which all blocks are run, and the active ones trained."""
+        return LayerAllocation(state.layers, state.layers[self.num_frozen_blocks(state, client) :])
+
+    def received_names(self, state: FedMSState, client: ClientId, row: LayerAllocation) -> list[str]:
+        """Return the gate's names, and once, before the client's own expert begins, the global expert's."""
+        names = names_within(state.adapter, row.held, row.excluded_prefixes)
+        return self.sent_names(names) if client in state.experts else names
+
+    def sent_names(self, names: Sequence[str]) -> list[str]:
+        """Return the gate's names."""
+        return [name for name in names if name.startswith(GATE)]
+
+    def num_frozen_blocks(self, state: FedMSState, client: ClientId | None) -> int:
+        """Return the number of all blocks of the global expert, or of those below a local one's active blocks."""
+        return len(state.layers) - (state.active[client] if client else 0)
+
+    def side_inputs(
+        self, state: FedMSState, reader: Reader, sets: Mapping[str, ImageSet]
+    ) -> dict[str, Mapping[str, Tensor]]:
+        """Return the global expert's logits (n, classes), and the features (n, width) of a frozen trunk."""
+        model = reader.model
+        model.load_adapter(state.adapter)
+        known: dict[str, dict[str, Tensor]] = {
+            name: {"global": predicted(self.method, state, reader, images).clone()} for name, images in sets.items()
+        }
+        if self.gate.trained == "adapter":
+            gate = cast(Gate, model.gate)
+            seen = FrozenFunction(digest_of(f"gate {gate.identity}", {}, gate.mean.device), gate.features)
+            for name, images in sets.items():
+                known[name]["trunk"] = reader.kept.all(seen, images, reader.batch_size).to(gate.mean.device)
+        return {**known}
+
+    def local_updates(
+        self, state: FedMSState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
+    ) -> list[ClientUpdate]:
+        """Train local experts and gates; each client's accuracy on the images that it holds out steers SAL."""
+        held_out = {one.id: cast(ImageSet, one.validation) for one in cohort}
+        seen = {f"train/{one.id}": one.train for one in cohort} | held_out
+        inputs = self.side_inputs(state, trainer.reader, seen)
+        tasks = [
+            LocalTask(
+                one,
+                adapter_of(self.method, state, one.id),
+                allocations[one.id],
+                self.objective,
+                side_inputs=inputs[f"train/{one.id}"],
+            )
+            for one in cohort
+        ]
+        steered = []
+        for client, update in zip(cohort, trainer.fit(tasks), strict=True):
+            gate, expert = (
+                {name: tensor for name, tensor in update.adapter.items() if name.startswith(GATE) == of_gate}
+                for of_gate in (True, False)
+            )
+            own = replace(update, adapter=gate, private=expert)
+            scores = self._steering(state, own, trainer.reader, client, inputs[client.id])
+            steered.append(replace(own, metrics={**own.metrics, **scores}))
+        return steered
+
+    def _steering(
+        self, state: FedMSState, update: ClientUpdate, reader: Reader, client: Client, inputs: Mapping[str, Tensor]
+    ) -> dict[str, float]:
+        """Return the accuracy of a client's mixture on the images that it holds out, and its lambda."""
+        images = cast(ImageSet, client.validation)
+        experts = {**state.experts, client.id: state.experts.get(client.id, {}) | update.private}
+        now = replace(state, adapter=state.adapter | update.adapter, experts=experts)
+        reader.model.load_adapter(adapter_of(self.method, now, client.id))
+        logits = predicted(self.method, now, reader, images, client, inputs)
+        with torch.no_grad():
+            parts = torch.split(torch.arange(len(images)), reader.batch_size)
+            batches = (cast(Batch, reader.batch(images, one, None, 0, inputs)) for one in parts)
+            mix = torch.cat([mixing(reader.model, batch) for batch in batches])
+        return {
+            "accuracy": accuracy(logits, images.labels),
+            MIX: mix.mean().item(),
+            SPREAD: mix.std(correction=0).item(),
+        }
+
+    def aggregate(self, state: FedMSState, updates: Sequence[ClientUpdate], server: Server) -> FedMSState:
+        """Average the gates, Z_g = sum_i (L_i / sum_j L_j) Z_i (Eq. 7), and keep what the clients keep."""
+        weigh = (lambda update: update.metrics["loss"]) if self.gate.weights == "loss" else None
+        experts, queues, active = dict(state.experts), dict(state.queues), dict(state.active)
+        for update in sorted(updates, key=lambda one: one.client):
+            client, score = update.client, update.metrics["accuracy"]
+            private = {name: one.clone() for name, one in update.private.items()}
+            experts[client] = {**experts.get(client, {}), **private}
+            queue, now = queues.get(client, ()), active.get(client, self.sal.initial)
+            active[client] = min(now + self.sal.is_stuck(queue, score), len(state.layers))
+            queues[client] = (*queue, score)[-self.sal.queue :]
+        adapter = layerwise_mean(state.adapter, updates, server.aggregation, weigh)
+        return replace(state, adapter=adapter, experts=experts, queues=queues, active=active)
+
+    def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
+        """Return the logits of a client's mixture (Eq. 6)."""
+        return mixed(model, cast(Batch, images), state.layers)
+
+    def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
+        """Return the blocks that the cohort trained, and those that other clients will train next."""
+        return state.active | {update.client: len(update.allocation.trained) for update in updates}
+
+    def gate_metrics(self, updates: Sequence[ClientUpdate]) -> dict[str, float]:
+        """Return lambda's mean and deviation over images, means over the cohort."""
+        return {name: sum(update.metrics[name] for update in updates) / len(updates) for name in (MIX, SPREAD)}
