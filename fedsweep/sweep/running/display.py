@@ -1,7 +1,8 @@
 """What a person sees while a sweep runs: a table of running trials, a bar over all rounds, a time estimate."""
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -108,3 +109,10 @@ class LiveTable:
         counts = count_outcomes(self.trials.values())
         parts = [f"{count} {name}" for name, count in counts.items() if count]
         return f"{sum(counts.values())} of {self.total} trials" + (f" ({', '.join(parts)})" if parts else "")
+
+
+@contextlib.contextmanager
+def delivering(console: Console) -> Iterator[Callable[[int], None]]:
+    """Show a line with the number of runs that MLflow still lacks, while the caller waits for it."""
+    with console.status("") as status:
+        yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")

@@ -10,7 +10,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.results import Store
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan, engine_digest
-from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.running.open_sweep import new_sweep
 from tests.sweep.helpers import GRID, SAMPLED, write_space
 
 
@@ -160,7 +160,7 @@ def leave_out(*values: dict[str, float]) -> dict[str, Any]:
 def test_a_domain_may_be_in_domain_in_one_arm_and_out_of_it_in_another(read: Any, tmp_path: Path) -> None:
     values = {"accuracy/out_of_domain/plain": 60, "accuracy/out_of_domain_mean": 60, "accuracy/domain/noisy": 70}
     plan = read(leave_out(values, {"accuracy/out_of_domain/noisy": 50, "accuracy/domain/plain": 80}))
-    manifest = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None).manifest()
+    manifest = new_sweep(plan, Store(tmp_path / "mlruns")).manifest()
     assert manifest.domains == ("plain", "inverted", "noisy")
     assert manifest.reference == plan.space.reference
 
@@ -196,7 +196,7 @@ def test_trials_say_what_they_trained_on(read: Any) -> None:
 
 def test_the_manifest_has_the_papers_values(read: Any, tmp_path: Path) -> None:
     plan = read(with_paper(accuracy__mean=77.1))
-    sweep = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None)
+    sweep = new_sweep(plan, Store(tmp_path / "mlruns"))
     assert sweep.manifest().reference == plan.space.reference
     assert sweep.manifest().reference.value({"lora.rank": 4}, "accuracy/mean") == 0.771
 
