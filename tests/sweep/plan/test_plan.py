@@ -1,5 +1,6 @@
 """From a search space to keyed trials."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
+from fedsweep.federation.run import content_digests
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
+from fedsweep.sweep.cluster.node_requirements import Needs
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan, engine_digest
 from fedsweep.sweep.running.open_sweep import new_sweep
@@ -217,3 +221,26 @@ def test_synthetic_images_that_nobody_trains_on_are_no_axis():
     assert (
         Plan.read("ablations/synthetic_share", {"method": {"name": "ft", "synthetic_epochs": 1}}, {}).num_trials == 12
     )
+
+
+def test_each_configuration_is_validated_once_and_each_content_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve trials: the experiment, the base, and all but the one trial that equals the base."""
+    calls: Counter[str] = Counter()
+    validate, digest = RunConfig.of.__func__, content_digests  # type: ignore[attr-defined]
+
+    def validated(cls: type[RunConfig], *given: Any) -> RunConfig:
+        calls["validations"] += 1
+        return validate(cls, *given)  # type: ignore[no-any-return]
+
+    def digested(config: RunConfig) -> dict[str, str]:
+        calls["digests"] += 1
+        return digest(config)
+
+    monkeypatch.setattr(RunConfig, "of", classmethod(validated))
+    monkeypatch.setattr(plan_module, "content_digests", digested)
+    plan = Plan.read("ablations/lora_rank", {}, {})
+    plan.preflight()
+    assert len({trial.key for trial in plan.grid()}) == 12
+    plan.digests()
+    Needs.of(plan)
+    assert calls == {"validations": 13, "digests": 1}
