@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -131,13 +132,6 @@ def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
         given["seeds"] = parsed
     if "columns" in given:
         given["columns"] = listed(given["columns"])
-    if (gpus := given.get("resources.gpus_per_trial")) is not None:
-        given["resources.gpus_per_trial"] = _number_or_word(gpus)
+    with suppress(KeyError, ValueError):  # not given, or `auto`
+        given["resources.gpus_per_trial"] = float(given["resources.gpus_per_trial"])
     return given
-
-
-def _number_or_word(given: str) -> float | str:
-    try:
-        return float(given)
-    except ValueError:
-        return given

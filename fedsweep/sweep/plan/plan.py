@@ -68,20 +68,15 @@ class Plan(ResolvedSpace):
         """
         seen: set[str] = set()
         for config in self.reachable():
-            load(config.data)  # what is missing is told in the order in which it is got
-            asked = config.model_dump_json(
-                include={"data", "partition", "synthetic", "federation", "seed", "backbone", "evaluation"}
-            )
-            asked += f"{config.method.fingerprint()} {config.trains_on_synthetic}"
-            if asked not in seen:
-                seen.add(asked)
+            load(config.data)  # before the fingerprint of the weights: what is made first is missed first
+            content = _content(config, "partition", "federation", "seed", "evaluation")
+            if content not in seen:
+                seen.add(content)
                 check_content(config)
 
     def content_digests(self, config: RunConfig) -> dict[str, str]:
         """Return the digests of a trial's images and weights, computed once for all trials that read the same."""
-        content = config.model_dump_json(include={"data", "backbone", "synthetic"})
-        content += f"{config.method.fingerprint()} {config.trains_on_synthetic}"
-        if content not in self._digests:
+        if (content := _content(config)) not in self._digests:
             self._digests[content] = content_digests(config)
         return self._digests[content]
 
@@ -134,3 +129,9 @@ class Plan(ResolvedSpace):
             "data": hashlib.sha256(json.dumps(content).encode()).hexdigest(),
             "packages": ", ".join(f"{name} {metadata.version(name)}" for name in ENGINE_PACKAGES),
         }
+
+
+def _content(config: RunConfig, *others: str) -> str:
+    """Return what a run reads, as far as its configuration says, together with `others` of its fields."""
+    fields = config.model_dump_json(include={"data", "backbone", "synthetic", *others})
+    return f"{fields} {config.method.fingerprint()} {config.trains_on_synthetic}"
