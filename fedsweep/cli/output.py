@@ -63,12 +63,12 @@ def plan_table(
     arms: Sequence[Mapping[str, Json]] | None,
     around: Mapping[str, Json] | None = None,
 ) -> Table:
-    """The arms of a grid, or the ranges of a sampled search; below them, which axes are there in some arms only.
+    """Return a table of a grid's arms, or of a sampled search's ranges, with the conditions of axes below it.
 
     Of arms `around` another one, only what differs from it is shown.
     """
-    said = [f"{key} only where {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
-    caption = Text("\n".join(said), style="none") if said else None
+    conditions = [f"{key} only where {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
+    caption = Text("\n".join(conditions), style="none") if conditions else None
     columns = ("#", "arm") if arms is not None else ("hyperparameter", "sampled from")
     table = Table(*columns, title=name, title_justify="left", caption=caption, caption_justify="left")
     for number, arm in enumerate(arms or (), 1):
@@ -88,7 +88,7 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
 
 
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
-    """Arms, trials, rounds, and how long one measured round says that they will take."""
+    """Print arms, trials and rounds, and the time that they will take, from one round measured now."""
     from fedsweep.sweep.cluster.cluster import HERE
     from fedsweep.sweep.running.time_estimate import estimate as measured
     from fedsweep.sweep.running.tuner import side_by_side
@@ -100,9 +100,8 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
     packed = plan.space.resources.gpus_per_trial == "auto"
     side = f"as many at a time as fit, up to {most}" if packed else f"{most} at a time"
     console.print(
-        f"{plan.num_trials} trials around {plan.space.experiment}, of {rounds} rounds "
-        f"({plan.num_trials * rounds} in all), seeds "
-        f"{', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
+        f"{plan.num_trials} trials around {plan.space.experiment}, of {rounds} rounds ({plan.num_trials * rounds} in "
+        f"all), seeds {', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
         f"{plan.space.scheduler.name}, {side}."
     )
     if estimate:
@@ -146,7 +145,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
 
 
 def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
-    """What a store elsewhere did not take, and where that is; whether there is anything."""
+    """Print what a remote store did not take; return whether there is anything."""
     if not remote.unsent:
         return False
     reason = next(iter(remote.unsent.values()))
@@ -179,6 +178,5 @@ def show_delivery(console: Console, store: Store, destination: Destination) -> N
 
 
 def relative(path: Path) -> str:
-    """The path as a person at this prompt would type it."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    """Return the path relative to the working directory, where it is below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

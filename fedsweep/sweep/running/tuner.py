@@ -63,7 +63,7 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     recorder.open_sweep(sweep.manifest(), sweep.folder)
     sweep.remote.push()
     reuse = Reuse(ready.store, sweep)
-    planned = None if plan.sampled else [reuse.give(trial, judged=together) for trial in plan.grid()]
+    planned = None if plan.sampled else [reuse.give(trial, together=together) for trial in plan.grid()]
     done = [trial for trial in sweep.trials() if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
         console.print(f"{reused} of {plan.num_trials} trials are taken from earlier sweeps; --fresh runs all anew.")
