@@ -45,11 +45,11 @@ class ClientCount:
 
     @property
     def bytes_up(self) -> int:
-        """What it sends, in bfloat16."""
+        """Bytes that the client sends, in bfloat16."""
         return BF16 * self.sent
 
     def seconds(self, megabytes_per_second: float) -> float:
-        """How long it sends, in single precision."""
+        """Return the seconds that the client sends, in single precision."""
         return transmission_seconds(FP32 * self.sent, megabytes_per_second)
 
 
@@ -102,7 +102,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
 
 
 def outlined(config: RunConfig, classes: int) -> LayeredModel:
-    """The model of a run with its adapters and what its method adds, on the meta device."""
+    """Return the model of a run with its adapters and the method's modules, on the meta device."""
     model = config.backbone.outlined(classes)
     if config.method.uses_lora:
         add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")
