@@ -83,7 +83,9 @@ def main() -> None:
         write_report(result.session.sweep.manifest(), result.trials, result.folder / "report")
     ended = [trial.outcome.outcome for trial in result.trials if trial.outcome]
     if ended != ["finished"] * given.trials or result.session.recorder.unsynced:
-        raise SystemExit(f"{ended.count('finished')} of {given.trials} finished; MLflow: {result.session.recorder.unsynced}")
+        raise SystemExit(
+            f"{ended.count('finished')} of {given.trials} finished; MLflow: {result.session.recorder.unsynced}"
+        )
     for name, (wall, cpu) in spent.items():
         print(
             f"{name:24} {wall:8.1f} s  {1000 * wall / given.trials:7.1f} ms a trial, {cpu:8.1f} s of the driver's CPU"
