@@ -62,11 +62,9 @@ def main() -> None:
     write_space(Path.cwd(), given.trials, given.rounds)
 
     import fedsweep.sweep.running.trainable
-    from fedsweep.cli.output import progress_console
     from fedsweep.report import write_report
-    from fedsweep.results import Store
+    from fedsweep.sweep import TuneOptions, tune
     from fedsweep.sweep.plan.plan import Plan
-    from fedsweep.sweep.running.tuner import run_sweep
 
     fedsweep.sweep.running.trainable.train = simulated  # type: ignore[assignment]
     spent: dict[str, tuple[float, float]] = {}
@@ -78,16 +76,16 @@ def main() -> None:
         spent[name] = (time.perf_counter() - wall, time.process_time() - cpu)
 
     with stage("read and check the plan"):
-        plan = Plan.read("many", {}, {})
-    console = progress_console()
-    console.quiet = True
-    with stage("run"):
-        result = run_sweep(plan, Store(Path("mlruns")), console)
+        Plan.read("many", {}, {})
+    with stage("whole sweep"):
+        result = tune(TuneOptions("many"))
     with stage("report"):
-        write_report(result.sweep.manifest(), result.trials, result.sweep.folder / "report")
+        write_report(result.session.sweep.manifest(), result.trials, result.folder / "report")
     ended = [trial.outcome.outcome for trial in result.trials if trial.outcome]
-    if ended != ["finished"] * given.trials or result.recorder.unsynced:
-        raise SystemExit(f"{ended.count('finished')} of {given.trials} finished; MLflow: {result.recorder.unsynced}")
+    if ended != ["finished"] * given.trials or result.session.recorder.unsynced:
+        raise SystemExit(
+            f"{ended.count('finished')} of {given.trials} finished; MLflow: {result.session.recorder.unsynced}"
+        )
     for name, (wall, cpu) in spent.items():
         print(
             f"{name:24} {wall:8.1f} s  {1000 * wall / given.trials:7.1f} ms a trial, {cpu:8.1f} s of the driver's CPU"

@@ -45,14 +45,14 @@ def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference
     first = max(map(len, [*words, "in the paper"])) + 1
     side = max(1, (width - first - 2 * GAP) // (size + GAP))
     for start in range(0, len(arms), side):
-        here = range(start, min(start + side, len(arms)))
+        columns = range(start, min(start + side, len(arms)))
         table = Table(box=box.ROUNDED)
         table.add_column("parameters", min_width=first, no_wrap=True)
-        for place in here:
+        for place in columns:
             table.add_column(arm_label(arms[place]), justify="right", min_width=size, overflow="fold")
         for name, word in zip(shown, words, strict=True):
-            table.add_row(word, *(_number(found[place][name]) if name in found[place] else "" for place in here))
-            printed = [reference.value(arms[place], name) if reference else None for place in here]
+            table.add_row(word, *(_number(found[place][name]) if name in found[place] else "" for place in columns))
+            printed = [reference.value(arms[place], name) if reference else None for place in columns]
             if any(value is not None for value in printed):
                 cells = ("" if value is None else _rounded(value) for value in printed)
                 table.add_row(" in the paper", *cells, style="dim")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -16,7 +14,6 @@ from rich.text import Text
 
 from fedsweep.common.errors import disk_is_full, one_line
 from fedsweep.common.yaml_values import Json
-from fedsweep.results import count_outcomes
 from fedsweep.results.arms import agrees, arm_label
 from fedsweep.results.provenance import stand_in, warning
 
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
     from fedsweep.results.remote import Remote
     from fedsweep.sweep.cluster.cluster import Cluster
     from fedsweep.sweep.plan.plan import Plan
-    from fedsweep.sweep.running.tuner import SweepResult
+    from fedsweep.sweep.running.finish import SweepResult
     from fedsweep.sweep.space.axes import Axis
     from fedsweep.tracking import Destination, Recorder
 
@@ -66,12 +63,12 @@ def plan_table(
     arms: Sequence[Mapping[str, Json]] | None,
     around: Mapping[str, Json] | None = None,
 ) -> Table:
-    """The arms of a grid, or the ranges of a sampled search; below them, which axes are there in some arms only.
+    """Return a table of a grid's arms, or of a sampled search's ranges, with the conditions of axes below it.
 
     Of arms `around` another one, only what differs from it is shown.
     """
-    said = [f"{key} only where {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
-    caption = Text("\n".join(said), style="none") if said else None
+    conditions = [f"{key} only where {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
+    caption = Text("\n".join(conditions), style="none") if conditions else None
     columns = ("#", "arm") if arms is not None else ("hyperparameter", "sampled from")
     table = Table(*columns, title=name, title_justify="left", caption=caption, caption_justify="left")
     for number, arm in enumerate(arms or (), 1):
@@ -91,7 +88,7 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
 
 
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
-    """Arms, trials, rounds, and how long one measured round says that they will take."""
+    """Print arms, trials and rounds, and the time that they will take, from one round measured now."""
     from fedsweep.sweep.cluster.cluster import HERE
     from fedsweep.sweep.running.time_estimate import estimate as measured
     from fedsweep.sweep.running.tuner import side_by_side
@@ -103,9 +100,8 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
     packed = plan.space.resources.gpus_per_trial == "auto"
     side = f"as many at a time as fit, up to {most}" if packed else f"{most} at a time"
     console.print(
-        f"{plan.num_trials} trials around {plan.space.experiment}, of {rounds} rounds "
-        f"({plan.num_trials * rounds} in all), seeds "
-        f"{', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
+        f"{plan.num_trials} trials around {plan.space.experiment}, of {rounds} rounds ({plan.num_trials * rounds} in "
+        f"all), seeds {', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
         f"{plan.space.scheduler.name}, {side}."
     )
     if estimate:
@@ -115,78 +111,46 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
         console.print(f"About {duration(seconds)}{together}, from one round of the experiment measured now.")
 
 
-def show_sweep(result: SweepResult, plan: Plan, page_command: str) -> None:
-    """Report, close the parent run, and say where things are and which command opens MLflow's page."""
-    console = result_console()
-    folder = result.sweep.folder / "report"
-    lost = _report(result, folder, console)
-    full = result.full or (lost is not None and disk_is_full(lost))
-    tally = count_outcomes(result.trials)
-    with delivering(progress_console()) as tell:
-        result.recorder.close_sweep(
-            "KILLED" if result.interrupted else "FINISHED",
-            {f"trials/{name}": float(number) for name, number in tally.items()},
-            folder if folder.exists() else None,
-            tell,
-        )
-    result.sweep.remote.push()
-    report = relative(folder) if folder.exists() else "none yet"
-    console.print(f"Report: {report}   MLflow: {page_command}   Sweep: {result.sweep.folder.name}")
-    show_undelivered(console, result.recorder, page_command)
-    if full:
-        console.print(f"No more can be written in {relative(result.sweep.folder)}: the disk is full.", style="yellow")
-    away = result.away or show_unsent(console, result.sweep.remote, result.sweep.folder)
-    if result.away:
-        console.print(f"The sweep ended early, or is not whole in its store: {result.away}.", style="yellow")
-    if result.interrupted:
+def show_sweep(result: SweepResult, page_command: str) -> None:
+    """Print the report, where the results are, and what is missing in them; exit with the status of the sweep."""
+    console, session, tally = result_console(), result.session, result.tally
+    name, folder = session.plan.name, relative(result.folder)
+    if result.report is not None:
+        console.print(result.report.renderable)
+    elif result.report_error is not None and not disk_is_full(result.report_error):
+        console.print(f"The report could not be made: {one_line(result.report_error)}.", style="yellow")
+    report = relative(result.folder / "report") if (result.folder / "report").exists() else "none yet"
+    console.print(f"Report: {report}   MLflow: {page_command}   Sweep: {result.folder.name}")
+    show_undelivered(console, session.recorder, page_command)
+    if result.disk_full:
+        console.print(f"No more can be written in {folder}: the disk is full.", style="yellow")
+    if session.remote_error:
+        why = session.remote_error
+        console.print(f"The sweep ended early, or is not whole in its store: {why}.", style="yellow")
+    else:
+        show_unsent(console, session.sweep.remote, result.folder)
+    if session.interrupted:
         console.print(
-            f"Stopped with {tally['finished']} of {plan.num_trials} trials finished; "
+            f"Stopped with {tally['finished']} of {session.plan.num_trials} trials finished; "
             "the same command with --resume goes on."
         )
-        raise SystemExit(1 if full or away else 130)
-    if tally["failed"]:
-        console.print(
-            f"{tally['failed']} trials failed; their tracebacks are in MLflow and in {relative(result.sweep.folder)}."
-        )
-        raise SystemExit(1)
-    if full:
-        console.print(f"All trials have ended; `fedsweep report {plan.name}` makes the report once there is room.")
-        raise SystemExit(1)
-    if lost is not None:
-        console.print(f"All trials have ended and are recorded; `fedsweep report {plan.name}` tries again.")
-    if away or lost is not None:
-        raise SystemExit(1)
+    elif tally["failed"]:
+        console.print(f"{tally['failed']} trials failed; their tracebacks are in MLflow and in {folder}.")
+    elif result.disk_full:
+        console.print(f"All trials have ended; `fedsweep report {name}` makes the report once there is room.")
+    elif result.report_error is not None:
+        console.print(f"All trials have ended and are recorded; `fedsweep report {name}` tries again.")
+    if result.status:
+        raise SystemExit(result.status)
 
 
 def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
-    """What a store elsewhere did not take, and where that is; whether there is anything."""
+    """Print what a remote store did not take; return whether there is anything."""
     if not remote.unsent:
         return False
     reason = next(iter(remote.unsent.values()))
     console.print(f"The store did not take all of {relative(folder)}: {reason}.", style="yellow")
     return True
-
-
-def _report(result: SweepResult, folder: Path, console: Console) -> Exception | None:
-    """Make and print it where there is anything to report; what went wrong, which keeps no trial from MLflow."""
-    from fedsweep.report import write_report
-
-    try:
-        if any(trial.history for trial in result.trials):
-            console.print(write_report(result.sweep.manifest(), result.trials, folder).renderable)
-    except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)  # a part of it would look like the whole
-        if not disk_is_full(error):
-            console.print(f"The report could not be made: {one_line(error)}.", style="yellow")
-        return error
-    return None
-
-
-@contextlib.contextmanager
-def delivering(console: Console) -> Iterator[Callable[[int], None]]:
-    """A line that says how many runs MLflow still lacks, while it is waited for."""
-    with console.status("") as status:
-        yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")
 
 
 def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
@@ -203,6 +167,7 @@ def show_undelivered(console: Console, recorder: Recorder, page_command: str) ->
 
 def show_delivery(console: Console, store: Store, destination: Destination) -> None:
     """Bring MLflow up to what the store holds, sweep by sweep."""
+    from fedsweep.sweep.running.display import delivering
     from fedsweep.tracking import deliver_all
 
     with delivering(console) as tell:
@@ -213,6 +178,5 @@ def show_delivery(console: Console, store: Store, destination: Destination) -> N
 
 
 def relative(path: Path) -> str:
-    """The path as a person at this prompt would type it."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    """Return the path relative to the working directory, where it is below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

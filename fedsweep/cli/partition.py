@@ -57,14 +57,14 @@ def _deciding(config: RunConfig) -> dict[str, Json]:
 def partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
     """Images, classes and skew of each client."""
     counts = class_counts(panel.clients, len(class_names))
-    away = distances(panel.clients, len(class_names))
+    own = distances(panel.clients, len(class_names))
     title = f"{panel.title} (skew {skew(panel.clients, len(class_names)):.2f})"
     table = Table("client", title=Text(title), title_justify="left", box=None)
     for heading in ("images", "classes"):
         table.add_column(heading, justify="right")
     table.add_column("most of")
     table.add_column("distance", justify="right")
-    for client, row, distance in zip(panel.clients, counts, away, strict=True):
+    for client, row, distance in zip(panel.clients, counts, own, strict=True):
         most = int(np.argmax(row))
         share = f"{class_names[most]} {row[most] / max(1, row.sum()):.0%}"
         table.add_row(Text(client.id), str(row.sum()), str(np.count_nonzero(row)), Text(share), f"{distance:.2f}")

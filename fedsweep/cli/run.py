@@ -21,7 +21,6 @@ from fedsweep.cli.options import (
     page_command,
 )
 from fedsweep.cli.output import progress_console
-from fedsweep.cli.tune import read_plan
 from fedsweep.results.history import RoundRecord
 
 
@@ -188,9 +187,10 @@ def show(
     kind, path = find_either(name)
     if kind == "search_spaces":
         from fedsweep.cli.counts import show_counts
+        from fedsweep.sweep.plan.plan import Plan
 
-        plan = read_plan(name, changes, {})
-        show_counts(plan) if plan.counted else show_plan(plan, estimate=False)
+        plan = Plan.read(name, changes, {})
+        show_counts(plan) if plan.request.counted else show_plan(plan, estimate=False)
         return
     from fedsweep.federation.run_config import RunConfig
 

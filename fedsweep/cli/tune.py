@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
 
@@ -18,13 +19,6 @@ from fedsweep.cli.options import (
     page_command,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedsweep.results import Store
-    from fedsweep.sweep.plan.plan import Plan
-    from fedsweep.tracking import Destination
-
 SPACE_OPTIONS = {
     "experiment": "experiment",
     "seeds": "seeds",
@@ -38,7 +32,7 @@ SPACE_OPTIONS = {
     "columns": "columns",
     "system_metrics": "resources.system_metrics",
 }
-"""What an option of `tune` stands for in a search space."""
+"""The entry of a search space that each option of `tune` changes."""
 
 
 def tune(
@@ -84,91 +78,45 @@ def tune(
 
     Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
     """
-    from fedsweep.common.errors import UserError
-    from fedsweep.common.paths import find
     from fedsweep.common.yaml_values import parse_overrides
-    from fedsweep.results import Store
-    from fedsweep.tracking import Destination
-
-    if sweep is not None and not resume:
-        raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
-    if fresh and resume:
-        raise UserError("`--fresh` is of a new sweep and cannot be given with --resume.")
-    from fedsweep.sweep.cluster.ray_session import check_address
-
-    check_address(address)
-    changes, of_space = parse_overrides(overrides or []), space_changes(context.params)  # by SPACE_OPTIONS
-    find("search_spaces", space)
-    home = Store.at(store)
-    destination = Destination.of(home.root, mlflow)
-    if resume:  # with what the sweep was started with
-        going_on = home.find(space, sweep)
-        destination = Destination.of_sweep(home.root, going_on.folder, mlflow)
-        started = going_on.manifest()
-        changes, of_space = {**started.overrides, **changes}, {**started.options, **of_space}
-    plan = read_plan(space, changes, of_space)
-    if plan.counted:
-        from fedsweep.cli.counts import show_counts
-
-        show_counts(plan)
-        return
-    from fedsweep.cli.output import progress_console, show_sweep
+    from fedsweep.sweep import TuneOptions
+    from fedsweep.sweep import tune as run_sweep
     from fedsweep.sweep.cluster.ray_session import not_followed
-    from fedsweep.sweep.running.tuner import run_sweep
+    from fedsweep.sweep.running.tune import rehearsed
 
-    console = progress_console()
-    if note := not_followed(address):
-        console.print(note)
-    if dry_run:
-        _rehearse(plan, home, destination, console, address, at_once, resume, sweep)
-        return
-    result = run_sweep(
-        plan,
-        home,
-        console,
+    options = TuneOptions(
+        space,
+        parse_overrides(overrides or []),
+        space_changes(context.params),  # by SPACE_OPTIONS
+        store=store,
+        mlflow=mlflow,
         resume=resume,
         sweep_id=sweep,
         fresh=fresh,
         address=address,
         at_once=at_once,
-        destination=destination,
     )
-    show_sweep(result, plan, page_command(store, destination.server))
+    if options.request.counted:
+        from fedsweep.cli.counts import show_counts
+        from fedsweep.sweep.plan.plan import Plan
 
+        show_counts(Plan.of(options.request))
+        return
+    from fedsweep.cli.output import progress_console, show_plan, show_sweep
 
-def _rehearse(
-    plan: Plan,
-    home: Store,
-    destination: Destination,
-    console: Console,
-    address: str,
-    at_once: int | None,
-    resume: bool,
-    sweep: str | None,
-) -> None:
-    """All that is looked at before the first trial starts, and what would be run."""
-    from fedsweep.cli.output import show_plan
-    from fedsweep.sweep.cluster.cluster import check_resources
-    from fedsweep.sweep.cluster.nodes import make_ready
-    from fedsweep.sweep.cluster.ray_session import opened
-    from fedsweep.sweep.plan.warm_start import collect
-    from fedsweep.sweep.running.open_sweep import open_sweep
-    from fedsweep.tracking import check_server
-
-    with opened(address, at_once) as cluster:
-        check_resources(plan.space.resources, cluster)
-        plan.preflight()
-        check_server(destination)
-        make_ready(cluster, plan, home, console, deliver=False)
-        if resume:
-            open_sweep(plan, home, resume, sweep)
-        elif taken := collect(plan, home):
-            console.print(taken.note(plan.base.federation.rounds))
-        show_plan(plan, cluster=cluster)
+    console = progress_console()
+    if note := not_followed(address):
+        console.print(note)
+    if dry_run:
+        with rehearsed(options, console) as ready:
+            show_plan(ready.plan, cluster=ready.cluster)
+        return
+    result = run_sweep(options, console)
+    show_sweep(result, page_command(store, options.destination.server))
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of `tune` as dotted changes to the search space; those that are not given change nothing.
+    """Return the options of `tune` that are given as dotted changes to the search space.
 
     Raises:
         UserError: a seed is no whole number.
@@ -184,29 +132,6 @@ def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
         given["seeds"] = parsed
     if "columns" in given:
         given["columns"] = listed(given["columns"])
-    if (gpus := given.get("resources.gpus_per_trial")) is not None:
-        given["resources.gpus_per_trial"] = _number_or_word(gpus)
+    with suppress(KeyError, ValueError):  # not given, or `auto`
+        given["resources.gpus_per_trial"] = float(given["resources.gpus_per_trial"])
     return given
-
-
-def _number_or_word(given: str) -> float | str:
-    try:
-        return float(given)
-    except ValueError:
-        return given
-
-
-def read_plan(space: str, changes: dict[str, Any], of_space: dict[str, Any]) -> Plan:
-    """A search space with these changes; a wrong name is told before torch is imported.
-
-    Raises:
-        UserError: there is no such file, or it is not right.
-    """
-    from fedsweep.common.paths import find
-
-    find("search_spaces", space)
-    if "experiment" in of_space:
-        find("experiments", of_space["experiment"])
-    from fedsweep.sweep.plan.plan import Plan
-
-    return Plan.read(space, changes, of_space)

@@ -12,7 +12,7 @@ from fedsweep.results import Store
 from fedsweep.sweep.cluster.cluster import available_cpus
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
 from fedsweep.tracking import single_run as recorded_run
 from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 
@@ -442,7 +442,7 @@ def test_what_does_not_exist_cannot_be_resumed(refused: Refused, tmp_path, words
 
 def start(store: Store, *changes: str) -> Path:
     """The folder of a sweep of the space `mine`, as it stands before Ray is started."""
-    return open_sweep(Plan.read("mine", {}, {}), store, resume=False, sweep_id=None).folder
+    return new_sweep(Plan.read("mine", {}, {}), store).folder
 
 
 def test_a_sweep_is_resumed_under_its_own_id_only(refused: Refused, tmp_path):
@@ -492,7 +492,7 @@ def test_comments_and_resources_may_change_before_a_resume(call: Call, tmp_path)
     store = Store(tmp_path / "mlruns")
     folder = start(store)
     write("search_spaces", "mine", "# another remark\n" + GRID, ("cpus_per_trial: 1", "cpus_per_trial: 2"))
-    assert open_sweep(Plan.read("mine", {}, {}), store, resume=True, sweep_id=None).folder == folder
+    assert resumed_sweep(Plan.read("mine", {}, {}), store, store.find("mine")).folder == folder
 
 
 @pytest.mark.parametrize("words", [(), ("--sweep", "x")])

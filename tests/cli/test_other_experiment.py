@@ -9,7 +9,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.results import Store
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running import time_estimate as estimate
-from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.running.open_sweep import new_sweep
 from tests.cli.conftest import EXPERIMENT, GRID, Call, Refused, write
 
 SPACE = "ablations/lora_rank"
@@ -48,7 +48,7 @@ def test_a_dry_run_says_which_one_it_is(own: Call):
 
 @pytest.mark.parametrize("words", [(), ("--experiment", "own")])
 def test_a_resume_keeps_it(own: Call, tmp_path, words):
-    sweep = open_sweep(Plan.read(SPACE, {"local.steps": 1}, OWN), Store(tmp_path / "mlruns"), False, None)
+    sweep = new_sweep(Plan.read(SPACE, {"local.steps": 1}, OWN), Store(tmp_path / "mlruns"))
     assert (sweep.manifest().experiment, sweep.manifest().options) == ("own", OWN)
     answer = own("tune", SPACE, "--resume", "--dry-run", *words)
     assert (answer.code, answer.err) == (0, "")
@@ -56,7 +56,7 @@ def test_a_resume_keeps_it(own: Call, tmp_path, words):
 
 
 def test_a_resume_on_another_one_is_refused(own: Call, refused: Refused, tmp_path):
-    sweep = open_sweep(Plan.read(SPACE, {}, OWN), Store(tmp_path / "mlruns"), False, None)
+    sweep = new_sweep(Plan.read(SPACE, {}, OWN), Store(tmp_path / "mlruns"))
     assert refused("tune", SPACE, "--resume", "--experiment", "fedra_digits") == (
         f"sweep {sweep.folder.name} of {SPACE} cannot be resumed because its YAML files or overrides have changed "
         "since; start a new sweep, or undo the change."

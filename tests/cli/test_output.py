@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-import fedsweep.report
 from fedsweep.cli import output as terminal
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.tuner import SweepResult
+from fedsweep.sweep.running import finish as finish_module
+from fedsweep.sweep.running.finish import finish
+from fedsweep.sweep.running.tuner import SessionOutcome
 from tests.report.conftest import Trials, make_manifest
 
 
@@ -22,18 +23,18 @@ def test_a_report_that_fails_keeps_no_trial_from_mlflow(tmp_path: Path, monkeypa
         (tmp_path / "report" / "table.csv").touch()  # a part, which would look like the whole
         raise ValueError("too many values to unpack")
 
-    monkeypatch.setattr(fedsweep.report, "write_report", fails)
+    monkeypatch.setattr(finish_module, "write_report", fails)
     console = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr(terminal, "result_console", lambda: console)
     recorder = SimpleNamespace(close_sweep=lambda status, *rest: closed.append(status), unsynced=[], outage="")
     remote = SimpleNamespace(push=lambda: None, unsent={})
     sweep = SimpleNamespace(folder=tmp_path, manifest=make_manifest, remote=remote)
-    trials = Trials().arms({4: [0.5, 0.6]}).records
-    result = SweepResult(sweep, recorder, trials, interrupted=False, full=False)  # type: ignore[arg-type]
+    plan, trials = Plan.read("ablations/lora_rank", {}, {}), Trials().arms({4: [0.5, 0.6]}).records
+    result = finish(SessionOutcome(plan, sweep, recorder, trials, interrupted=False), console)  # type: ignore[arg-type]
     with pytest.raises(SystemExit) as end:
-        terminal.show_sweep(result, Plan.read("ablations/lora_rank", {}, {}), "fedsweep ui")
+        terminal.show_sweep(result, "fedsweep ui")
     said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert (end.value.code, closed) == (1, ["FINISHED"])
+    assert (end.value.code, result.status, closed) == (1, 1, ["FINISHED"])
     assert "The report could not be made: too many values to unpack." in said
     assert "`fedsweep report ablations/lora_rank` tries again." in said
     assert not (tmp_path / "report").exists()

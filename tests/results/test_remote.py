@@ -16,7 +16,7 @@ from fedsweep.results.remote import objects as object_store
 from fedsweep.results.remote.objects import UnreachableError, is_uri
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.single_trials import Decision, Decisions
-from fedsweep.sweep.running.open_sweep import alone, tidy
+from fedsweep.sweep.running.open_sweep import clear_leftovers, exclusively
 from fedsweep.types import ServerState
 from tests.tracking.helpers import MANIFEST
 
@@ -69,9 +69,9 @@ def sweep_of(store: Store, sweep_id: str = "s1", **changes: Any) -> SweepStore:
 def play(trial: TrialStore, round: int) -> None:
     """What a worker does on its own machine."""
     assert trial.remote.place is not None
-    from fedsweep.sweep.running.trainable import _at
+    from fedsweep.sweep.running.trainable import _trial_folder
 
-    with _at(trial.remote.place, trial.folder.name, trial) as (mine, send):
+    with _trial_folder(trial.remote.place, trial.folder.name, trial) as (mine, send):
         save(mine.checkpoint, checkpoint(round))
         send()
 
@@ -109,7 +109,7 @@ def test_only_files_of_trials_and_sweeps_are_there(machines: Machines) -> None:
     store = machines["one"]
     sweep = sweep_of(store)
     (store.root / "mlflow.db").write_text("a view")
-    with alone(sweep):
+    with exclusively(sweep):
         (sweep.folder / "ray").mkdir()
         (sweep.folder / "ray" / "state").write_text("scratch")
         assert {".lease"} == {Path(one).name for one in machines.all()} - {"sweep.json", "experiment.yaml"}
@@ -123,12 +123,12 @@ def test_a_session_begins_with_what_is_elsewhere_and_not_with_what_was_left_here
     stale = sweep.trial("k")
     stale.plan(plan())
     stale._end(Outcome(outcome="failed", round=0))  # not sent: its process was killed
-    with alone(machines["two"].find(MANIFEST.name)):
+    with exclusively(machines["two"].find(MANIFEST.name)):
         pass
     again = machines["one"].find(MANIFEST.name)
-    with alone(again):
+    with exclusively(again):
         assert again.trial("k").outcome() is None
-        tidy(again, ROUNDS, retry=True)
+        clear_leftovers(again, ROUNDS, retry=True)
 
 
 def test_failures_are_reopened_elsewhere_too(machines: Machines) -> None:
@@ -138,17 +138,17 @@ def test_failures_are_reopened_elsewhere_too(machines: Machines) -> None:
     play(sweep.trial("whole"), ROUNDS)
     sweep.trial("failed").end(Outcome(outcome="failed", round=0, error="x"))
     again = machines["two"].find(MANIFEST.name)
-    with alone(again):
-        tidy(again, ROUNDS, retry=True)
+    with exclusively(again):
+        clear_leftovers(again, ROUNDS, retry=True)
     ended = [one for one in machines.all() if one.endswith("outcome.json")]
     assert ended == [f"sweeps/{MANIFEST.name}/s1/trials/whole/outcome.json"]
 
 
 def test_another_driver_is_refused_on_this_machine_and_on_others(machines: Machines) -> None:
-    with alone(sweep_of(machines["one"])):
+    with exclusively(sweep_of(machines["one"])):
         for name in ("one", "two"):
             other = machines[name].find(MANIFEST.name)
-            with pytest.raises(UserError, match=r"^sweep s1 is being run by"), alone(other):
+            with pytest.raises(UserError, match=r"^sweep s1 is being run by"), exclusively(other):
                 pass
             assert other.remote.is_taken()
     assert not machines["two"].find(MANIFEST.name).remote.is_taken()
@@ -231,7 +231,7 @@ def test_a_worker_that_cannot_send_counts_as_lost(machines: Machines, monkeypatc
             threads=1,
             device="cpu",
             environment={},
-            elsewhere=trial.remote.place,
+            remote=trial.remote.place,
         )
     assert [one["round"] for one in told] == [0, 1]
     machines.objects.unlink()

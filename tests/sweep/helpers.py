@@ -20,7 +20,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.report import write_report
 from fedsweep.results import Outcome, Store, SweepStore
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.running.open_sweep import new_sweep
 from fedsweep.tracking import tracking_uri
 
 ROUNDS = 3
@@ -90,7 +90,7 @@ def play_alone(folder: Path, name: str) -> None:
     """The reference of a grid: its trials played one after the other in this process, without Ray and MLflow."""
     with contextlib.chdir(folder):
         plan = Plan.read(name, {}, {})
-        sweep = open_sweep(plan, Store(folder / "mlruns"), resume=False, sweep_id=None)
+        sweep = new_sweep(plan, Store(folder / "mlruns"))
         for trial in plan.grid():
             kept = sweep.trial(trial.key)
             kept.plan(trial)

@@ -44,7 +44,7 @@ class Needs:
         """What the trials of a plan read. Call after its preflight, which says what is missing on this machine."""
         contents = {}
         for config in plan.reachable():
-            digests = content_digests(config)
+            digests = plan.content_digests(config)
             key = json.dumps([digests, config.model_dump(mode="json", include={"data", "backbone", "synthetic"})])
             if key not in contents:
                 contents[key] = (config.model_dump(mode="json"), digests, tuple(items_of(config)))

@@ -103,15 +103,16 @@ class Packing:
         sweep: SweepStore,
         plans: Iterable[TrialPlan] = (),
         apart: bool = True,
+        keep: Callable[[TrialPlan, Attempts], None] | None = None,
+        tell: Callable[[str], object] | None = None,
     ) -> None:
-        """`most` trials share a GPU at the most. `keep` is told of what is to be put on disk, where anything is."""
+        """Read what is known of `plans`; `keep` writes attempts, and `tell` takes a sentence about a measurement."""
         self._asked = None if asked == "auto" else asked
         self._most, self._sweep, self._apart = most, sweep, apart
         self._attempts: dict[str, dict[str, Attempts]] = {}
         self._probes: dict[str, str] = {}
-        self.keep: Callable[[TrialPlan, Attempts], None] = lambda plan, attempts: sweep.trial(plan.key).keep_attempts(
-            attempts
-        )
+        self._keep = keep or (lambda plan, attempts: sweep.trial(plan.key).keep_attempts(attempts))
+        self._tell = tell
         for plan in plans:
             if (found := sweep.trial(plan.key).attempts()).attempts:
                 self._of(plan)[plan.key] = found
@@ -194,13 +195,19 @@ class Packing:
 
     def _put(self, plan: TrialPlan, attempts: tuple[Attempt, ...]) -> None:
         self._of(plan)[plan.key] = Attempts(attempts=attempts)
-        self.keep(plan, self._of(plan)[plan.key])
+        self._keep(plan, self._of(plan)[plan.key])
+        if self._tell is not None and (sentence := self.sentence(plan)) is not None:
+            self._tell(sentence)
 
     def _of(self, plan: TrialPlan) -> dict[str, Attempts]:
         return self._attempts.setdefault(self._name(plan), {})
 
     def _name(self, plan: TrialPlan) -> str:
         return identity(plan.arm) if self._apart else ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing: Ray pickles its searchers, which hold this, and restores neither."""
+        return {}
 
 
 def retried(kind: str | None, gpus: float) -> bool:

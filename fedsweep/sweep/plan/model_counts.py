@@ -46,11 +46,11 @@ class ClientCount:
 
     @property
     def bytes_up(self) -> int:
-        """What it sends, in bfloat16."""
+        """Bytes that the client sends, in bfloat16."""
         return BF16 * self.sent
 
     def seconds(self, megabytes_per_second: float) -> float:
-        """How long it sends, in single precision."""
+        """Return the seconds that the client sends, in single precision."""
         return transmission_seconds(FP32 * self.sent, megabytes_per_second)
 
 
@@ -70,7 +70,10 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     """Count the model of a run with a head of so many classes, and a client of each depth, the deepest first."""
     model = outlined(config, classes)
     sizes = sizes_of(model)
-    bricks = {name: size for name, size in sizes.items() if name.startswith("bricks.")}
+
+    def under(prefix: str) -> int:
+        return sum(size for name, size in sizes.items() if name.startswith(prefix))
+
     top = model.num_layers - 1  # where an encoder is deeper than the other, its lowest blocks stand alone
     lora = sum(size for name, size in sizes.items() if layer_of(name) == top and ".lora_" in name)
     backbone = sum(size for name, size in sizes.items() if name.startswith("backbone.") and ".lora_" not in name)
@@ -78,23 +81,21 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
         ALL: held_parameters(sizes, range(model.num_layers), ("bricks.", "gate.", "server.")),
         BLOCK: held_parameters(sizes, [top]) - held_parameters(sizes, []) - lora,
         LORA: lora,
-        HEAD: sum(size for name, size in sizes.items() if name.startswith(model.head_prefix)),
+        HEAD: under(model.head_prefix),
         FROZEN: backbone,
     }
-    if gate := sum(size for name, size in sizes.items() if name.startswith("gate.")):
-        adapter = sum(size for name, size in sizes.items() if name.startswith("gate.adapter."))
-        parameters |= {GATE: gate, ADAPTER: adapter, MIXTURE: 2 * backbone + gate}
-    if server := sum(size for name, size in sizes.items() if name.startswith("server.")):
-        frozen = sum(size for name, size in sizes.items() if name.startswith("server.clip."))
-        parameters |= {SERVER: server, TAUGHT: server - frozen}
-    if bricks:
-        first = next(iter(bricks)).rpartition(".")[0]
-        parameters[BRICK] = sum(size for name, size in bricks.items() if name.startswith(f"{first}."))
+    if gate := under("gate."):
+        parameters |= {GATE: gate, ADAPTER: under("gate.adapter."), MIXTURE: 2 * backbone + gate}
+    if server := under("server."):
+        parameters |= {SERVER: server, TAUGHT: server - under("server.clip.")}
+    if brick := next((name for name in sizes if name.startswith("bricks.")), None):
+        parameters[BRICK] = under(f"{brick.rpartition('.')[0]}.")
     clients = tuple(_clients(config, model, sizes, backbone))
-    stages = dict.fromkeys(one.stage for one in clients)
-    deepest = [next(one for one in clients if one.stage == stage) for stage in stages]
+    deepest: dict[str, ClientCount] = {}
+    for one in clients:
+        deepest.setdefault(one.stage, one)
     shares: dict[str, float] = {}
-    for one in deepest:
+    for one in deepest.values():
         suffix = STAGES[one.stage == "stage 2"]
         shares[f"percent/trained{suffix}"] = one.percent
         shares |= {f"seconds/{speed:g}MBps{suffix}": one.seconds(speed) for speed in BANDWIDTHS}
@@ -102,7 +103,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
 
 
 def outlined(config: RunConfig, classes: int) -> LayeredModel:
-    """The model of a run with its adapters and what its method adds, on the meta device."""
+    """Return the model of a run with its adapters and the method's modules, on the meta device."""
     model = config.backbone.outlined(classes)
     if config.method.needs.lora:
         add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")

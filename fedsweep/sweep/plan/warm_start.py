@@ -9,10 +9,9 @@ from pydantic import Field
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
-from fedsweep.results import Store, SweepStore, TrialRecord
+from fedsweep.results import Store, SweepStore
 from fedsweep.results.arms import Arm
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.space.axes import holds
 from fedsweep.sweep.space.search_space import SearchSpace
 
 FILE = "warm_start.json"
@@ -27,7 +26,7 @@ class Known(Config):
 
 
 class WarmStart(Config):
-    """What a sweep was given of another one when it was opened; a resume reads it from here."""
+    """The finished trials of another sweep that a sweep starts from; a resume reads them from this file."""
 
     name: str = Field(description="the other search space")
     id: str = Field(description="its sweep")
@@ -37,26 +36,16 @@ class WarmStart(Config):
     outside: int = Field(description="finished trials left out because their arms do not lie in the space's axes")
 
     def note(self, rounds: int) -> str:
-        """One line for the user; `rounds` are those of the new sweep."""
-        left_out = [
-            f"{count} left out that {why}"
-            for count, why in (
-                (self.unfinished, "did not finish"),
-                (self.outside, "do not lie in the axes of this space"),
-            )
-            if count
-        ]
-        played = (
-            f", of {self.rounds} round{'s' * (self.rounds != 1)} where this sweep has {rounds}"
-            if self.rounds != rounds
-            else ""
-        )
+        """Return one line for the user; `rounds` are those of the new sweep."""
+        reasons = (self.unfinished, "did not finish"), (self.outside, "do not lie in the axes of this space")
+        left_out = "".join(f"; {count} left out that {why}" for count, why in reasons if count)
+        other = f", of {self.rounds} round{'s' * (self.rounds != 1)} where this sweep has {rounds}"
         trials = f"{len(self.known)} trial{'s' * (len(self.known) != 1)}"
-        return f"Warm start: {trials} of {self.name}@{self.id}{played}" + "".join(f"; {one}" for one in left_out) + "."
+        return f"Warm start: {trials} of {self.name}@{self.id}{other * (self.rounds != rounds)}{left_out}."
 
 
 def collect(plan: Plan, store: Store) -> WarmStart | None:
-    """What the sweep named by `search.warm_start` has found, or None where none is named.
+    """Return the finished trials of the sweep that `search.warm_start` names, or None where it names none.
 
     Raises:
         UserError: there is no such sweep, it has another objective, or none of its trials fits.
@@ -74,13 +63,9 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
             f"but search space {plan.name} has {objective.metric} ({objective.mode})."
         )
     trials = sweep.trials()
-    ends = [(trial, objective.values(trial.history)) for trial in trials if _finished(trial)]
-    finished = [(trial, values) for trial, values in ends if values is not None]
-    known = tuple(
-        Known(key=trial.plan.key, arm=trial.plan.arm, values=values)
-        for trial, values in finished
-        if inside(plan.space, trial.plan.arm)
-    )
+    ended = [trial for trial in trials if trial.outcome is not None and trial.outcome.outcome == "finished"]
+    finished = [(one.plan, values) for one in ended if (values := objective.values(one.history)) is not None]
+    known = [Known(key=one.key, arm=one.arm, values=values) for one, values in finished if inside(plan.space, one.arm)]
     if not known:
         why = (
             f"none of its {len(finished)} finished trials lies in the axes {', '.join(plan.space.space)}"
@@ -88,38 +73,30 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
             else f"none of its {len(trials)} trials has finished"
         )
         raise UserError(f"{where} has nothing for search space {plan.name}: {why}.")
+    unfinished, outside = len(trials) - len(finished), len(finished) - len(known)
     return WarmStart(
-        name=name,
-        id=manifest.id,
-        rounds=manifest.rounds,
-        known=known,
-        unfinished=len(trials) - len(finished),
-        outside=len(finished) - len(known),
+        name=name, id=manifest.id, rounds=manifest.rounds, known=tuple(known), unfinished=unfinished, outside=outside
     )
 
 
-def keep(taken: WarmStart | None, sweep: SweepStore) -> None:
-    """Write what was taken into the new sweep's folder."""
-    if taken is not None:
-        write_atomically(sweep.folder / FILE, taken.model_dump_json(indent=2).encode())
+def keep(found: WarmStart | None, sweep: SweepStore) -> None:
+    """Write the known trials into the new sweep's folder."""
+    if found is not None:
+        write_atomically(sweep.folder / FILE, found.model_dump_json(indent=2).encode())
 
 
 def read(sweep: SweepStore) -> WarmStart | None:
-    """What the sweep was given when it was opened."""
+    """Return the known trials that a sweep started from, if any."""
     path = sweep.folder / FILE
     return WarmStart.of(json.loads(path.read_text()), str(path)) if path.exists() else None
 
 
 def known(sweep: SweepStore) -> list[tuple[Arm, tuple[float, ...]]]:
-    """Arms and values that the sweep's search knows from the start."""
-    taken = read(sweep)
-    return [(one.arm, one.values) for one in taken.known] if taken else []
+    """Return the arms and values that the sweep's search knows from the start."""
+    found = read(sweep)
+    return [(one.arm, one.values) for one in found.known] if found else []
 
 
 def inside(space: SearchSpace, arm: Arm) -> bool:
-    """Whether a sample of the space could be this arm."""
-    return arm.keys() == space.space.keys() and all(holds(axis, arm[name]) for name, axis in space.space.items())
-
-
-def _finished(trial: TrialRecord) -> bool:
-    return trial.outcome is not None and trial.outcome.outcome == "finished"
+    """Return whether a sample of the space could be this arm."""
+    return arm.keys() == space.space.keys() and all(axis.has(arm[name]) for name, axis in space.space.items())

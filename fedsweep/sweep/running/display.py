@@ -1,8 +1,8 @@
-"""What a person sees while a sweep runs: a table of running trials, a bar over all rounds, a time estimate."""
+"""The live table of running trials, with a bar over all rounds and a time estimate."""
 
+import contextlib
 import time
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 from rich.console import Console, Group
@@ -16,7 +16,7 @@ ROWS = 24
 
 
 class LiveTable:
-    """A live table on a terminal; elsewhere one line per trial that ends."""
+    """A live table on a terminal; in a pipe, one line per trial that ends."""
 
     def __init__(
         self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord] = ()
@@ -34,8 +34,7 @@ class LiveTable:
             TimeRemainingColumn(),
             console=console,
         )
-        already = len(done) * rounds
-        self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=already)
+        self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=len(done) * rounds)
         self.live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
         self.begun = time.monotonic()
 
@@ -44,18 +43,16 @@ class LiveTable:
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self.live.stop()
 
     def started(self, plan: TrialPlan) -> None:
-        """A trial was handed to a worker."""
+        """Add a trial that was handed to a worker."""
         self.trials.setdefault(plan.key, TrialRecord(plan, None, []))
 
     def update(self, trial: TrialRecord) -> None:
-        """A trial reported a round or ended."""
+        """Show a trial that reported a round or ended."""
         before = self.trials.get(trial.plan.key)
         self.trials[trial.plan.key] = trial
         news = trial.outcome is not None and (before is None or before.outcome is None)
@@ -69,18 +66,14 @@ class LiveTable:
         )
 
     def render(self) -> Group:
-        """The picture of this moment."""
+        """Return the table and the bar as they are now."""
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading, justify in (
-            ("trial", "left"),
-            ("seed", "right"),
-            ("round", "right"),
-            (self.metric, "right"),
-            ("", "left"),
-        ):
-            table.add_column(heading, justify="right" if justify == "right" else "left")
+        table.add_column("trial")
+        for heading in ("seed", "round", self.metric):
+            table.add_column(heading, justify="right")
+        table.add_column("")
         running = [trial for trial in self.trials.values() if trial.outcome is None]
-        ended = [trial for trial in self.trials.values() if trial.outcome is not None]
+        ended = [trial for trial in self.trials.values() if trial.outcome]
         for trial in [*ended[-max(ROWS - len(running), 0) :], *running]:
             table.add_row(*self._cells(trial), style="dim" if trial.outcome else "")
         return Group(table, self.progress)
@@ -88,13 +81,8 @@ class LiveTable:
     def _cells(self, trial: TrialRecord) -> tuple[str, str, str, str, str]:
         value = trial.history[-1].metrics.get(self.metric) if trial.history else None
         state = trial.outcome.outcome if trial.outcome else "running" if trial.history else "starting"
-        return (
-            trial.plan.label,
-            str(trial.plan.seed),
-            f"{max(trial.last_round, 0)}/{self.rounds}",
-            "" if value is None else f"{value:.4f}",
-            state,
-        )
+        shown = "" if value is None else f"{value:.4f}"
+        return trial.plan.label, str(trial.plan.seed), f"{max(trial.last_round, 0)}/{self.rounds}", shown, state
 
     def _line(self, trial: TrialRecord) -> str:
         label, seed, rounds, value, state = self._cells(trial)
@@ -108,3 +96,10 @@ class LiveTable:
         counts = count_outcomes(self.trials.values())
         parts = [f"{count} {name}" for name, count in counts.items() if count]
         return f"{sum(counts.values())} of {self.total} trials" + (f" ({', '.join(parts)})" if parts else "")
+
+
+@contextlib.contextmanager
+def delivering(console: Console) -> Iterator[Callable[[int], None]]:
+    """Show a line with the number of runs that MLflow still lacks, while the caller waits for it."""
+    with console.status("") as status:
+        yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")

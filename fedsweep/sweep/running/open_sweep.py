@@ -1,4 +1,4 @@
-"""The folder of a sweep: a new one, or one to go on with; and what a session that was killed left in it."""
+"""The folder of a sweep: a new one, or one to resume; and the leftovers of a session that was killed."""
 
 from __future__ import annotations
 
@@ -7,86 +7,111 @@ import datetime
 import secrets
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import held
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore
 from fedsweep.results.remote.mirror import SCRATCH
-from fedsweep.sweep.cluster.cluster import processor
+from fedsweep.sweep.cluster.cluster import Cluster, processor
+from fedsweep.sweep.cluster.node_requirements import Arrival
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.tracking import check_writable
+from fedsweep.tracking import Destination, check_writable
 
 
-def open_sweep(plan: Plan, store: Store, resume: bool, sweep_id: str | None, fresh: bool = False) -> SweepStore:
-    """A new sweep's folder, or that of the one to go on with. A `fresh` one takes no trial from another.
+@dataclass(frozen=True)
+class Prepared:
+    """A checked plan, and the store, MLflow destination and machines that are ready for it."""
+
+    plan: Plan
+    store: Store
+    destination: Destination
+    cluster: Cluster
+    arrival: Arrival | None
+    """The steps of each worker before its first trial; None on this machine alone."""
+
+
+def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
+    """Make the folder of a new sweep; a `fresh` one reuses no trial of another.
 
     Raises:
-        UserError: there is nothing to resume, or its definition, the engine or the data changed since; or the store
-            cannot be written.
+        UserError: the store cannot be written, or the search has nothing to start from.
     """
     check_writable(store.root)
     store.check_writable()
-    if resume:
-        sweep = store.find(plan.name, sweep_id)
-        started = sweep.manifest()
-        for what, digest in plan.digests().items():
-            if started.digests[what] != digest:
-                changed = {
-                    "definition": "its YAML files or overrides have",
-                    "engine": "fedsweep's engine has",
-                    "data": "its data or weights have",
-                    "packages": "the installed packages have",
-                }
-                raise UserError(
-                    f"sweep {started.id} of {plan.name} cannot be resumed because {changed[what]} changed since; "
-                    "start a new sweep, or undo the change."
-                )
-        return sweep
-    taken = warm_start.collect(plan, store)
-    now = datetime.datetime.now(datetime.UTC)
-    manifest = SweepManifest(
-        id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
-        name=plan.name,
-        experiment=plan.space.experiment,
-        created=now.isoformat(),
-        metric=plan.space.objective.metric,
-        mode=plan.space.objective.mode,
-        against=plan.space.objective.against,
-        rounds=plan.base.federation.rounds,
-        varied=tuple(plan.space.names),
-        baseline=plan.space.baseline,
-        reference=plan.reference,
-        seeds=plan.space.seeds,
-        trials=None if plan.space.scheduler.name == "pbt" else plan.num_trials,
-        scheduler=plan.space.scheduler.name,
-        search=plan.space.search.name,
-        domains=plan.base.data.domains,
-        columns=plan.space.columns,
-        logarithmic=tuple(key for key, axis in plan.space.space.items() if axis.loguniform or axis.loginteger),
-        overrides=plan.changes["overrides"],
-        options=plan.changes["options"],
-        digests=plan.digests(),
-        processor=processor(plan.space.resources),
-        fresh=fresh,
-    )
+    known = warm_start.collect(plan, store)
+    manifest = _manifest(plan, fresh)
     sweep = store.sweep(plan.name, manifest.id)
-    warm_start.keep(taken, sweep)
+    warm_start.keep(known, sweep)
     sweep.create(manifest, plan.files)
     return sweep
 
 
-@contextlib.contextmanager
-def alone(sweep: SweepStore) -> Iterator[None]:
-    """One process runs a sweep at a time. Where its store is elsewhere, the folder is as that is, from then on.
+def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
+    """Return the sweep to resume, after a comparison of what decides its numbers.
 
     Raises:
-        UserError: another one does.
-        UnreachableError: the store elsewhere does not answer.
+        UserError: its definition, the engine, the data or the packages have changed, or the store cannot be written.
     """
-    what = f"sweep {sweep.folder.name}"
-    taken = f"{what} is being run by another process; wait for it or end it."
-    with held(sweep.folder / ".lock", taken), sweep.remote.alone(what):
+    check_writable(store.root)
+    store.check_writable()
+    started = sweep.manifest()
+    for part, digest in plan.digests().items():
+        if started.digests[part] != digest:
+            changed = {
+                "definition": "its YAML files or overrides have",
+                "engine": "fedsweep's engine has",
+                "data": "its data or weights have",
+                "packages": "the installed packages have",
+            }
+            raise UserError(
+                f"sweep {started.id} of {plan.name} cannot be resumed because {changed[part]} changed since; "
+                "start a new sweep, or undo the change."
+            )
+    return sweep
+
+
+def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
+    now, space, base = datetime.datetime.now(datetime.UTC), plan.space, plan.base
+    return SweepManifest(
+        id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        name=plan.name,
+        experiment=space.experiment,
+        created=now.isoformat(),
+        metric=space.objective.metric,
+        mode=space.objective.mode,
+        against=space.objective.against,
+        rounds=base.federation.rounds,
+        varied=tuple(space.names),
+        baseline=space.baseline,
+        reference=plan.reference,
+        seeds=space.seeds,
+        trials=None if space.scheduler.name == "pbt" else plan.num_trials,
+        scheduler=space.scheduler.name,
+        search=space.search.name,
+        domains=base.data.domains,
+        columns=space.columns,
+        logarithmic=tuple(key for key, axis in space.space.items() if axis.loguniform or axis.loginteger),
+        overrides=dict(plan.request.overrides),
+        options=dict(plan.request.options),
+        digests=plan.digests(),
+        processor=processor(space.resources),
+        fresh=fresh,
+    )
+
+
+@contextlib.contextmanager
+def exclusively(sweep: SweepStore) -> Iterator[None]:
+    """Hold the sweep for this process alone; the folder of a remote store is brought up to date first.
+
+    Raises:
+        UserError: another process runs the sweep.
+        UnreachableError: the remote store does not answer.
+    """
+    name = f"sweep {sweep.folder.name}"
+    busy = f"{name} is being run by another process; wait for it or end it."
+    with held(sweep.folder / ".lock", busy), sweep.remote.alone(name):
         sweep.remote.pull(discard=True)
         try:
             yield
@@ -94,26 +119,26 @@ def alone(sweep: SweepStore) -> Iterator[None]:
             sweep.remote.save()
 
 
-def tidy(sweep: SweepStore, rounds: int, retry: bool, judged: bool = False) -> None:
-    """Clear what a killed session left behind, and with `retry` reopen failures, which another attempt may mend.
+def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool = False) -> None:
+    """Remove what a killed session left behind; with `retry`, reopen failed trials, which may succeed now.
 
-    What diverged would do so again; a worker that ran out of memory, or a full disk, may not be met again. In a
-    sampled search a failure stays one, because the search has gone on from it. Where arms are `judged` together, a
-    trial with all its rounds is finished only if its arm did not fall before.
+    A diverged trial would diverge again. In a sampled search a failed trial stays failed, because later samples depend
+    on it. Where arms are judged `together`, a trial with all its rounds is finished only if its arm was not pruned
+    before, so it is left alone.
     """
     shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
     for torn in (sweep.folder / "trials").glob("*/.*"):
         torn.unlink()
-    if not judged:
-        settle(sweep, rounds)
+    if not together:
+        mark_finished(sweep, rounds)
     for trial in sweep.trials() if retry else ():
         if trial.outcome is not None and trial.outcome.outcome == "failed":
             sweep.trial(trial.plan.key).reopen()
 
 
-def settle(sweep: SweepStore, rounds: int) -> None:
-    """Mark trials as finished that have all their rounds on disk, but whose session ended before it could say so."""
+def mark_finished(sweep: SweepStore, rounds: int) -> None:
+    """Record the outcome of trials that have all their rounds, but whose session ended before it could do so."""
     for trial in sweep.trials():
         if trial.outcome is None and trial.last_round >= rounds:
             sweep.trial(trial.plan.key).end(Outcome(outcome="finished", round=trial.last_round))

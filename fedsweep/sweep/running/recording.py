@@ -1,11 +1,9 @@
 """Ray's events in the driver: outcomes to the store, rounds to MLflow, rows to the live table."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,7 @@ from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
 
 from fedsweep.common.errors import disk_is_full
-from fedsweep.results import (
-    Attempts,
-    Outcome,
-    OutcomeName,
-    SweepStore,
-    TrialPlan,
-    TrialRecord,
-)
+from fedsweep.results import Outcome, OutcomeName, SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.remote import LOST
 from fedsweep.results.remote.objects import UnreachableError
 from fedsweep.sweep.cluster.packing import Packing, retried
@@ -31,28 +22,62 @@ from fedsweep.sweep.running.display import LiveTable
 from fedsweep.tracking import Recorder
 
 ENDS: dict[str, OutcomeName] = {"diverged": "diverged", "failed": "failed", "memory": "failed"}
-"""Outcomes of what a worker tells as an error."""
+"""Outcomes by the kind of error that a worker reports."""
 
 LOST_WORKERS = 3
-"""How often a trial may lose its worker in one session and be handed out again, before it counts as failed."""
+"""Workers that a trial may lose in one session before it counts as failed."""
 
 
+class WriteGuard:
+    """Errors of writes to a full disk or an unreachable remote store, which end the session in good order.
+
+    An exception in one of Ray's callbacks would end its loop in the middle of things.
+    """
+
+    def __init__(self, sweep: SweepStore) -> None:
+        self._sweep = sweep
+        self.disk_full = False
+        self.remote_error = ""
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether no more can be written, or another process has taken the remote store over."""
+        if self._sweep.remote.is_lost():
+            self.remote_error = LOST
+        return self.disk_full or bool(self.remote_error)
+
+    @contextlib.contextmanager
+    def catching(self) -> Iterator[None]:
+        """Remember such an error instead of raising it."""
+        try:
+            yield
+        except UnreachableError as error:
+            self.remote_error = str(error)
+        except OSError as error:
+            if not disk_is_full(error):
+                raise
+            self.disk_full = True
+
+
+@dataclass(eq=False)
 class Recording(Callback):
-    """One writer for everything. `full` says that no more can be written, `away` why not, and the session ends."""
+    """The only writer of a sweep's outcomes, and the source of MLflow and the live table."""
 
-    def __init__(self, sweep: SweepStore, recorder: Recorder, display: LiveTable, rounds: int, reuse: Reuse) -> None:
-        """`climb` is given later, where arms climb rungs together or members are a population; `packing` always."""
-        self.sweep, self.recorder, self.display, self.rounds = sweep, recorder, display, rounds
-        self.reuse = reuse
-        self.full, self.away = False, ""
-        self.climb: Climb | Generations | None = None
-        self.packing: Packing | None = None
-        self._shown: dict[str, int] = {}
-        self._lost: Counter[str] = Counter()
+    sweep: SweepStore
+    recorder: Recorder
+    display: LiveTable
+    rounds: int
+    reuse: Reuse
+    writes: WriteGuard
+    packing: Packing
+    state: Climb | Generations | None = None
+    """Arms that are halved together, or a population; None where each trial is by itself."""
+    _shown: dict[str, int] = field(default_factory=dict, init=False)
+    _lost: Counter[str] = field(default_factory=Counter, init=False)
 
     def announce(self, plan: TrialPlan) -> None:
-        """A trial is about to be handed to Ray: put its plan on disk first."""
-        with self.until_full():
+        """Write the plan of a trial before Ray gets it."""
+        with self.writes.catching():
             plan, trial = self.reuse.give(plan), self.sweep.trial(plan.key)
             if plan.start is not None and not trial.planned:  # a plan on disk says that the start is there
                 trial.begin_from(self.sweep.trial(plan.start.key), plan.start.round)
@@ -63,151 +88,125 @@ class Recording(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
-        """A round is on disk."""
-        self.full = self.full or result.get("kind") == "full"
+        """Show a round that is on disk."""
+        self.writes.disk_full |= result.get("kind") == "full"
         self.sync(trial.config["trial"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """The trial climbed as far as it was to, told of an error, or was stopped by the scheduler."""
+        """Record the end of a trial that came to its round, reported an error, or was stopped by the scheduler."""
         key, result = trial.config["trial"], trial.last_result
         last = result.get("round", 0)
         if (kind := result.get("kind")) is not None:
             if retried(kind, trial.config["gpus"]):
                 self.sync(key)
             elif kind in ENDS:  # where the disk was full, it goes on once there is room
-                self._met(key, Outcome(outcome=ENDS[kind], round=last, error=result["error"]))
-        elif self.climb is not None:
-            self.climb.refresh(key)
+                self._failed(key, Outcome(outcome=ENDS[kind], round=last, error=result["error"]))
+        elif self.state is not None:
+            self.state.refresh(key)
             self.decide()
         elif last < self.rounds and last >= trial.config["until"]:
             self.sync(key)  # what it takes was measured, and it goes on
         else:
             self.end(key, Outcome(outcome="finished" if last >= self.rounds else "pruned", round=last))
 
-    def keep(self, plan: TrialPlan, attempts: Attempts) -> None:
-        """Put down what a trial was given of a GPU, and what it took."""
-        with self.until_full():
-            self.sweep.trial(plan.key).keep_attempts(attempts)
-        if self.packing is not None and (sentence := self.packing.sentence(plan)) is not None:
-            self.display.console.print(sentence)
-
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """The trial's worker was lost. What has no outcome is handed out again.
+        """Record that a trial lost its worker; without an outcome, it is handed out again.
 
-        Ray itself would do so only with a trial that was running, not with one that a lost worker had not begun yet.
+        Ray itself would do so only with a running trial, not with one that a lost worker had not begun yet.
         """
         key = trial.config["trial"]
-        self.arrived(key)
+        self.fetch(key)
         history = self.sweep.trial(key).history()
         last = history[-1].round if history else 0
         self._lost[key] += 1
         if last >= self.rounds:  # only its end went wrong
             self.end(key, Outcome(outcome="finished", round=last))
         elif self._lost[key] > LOST_WORKERS:
-            self._met(key, Outcome(outcome="failed", round=last, error=_traceback_of(trial)))
+            self._failed(key, Outcome(outcome="failed", round=last, error=_traceback_of(trial)))
         else:
             label = self.sweep.trial(key).read().plan.label
             self.display.console.print(f"{label}: its worker was lost; it goes on after round {last}.")
             self.decide()
 
-    def _met(self, key: str, error: Outcome) -> None:
-        if self.climb is None:
+    def _failed(self, key: str, error: Outcome) -> None:
+        if self.state is None:
             self.end(key, error)
         else:
-            self.climb.met(key, error)
+            self.state.met(key, error)
             self.decide()
 
     def decide(self) -> None:
-        """Put down what now follows from the records for all arms, and show what may be shown."""
-        if self.climb is None:
+        """Record the outcomes that now follow from the records of all arms, and show the rounds that may be shown."""
+        if self.state is None:
             return
-        for key, trial in {key: self.sweep.trial(key) for key in self.climb.plans}.items():
-            outcome, before = self.climb.outcome(key), trial.outcome() if trial.planned else None
+        for key, trial in {key: self.sweep.trial(key) for key in self.state.plans}.items():
+            outcome, before = self.state.outcome(key), trial.outcome() if trial.planned else None
             if outcome is not None and outcome != before:
-                self.announce(self.climb.plans[key]) if not trial.planned else None
+                self.announce(self.state.plans[key]) if not trial.planned else None
                 self.end(key, outcome)
-            elif outcome is None and before is not None:  # a failure that is tried again had made its arm fall
+            elif outcome is None and before is not None:  # its arm was pruned because of a failure that is tried again
                 trial.reopen()
                 self.sync(key)
-            elif trial.planned and self._shown.get(key) != self.climb.visible(key):
+            elif trial.planned and self._shown.get(key) != self.state.visible(key):
                 self.sync(key)
 
     def end(self, key: str, outcome: Outcome) -> None:
-        """Put down how a trial ended."""
-        with self.until_full():
+        """Record the outcome of a trial."""
+        with self.writes.catching():
             self.sweep.trial(key).end(outcome)
         self.sync(key)
 
-    def arrived(self, key: str) -> None:
-        """Something is told of a trial: bring here what its worker wrote, if the store is elsewhere."""
-        with self.until_full():
+    def fetch(self, key: str) -> None:
+        """Fetch what a trial's worker wrote to a remote store."""
+        with self.writes.catching():
             self.sweep.trial(key).remote.pull()
 
-    @property
-    def over(self) -> bool:
-        """Whether no more can be written, here or in a store elsewhere; or another process writes there by now."""
-        if self.sweep.remote.is_lost():
-            self.away = LOST
-        return self.full or bool(self.away)
-
-    @contextlib.contextmanager
-    def until_full(self) -> Iterator[None]:
-        """An exception in a callback would end Ray's loop in the middle of things."""
-        try:
-            yield
-        except UnreachableError as error:
-            self.away = str(error)
-        except OSError as error:
-            if not disk_is_full(error):
-                raise
-            self.full = True
-
     def sync_all(self) -> None:
-        """Bring MLflow up to the store once more, for what an earlier session or a locked database left out."""
+        """Show every trial once more, for what an earlier session or a locked database left out of MLflow."""
         for trial in self.sweep.trials():
             self.sync(trial.plan.key)
 
     def sync(self, key: str) -> None:
-        """Show what the store holds of a trial."""
+        """Show a trial in the live table and in MLflow."""
         if self.sweep.trial(key).planned:  # else there was no space for its plan
             record = self.shown(key)
             self.display.update(record)
             self.recorder.sync(record)
 
     def shown(self, key: str) -> TrialRecord:
-        """A trial as far as it may be shown, with what it has of a GPU among its marks."""
+        """Return a trial as far as it may be shown, with its part of a GPU among its tags."""
         record = self.sweep.trial(key).read()
-        if self.climb is not None:
-            last = self._shown[key] = self.climb.visible(key)
+        if self.state is not None:
+            last = self._shown[key] = self.state.visible(key)
             record = replace(record, history=[one for one in record.history if one.round <= last])
-        if self.packing is not None and (marks := self.packing.marks(record.plan)):
+        if marks := self.packing.marks(record.plan):
             marked = record.plan.model_copy(update={"marks": {**record.plan.marks, **marks}})
             record = replace(record, plan=marked)
         return record
 
     def __getstate__(self) -> dict[str, Any]:
-        """Ray pickles its callbacks; ours has nothing to restore."""
+        """Return nothing: Ray pickles its callbacks, and this one has nothing to restore."""
         return {}
 
 
-class WhenFull(Stopper):
-    """Is told of each round first, and brings it here; ends the session when no more can be written."""
+class SessionStopper(Stopper):
+    """Fetches each round from a remote store before any callback sees it; ends a session that cannot write."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Single trials are not stopped here."""
+        """Stop no single trial."""
         if (key := result.get("config", {}).get("trial")) is not None:
-            self.recording.arrived(key)
+            self.recording.fetch(key)
         return False
 
     def stop_all(self) -> bool:
-        """Whether a write found no space."""
-        return self.recording.over
+        """Return whether no more can be written."""
+        return self.recording.writes.must_stop
 
     def __getstate__(self) -> dict[str, Any]:
-        """Ray pickles its stoppers too."""
+        """Return nothing: Ray pickles its stoppers too."""
         return {}
 
 

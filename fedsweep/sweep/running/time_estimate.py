@@ -16,19 +16,19 @@ WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured
 
 
 def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:
-    """Seconds for all trials, every one to its last round, and how many are played side by side, `side` at most.
+    """Return the seconds for all trials, each to its last round, and the number of trials side by side, at most `side`.
 
-    The untuned evaluation and one real round are played; where `gpus_per_trial` is auto, their memory is measured.
+    The untuned evaluation and one real round are run; where `gpus_per_trial` is auto, their memory is measured.
     """
     resources = plan.space.resources
     measure = meter(resources.device, 1.0) if resources.gpus_per_trial == "auto" else NoMeter()
-    torch.set_num_threads(plan.space.resources.threads)
+    torch.set_num_threads(resources.threads)
     measure.start()
     begun = time.monotonic()
     untuned, first = islice(run(plan.resolve({}, plan.space.seeds[0]), resources.device), 2)
     build = time.monotonic() - begun - untuned.seconds - first.seconds
     trial = build + untuned.seconds + plan.base.federation.rounds * first.seconds
-    if taken := measure.read():
-        fit = side_by_side(taken[PEAK] + taken[BESIDE], taken[TOTAL], most_on_a_gpu(resources, cluster))
+    if memory := measure.read():
+        fit = side_by_side(memory[PEAK] + memory[BESIDE], memory[TOTAL], most_on_a_gpu(resources, cluster))
         side = min(side, fit * max(gpus_of(resources, cluster), 1))
     return WORKER_START + math.ceil(plan.num_trials / side) * trial, side

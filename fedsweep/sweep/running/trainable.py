@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 PREFIX = "fedsweep-trial-"
-TAKEN = "a process that lives has it."
+LOCKED = "a living process has it."
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """An empty folder, gone at the end; what workers that were killed have left goes first.
+    """Yield an empty folder, removed at the end; folders that killed workers left are removed first.
 
-    Beside it lies a file that its worker has locked, so that a living worker's folder is told from a dead one's.
+    Each folder has a lock file with a name of its own, so that a living worker's folder differs from a dead one's.
     """
-    _sweep_up()
+    _remove_leftovers()
     with ExitStack() as stack:
         lock = _locked(stack)
         folder = lock.with_suffix("")
@@ -52,19 +52,19 @@ def scratch() -> Iterator[Path]:
 
 
 def _locked(stack: ExitStack) -> Path:
-    """A new lock file, held; another name where a worker that sweeps up took the first one before it was locked."""
+    """Return a new lock file, locked; another one where a worker that removes leftovers was faster."""
     while True:
         lock = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}.lock"
         with suppress(UserError):
-            stack.enter_context(held(lock, TAKEN))
+            stack.enter_context(held(lock, LOCKED))
             return lock
 
 
-def _sweep_up() -> None:
+def _remove_leftovers() -> None:
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*.lock"):
         with suppress(UserError, OSError):  # a living worker's, or just removed
             if stat.S_ISREG((found := lock.lstat()).st_mode) and found.st_uid == os.getuid():
-                with held(lock, TAKEN):
+                with held(lock, LOCKED):
                     _remove(lock)
 
 
@@ -81,24 +81,24 @@ def train(
     device: Device,
     environment: dict[str, str],
     arrival: Arrival | None = None,
-    elsewhere: Place | None = None,
+    remote: Place | None = None,
     system_metrics: bool = False,
 ) -> None:
-    """Climb to round `until` of the trial whose plan lies under the key `trial`; a round is on disk before it is told.
+    """Continue the trial under the key `trial` to round `until`, and report each round once it is on disk.
 
-    It is held to the fraction `gpus` of a GPU, and tells what it takes of it, once it has played a round.
-    Rounds that are there already are told again, so that whoever judges them sees each one. An error is the last thing
-    told, under `error`, and not raised: what Ray sees as an error is then a lost worker, and it hands the trial out
-    again. A store that is `elsewhere` and does not answer is that too.
+    The trial is held to the fraction `gpus` of a GPU, and reports the memory it took after each round that it computed.
+    Rounds that are on disk already are reported again, so that whoever judges them sees each one. An error is the last
+    report, under `error`, and is not raised: an error that Ray sees is then a lost worker, or a `remote` store that
+    does not answer, and Ray hands the trial out again.
     Heavy imports happen once per worker; Ray reuses workers between trials.
     """
     if arrival is None:
         os.environ.update(environment)  # a worker has another working directory
-    with _at(elsewhere, config["trial"], SweepStore(Path(sweep)).trial(config["trial"])) as (store, send):
-        _play(config, store, send, threads, device, arrival, system_metrics)
+    with _trial_folder(remote, config["trial"], SweepStore(Path(sweep)).trial(config["trial"])) as (store, send):
+        _report_rounds(config, store, send, threads, device, arrival, system_metrics)
 
 
-def _play(
+def _report_rounds(
     config: dict[str, Any],
     store: TrialStore,
     send: Callable[[], None],
@@ -107,41 +107,40 @@ def _play(
     arrival: Arrival | None,
     system_metrics: bool,
 ) -> None:
-    """Tell the rounds of a trial in that folder, each after it was sent."""
     measure: Meter = NoMeter()
-    taken: dict[str, int] = {}
-    there = len(store.history())
+    memory: dict[str, int] = {}
+    recorded = len(store.history())
     try:
         if arrival is not None:
             arrival.enter()
         measure = meter(device, config["gpus"])
         with contextlib.closing(_rounds(store, config["until"], threads, device, measure, system_metrics)) as rounds:
             for number, record in enumerate(rounds):
-                if number >= there:
-                    taken = measure.read()
+                if number >= recorded:
+                    memory = measure.read()
                     send()
-                tune.report({**record.metrics, "round": record.round, "seconds": record.seconds, **taken})
+                tune.report({**record.metrics, "round": record.round, "seconds": record.seconds, **memory})
     except UnreachableError:
         raise
     except Exception as error:
         last = store.history()[-1:]
-        told = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
-        tune.report({**(last[0].metrics if last else {}), **taken, **told})
+        end = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
+        tune.report({**(last[0].metrics if last else {}), **memory, **end})
     finally:  # not before: the error's traceback, now gone, held tensors
         measure.release()
 
 
-@contextlib.contextmanager
-def _at(elsewhere: Place | None, key: str, here: TrialStore) -> Iterator[tuple[TrialStore, Callable[[], None]]]:
-    """The trial's folder, and what sends what is new in it: where the store is elsewhere, a copy of this worker's own.
+@contextmanager
+def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator[tuple[TrialStore, Callable[[], None]]]:
+    """Yield the trial's folder, a copy of the worker's own where the store is remote, and what sends its new files.
 
     Raises:
         UnreachableError: the store does not answer.
     """
-    if elsewhere is None:
-        yield here, lambda: None
+    if remote is None:
+        yield local, lambda: None
         return
-    place = elsewhere.below("trials", key)
+    place = remote.below("trials", key)
     with scratch() as folder:
         mirror = Mirror(place.filesystem, place.base, folder)
         persistently(mirror.pull)
@@ -151,7 +150,7 @@ def _at(elsewhere: Place | None, key: str, here: TrialStore) -> Iterator[tuple[T
 def _rounds(
     store: TrialStore, until: int, threads: int, device: Device, measure: Meter, system_metrics: bool
 ) -> Generator[RoundRecord, None, None]:
-    """The trial's rounds up to `until`; nothing is built for those that are on disk."""
+    """Yield the trial's rounds up to `until`; nothing is built for those that are on disk."""
     history = store.history()
     if history and history[-1].round >= until:
         yield from (record for record in history if record.round <= until)
@@ -173,7 +172,7 @@ def _rounds(
 
 
 def kind_of(error: Exception) -> str:
-    """What kind of end it is: `diverged`, `full` (no space left), `memory` (too little of a GPU), or `failed`."""
+    """Return `diverged`, `full` (the disk), `memory` (too little of a GPU), or `failed`."""
     if isinstance(error, DivergenceError):
         return "diverged"
     if disk_is_full(error):

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import IN_WORDS, NAMED, WITHOUT, Arm
@@ -23,11 +23,6 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
     most = len(components) if subsets == "all" else min(len(components), 1)
     sizes = range(most + 1)
     return [{WITHOUT: list(chosen)} for size in sizes for chosen in itertools.combinations(components, size)]
-
-
-def compared_to(given: Mapping[str, Any]) -> Arm | None:
-    """The baseline of a search space that names none: the full method of an ablation."""
-    return {WITHOUT: []} if given.get("ablate") else None
 
 
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:

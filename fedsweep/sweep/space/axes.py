@@ -98,20 +98,23 @@ class Axis(Config):
         return float(low + round((Decimal(str(drawn)) - low) / step) * step)
 
     def has(self, value: Json) -> bool:
-        """Whether it can have the value.
+        """Return whether the axis can give the value.
 
         >>> axis = Axis(integer=(2, 8), step=2)
-        >>> axis.has(4), axis.has(5), axis.has(10), axis.has("four")
-        (True, False, False, False)
+        >>> axis.has(4), axis.has(5), axis.has(10), axis.has(4.0), Axis(choice=("a", [1])).has([1])
+        (True, False, False, False, True)
         """
         if self.bounds is None:
-            return any(same(value, one) for one in self.values)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+            return identity(value) in map(identity, self.values)
+        if isinstance(value, bool) or not isinstance(value, int if self._whole else (int, float)):
             return False
         low, high = self.bounds
-        step = self.step or (1 if self.integer or self.loginteger else 0)
-        within = low <= value <= high
-        return within and not (step and (Decimal(str(value)) - Decimal(str(low))) % Decimal(str(step)))
+        steps = 0.0 if self.step is None else (value - low) / self.step  # as drawn, or as it was meant
+        return low <= value <= high and abs(steps - round(steps)) < 1e-9
+
+    @property
+    def _whole(self) -> bool:
+        return (self.integer or self.loginteger) is not None
 
     def probes(self, asked: tuple[Json, ...] = ()) -> list[Json]:
         """Values whose validity speaks for the axis: all, or the ends of a range and what conditions ask of it."""
@@ -160,11 +163,7 @@ def names_of(key: str) -> list[str]:
 
 
 def check_points(points: Sequence[Arm], axes: Mapping[str, Axis], samples: int) -> None:
-    """Refuse points to try first that no sample could be.
-
-    Raises:
-        ValueError: a name or a value is not of the axes, or there are more points than samples.
-    """
+    """Raise ValueError for points to try first that no sample could be, or for more points than samples."""
     if len(points) > samples:
         raise ValueError(f"`search.first` has {len(points)} points, but `search.samples` is {samples}")
     for place, point in enumerate(points):
@@ -175,36 +174,14 @@ def check_points(points: Sequence[Arm], axes: Mapping[str, Axis], samples: int) 
                 raise ValueError(
                     f"`search.first.{place}` names `{name}`, which `space` does not vary{near(name, axes)}"
                 )
-            if not holds(axes[name], value):
+            if not axes[name].has(value):
                 raise ValueError(f"`search.first.{place}`: `{name}` must be {wanted(axes[name])}, but it is {value}")
 
 
-def holds(axis: Axis, value: Json) -> bool:
-    """Whether a value is one that the axis can give.
-
-    >>> holds(Axis(integer=(1, 8)), 4), holds(Axis(integer=(1, 8)), 4.5), holds(Axis(choice=("a", [1])), [1])
-    (True, False, True)
-    """
-    if axis.choice is not None:
-        return identity(value) in map(identity, axis.choice)
-    whole, bounds = _range(axis)
-    if bounds is None or not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
-        return False
-    steps = 0.0 if axis.step is None else (value - bounds[0]) / axis.step
-    return bounds[0] <= value <= bounds[1] and abs(steps - round(steps)) < 1e-9
-
-
 def wanted(axis: Axis) -> str:
-    """What an axis gives, in words."""
-    if axis.choice is not None:
-        return f"one of {', '.join(map(str, axis.choice))}"
-    whole, bounds = _range(axis)
-    low, high = bounds or (None, None)
+    """Return the values of a sampled axis in words."""
+    if axis.bounds is None:
+        return f"one of {', '.join(map(str, axis.values))}"
+    low, high = axis.bounds
     steps = f" in steps of {axis.step}" if axis.step is not None else ""
-    return f"a{' whole' if whole else ''} number from {low} to {high}{steps}"
-
-
-def _range(axis: Axis) -> tuple[bool, tuple[float, float] | None]:
-    """Whether its numbers are whole, and its bounds."""
-    whole = axis.integer or axis.loginteger
-    return whole is not None, whole or axis.uniform or axis.loguniform
+    return f"a{' whole' if axis._whole else ''} number from {low} to {high}{steps}"

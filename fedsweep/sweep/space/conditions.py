@@ -23,8 +23,8 @@ def asking_order(axes: Mapping[str, Axis]) -> list[str]:
         ValueError: they depend on one another in a circle.
     """
     depends = {key: [one for one in axes if concerns(axis, one)] for key, axis in axes.items()}
-    if alone := next((key for key in axes if key in depends[key]), None):
-        raise ValueError(f"`when` of `space.{alone}` asks for what the axis itself gives")
+    if circular := next((key for key in axes if key in depends[key]), None):
+        raise ValueError(f"`when` of `space.{circular}` asks for what the axis itself gives")
     try:
         return list(TopologicalSorter(depends).static_order())
     except CycleError as error:

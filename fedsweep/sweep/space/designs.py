@@ -52,8 +52,7 @@ def one_factor(factors: Factors, order: Sequence[str], active: Active, baseline:
     """
     start: Picked = {}
     for key in order:
-        here = arm_of(factors, start)
-        if not active(key, here):
+        if not active(key, arm_of(factors, start)):
             raise ValueError(f"`design` one_factor varies what the baseline has, and `space.{key}` is not there in it")
         given = {name: baseline.get(name) for name in factors[key][0]}
         if absent := [name for name in given if name not in baseline]:

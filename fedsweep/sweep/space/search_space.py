@@ -10,18 +10,10 @@ from fedsweep.common.errors import near
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import NAMED, WITHOUT, Arm, Reference
-from fedsweep.sweep.space.ablation import Subsets, ablation_arms, compared_to
+from fedsweep.sweep.space.ablation import Subsets, ablation_arms
 from fedsweep.sweep.space.axes import Axis, check_points, names_of
 from fedsweep.sweep.space.conditions import Conditions, Resolve, asking_order, concerns
-from fedsweep.sweep.space.designs import (
-    Design,
-    Factors,
-    arm_of,
-    every,
-    full_factorial,
-    one_factor,
-    pairs,
-)
+from fedsweep.sweep.space.designs import Design, Factors, arm_of, every, full_factorial, one_factor, pairs
 from fedsweep.sweep.space.settings import Objective, Scheduler, Search, check_population
 
 PROBED = 4096
@@ -96,7 +88,7 @@ class SearchSpace(Config):
     )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(
-        default_factory=compared_to,
+        default_factory=lambda given: {WITHOUT: []} if given.get("ablate") else None,
         description="the arm that others are compared to, each at its own values of what is not named here; "
         "of an `ablate` the full method",
     )
@@ -116,40 +108,42 @@ class SearchSpace(Config):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         gridded = self.search.name == "grid"
-        self._check_arms_in_words(gridded)
+        if self.ablate is None and self.named is None and not self.space:
+            raise ValueError("`space`, `named` or `ablate` must say what varies, but none does")
+        if self.ablate is None and self.subsets != "one":
+            raise ValueError(f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none")
         for name, axis in self.space.items():
             if (axis.grid is not None) != gridded:
-                wanted = "`grid` values" if gridded else "a range or `choice`, not `grid`"
-                raise ValueError(f"`search` {self.search.name} needs {wanted}, which `space.{name}` does not give")
-        if "seed" in {*self.names, *self.fixed}:
-            raise ValueError("seeds are given by `seeds`, not as a hyperparameter of the space")
+                kind = "`grid` values" if gridded else "a range or `choice`, not `grid`"
+                raise ValueError(f"`search` {self.search.name} needs {kind}, which `space.{name}` does not give")
         self._check_names()
-        if both := sorted(set(self.names) & set(self.fixed)):
-            raise ValueError(f"`{both[0]}` is varied by the search space and cannot be fixed as well")
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"`seeds` must be different and not negative, but they are {list(self.seeds)}")
-        if not gridded and self.measure.name == "parameters":
-            raise ValueError(
-                f"`measure` parameters counts the arms of a grid, and `search` {self.search.name} has none"
-            )
-        if not gridded and len(self.seeds) > 1:
-            raise ValueError(
-                f"`search` {self.search.name} runs each sample once: give one seed, not {list(self.seeds)}"
-            )
-        self._check_scheduler(gridded)
-        for entry, given in (("baseline", self.baseline), ("reference", self.reference)):
-            if given is not None and not gridded:
-                place = "baseline" if entry == "baseline" else "reference.arms.0.arm"
-                raise ValueError(f"`{place}` names an arm of a grid, and `search` {self.search.name} has none")
-        if self.design == "one_factor" and not gridded:
-            raise ValueError(f"`design` one_factor is of a grid, and `search` {self.search.name} has none")
+        if self.search.name != "grid":
+            self._check_sampled(self.search.name)
+            check_points(self.search.first, self.space, self.search.samples)
         if self.design == "one_factor" and self.baseline is None:
             raise ValueError("`design` one_factor needs a `baseline` around which one value at a time is changed")
-        if self.search.name != "grid":
-            check_points(self.search.first, self.space, self.search.samples)
+        self._check_scheduler()
         self._check_two_objectives()
         asking_order(self.space)
         return self
+
+    def _check_sampled(self, search: str) -> None:
+        """Raise ValueError for what needs the arms of a grid."""
+        none = f"and `search` {search} has none"
+        for given, sentence in (
+            (self.ablate, f"`ablate` needs `search` grid, but it is {search}"),
+            (self.named, f"`named` needs `search` grid, but it is {search}"),
+            (self.measure.name == "parameters", f"`measure` parameters counts the arms of a grid, {none}"),
+            (self.seeds[1:], f"`search` {search} runs each sample once: give one seed, not {list(self.seeds)}"),
+            (self.scheduler.name == "arms", f"`scheduler` arms prunes arms of a grid, {none}"),
+            (self.baseline is not None, f"`baseline` names an arm of a grid, {none}"),
+            (self.reference, f"`reference.arms.0.arm` names an arm of a grid, {none}"),
+            (self.design == "one_factor", f"`design` one_factor is of a grid, {none}"),
+        ):
+            if given:
+                raise ValueError(sentence)
 
     @property
     def names(self) -> list[str]:
@@ -161,24 +155,18 @@ class SearchSpace(Config):
     def _axis_names(self) -> list[str]:
         return [name for key in self.space for name in names_of(key)]
 
-    def _check_arms_in_words(self, gridded: bool) -> None:
-        if self.ablate is None and self.named is None and not self.space:
-            raise ValueError("`space`, `named` or `ablate` must say what varies, but none does")
-        if self.ablate is None and self.subsets != "one":
-            raise ValueError(f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none")
-        for entry in ("ablate", "named"):
-            if getattr(self, entry) is not None and not gridded:
-                raise ValueError(f"`{entry}` needs `search` grid, but it is {self.search.name}")
+    def _check_names(self) -> None:
+        """Raise ValueError where one name is given by several entries, or values do not fit the names of their axis."""
+        names = self._axis_names
         for name, changes in (self.named or {}).items():
-            if both := sorted({*self._axis_names, *(self.ablate or ())} & {*changes}):
+            if both := sorted({*names, *(self.ablate or ())} & {*changes}):
                 raise ValueError(
                     f"`{both[0]}` is changed by the arm `{name}` of `named` and cannot be varied otherwise as well"
                 )
-        if both := sorted(set(self._axis_names) & set(self.ablate or ())):
+        if both := sorted({*names} & {*(self.ablate or ())}):
             raise ValueError(f"`{both[0]}` is left out by `ablate` and cannot be varied by `space` as well")
-
-    def _check_names(self) -> None:
-        names = self._axis_names
+        if "seed" in {*self.names, *self.fixed}:
+            raise ValueError("seeds are given by `seeds`, not as a hyperparameter of the space")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"`{twice[0]}` is varied twice by `space`")
         for key, axis in self.space.items():
@@ -190,14 +178,13 @@ class SearchSpace(Config):
                     raise ValueError(
                         f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
                     )
+        if both := sorted({*self.names} & {*self.fixed}):
+            raise ValueError(f"`{both[0]}` is varied by the search space and cannot be fixed as well")
 
-    def _check_scheduler(self, gridded: bool) -> None:
-        scheduler = self.scheduler
-        if scheduler.name == "arms" and not gridded:
-            raise ValueError(f"`scheduler` arms prunes arms of a grid, and `search` {self.search.name} has none")
-        if scheduler.name == "pbt":
-            check_population(self.search, self.space, scheduler)
-        for name in getattr(scheduler, "per", ()):
+    def _check_scheduler(self) -> None:
+        if self.scheduler.name == "pbt":
+            check_population(self.search, self.space, self.scheduler)
+        for name in getattr(self.scheduler, "per", ()):
             if name not in self._axis_names:
                 raise ValueError(
                     f"`scheduler.per` must name hyperparameters that `space` varies, but {name} is none"
@@ -249,12 +236,8 @@ class SearchSpace(Config):
         They are all combinations, or, of more than `PROBED`, some in which every reachable pair of values is.
         """
         asked = [one for axis in self.space.values() for one in axis.conditions.items()]
-        factors = {
-            key: [
-                {key: value} for value in axis.probes(tuple(v for name, values in asked if name == key for v in values))
-            ]
-            for key, axis in self.space.items()
-        }
+        wanted = {key: tuple(v for name, values in asked if name == key for v in values) for key in self.space}
+        factors = {key: [{key: value} for value in axis.probes(wanted[key])] for key, axis in self.space.items()}
         order, conditions = self._order(factors), Conditions(self.space, resolve)
         picked = list(islice(every(factors, order, conditions.active), PROBED + 1))
         if len(picked) > PROBED:
@@ -263,7 +246,7 @@ class SearchSpace(Config):
         return [arm_of(factors, one) for one in picked]
 
     def _factors(self) -> Factors:
-        """What is crossed in a grid, by what it is called: the levels, each a part of an arm."""
+        """Return the levels of each factor of a grid, each a part of an arm."""
         factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
         if self.named is not None:
             factors[NAMED] = [{NAMED: name} for name in self.named]
@@ -272,7 +255,7 @@ class SearchSpace(Config):
         return factors
 
     def _order(self, factors: Factors) -> list[str]:
-        """Arms in words first, because conditions may depend on what they change."""
+        """Return the factors in the order of asking: arms in words first, because conditions depend on them."""
         return [*(key for key in factors if key not in self.space), *asking_order(self.space)]
 
 

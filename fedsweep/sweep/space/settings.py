@@ -49,7 +49,7 @@ class Objective(Config):
         return (self.mode,) if self.against is None else (self.mode, self.against.mode)
 
     def values(self, history: History) -> tuple[float, ...] | None:
-        """What a whole trial has of each objective, or None where it lacks one or one is not finite."""
+        """Return a whole trial's value of each objective, or None where one is missing or not finite."""
         found = [last(history, self.metric)]
         if self.against is not None:
             found.append(over_the_run(history, self.against.metric))
@@ -163,11 +163,7 @@ Search = Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="n
 
 
 def check_population(search: Search, space: Mapping[str, Axis], scheduler: PopulationScheduler) -> None:
-    """Refuse what population based training cannot work on.
-
-    Raises:
-        ValueError: with a sentence about it.
-    """
+    """Raise ValueError for a search or a space that population based training cannot work on."""
     if search.name != "random":
         raise ValueError(f"`scheduler` pbt needs `search` random, whose samples are the population, not {search.name}")
     for name, axis in space.items():

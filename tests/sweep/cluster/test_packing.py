@@ -165,13 +165,11 @@ def test_without_a_gpu_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_a_person_is_told_of_what_was_measured(tmp_path: Path) -> None:
-    packing = Packing("auto", 16, SweepStore(tmp_path))
-    told = []
-    packing.keep = lambda plan, attempts: told.append(packing.sentence(plan))
+    told: list[str] = []
+    packing = Packing("auto", 16, SweepStore(tmp_path), tell=told.append)
     for plan in plans(12, 1):
         packing.choose([(plan, 9)])
         packing.ended(plan, report(1) | {"memory/peak": 2 * 10**9 + plan.number * 10**8, "memory/total": 141 * 10**9})
-    told = [one for one in told if one is not None]
     assert len(told) == 8
     assert told[1] == "lora.rank=1: 2.1 GB of 141 GB, 16 side by side, 1.0 s a round alone."
     assert packing.summary() == (

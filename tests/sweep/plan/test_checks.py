@@ -16,8 +16,8 @@ from fedsweep.results.arms import identity
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster.packing import Packing
-from fedsweep.sweep.plan.checks import Fault, faults
 from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.plan.wrong_arms import WrongArm, causes
 from fedsweep.sweep.search.ray_searchers import SampledSearch
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, SAMPLED, write_space
@@ -288,16 +288,16 @@ def test_the_values_to_blame_explain_every_wrong_arm_and_no_other(parts):
     """Each arm is refused by the first part that it has."""
     arms = [dict(zip("abc", values, strict=True)) for values in itertools.product(range(3), repeat=3)]
     wrong = [
-        Fault(arm, next(str(number) for number, part in enumerate(parts) if part <= set(arm.items())))
+        WrongArm(arm, next(str(number) for number, part in enumerate(parts) if part <= set(arm.items())))
         for arm in arms
         if any(part <= set(arm.items()) for part in parts)
     ]
-    found = faults(wrong, arms, most=100)
+    found = causes(wrong, arms, most=100)
     explained = [arm for arm in arms if any(one.arm.items() <= arm.items() for one in found)]
     assert explained == [one.arm for one in wrong]
-    assert {one.sentence for one in found} == {one.sentence for one in wrong}
+    assert {one.message for one in found} == {one.message for one in wrong}
     for one in found:  # what it names is made wrong by the sentence it gives
-        assert any(each.sentence == one.sentence and one.arm.items() <= each.arm.items() for each in wrong)
+        assert any(each.message == one.message and one.arm.items() <= each.arm.items() for each in wrong)
 
 
 def shown(plan: Plan, capsys: pytest.CaptureFixture[str]) -> str:

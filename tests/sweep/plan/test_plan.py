@@ -1,5 +1,6 @@
 """From a search space to keyed trials."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,13 @@ import pytest
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
+from fedsweep.federation.run import content_digests
+from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
+from fedsweep.sweep.cluster.node_requirements import Needs
 from fedsweep.sweep.plan import plan as plan_module
 from fedsweep.sweep.plan.plan import Plan, engine_digest
-from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.running.open_sweep import new_sweep
 from tests.sweep.helpers import GRID, SAMPLED, write_space
 
 
@@ -160,7 +164,7 @@ def leave_out(*values: dict[str, float]) -> dict[str, Any]:
 def test_a_domain_may_be_in_domain_in_one_arm_and_out_of_it_in_another(read: Any, tmp_path: Path) -> None:
     values = {"accuracy/out_of_domain/plain": 60, "accuracy/out_of_domain_mean": 60, "accuracy/domain/noisy": 70}
     plan = read(leave_out(values, {"accuracy/out_of_domain/noisy": 50, "accuracy/domain/plain": 80}))
-    manifest = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None).manifest()
+    manifest = new_sweep(plan, Store(tmp_path / "mlruns")).manifest()
     assert manifest.domains == ("plain", "inverted", "noisy")
     assert manifest.reference == plan.space.reference
 
@@ -196,7 +200,7 @@ def test_trials_say_what_they_trained_on(read: Any) -> None:
 
 def test_the_manifest_has_the_papers_values(read: Any, tmp_path: Path) -> None:
     plan = read(with_paper(accuracy__mean=77.1))
-    sweep = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None)
+    sweep = new_sweep(plan, Store(tmp_path / "mlruns"))
     assert sweep.manifest().reference == plan.space.reference
     assert sweep.manifest().reference.value({"lora.rank": 4}, "accuracy/mean") == 0.771
 
@@ -217,3 +221,26 @@ def test_synthetic_images_that_nobody_trains_on_are_no_axis():
     assert (
         Plan.read("ablations/synthetic_share", {"method": {"name": "ft", "synthetic_epochs": 1}}, {}).num_trials == 12
     )
+
+
+def test_each_configuration_is_validated_once_and_each_content_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve trials: the experiment, the base, and all but the one trial that equals the base."""
+    calls: Counter[str] = Counter()
+    validate, digest = RunConfig.of.__func__, content_digests  # type: ignore[attr-defined]
+
+    def validated(cls: type[RunConfig], *given: Any) -> RunConfig:
+        calls["validations"] += 1
+        return validate(cls, *given)  # type: ignore[no-any-return]
+
+    def digested(config: RunConfig) -> dict[str, str]:
+        calls["digests"] += 1
+        return digest(config)
+
+    monkeypatch.setattr(RunConfig, "of", classmethod(validated))
+    monkeypatch.setattr(plan_module, "content_digests", digested)
+    plan = Plan.read("ablations/lora_rank", {}, {})
+    plan.preflight()
+    assert len({trial.key for trial in plan.grid()}) == 12
+    plan.digests()
+    Needs.of(plan)
+    assert calls == {"validations": 13, "digests": 1}

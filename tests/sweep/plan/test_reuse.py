@@ -53,7 +53,7 @@ def test_a_trial_that_has_ended_is_taken_with_its_end_and_says_where_from(
 
 def test_how_a_trial_ends_among_arms_that_are_judged_together_is_not_taken(earlier: SweepStore, tmp_path: Path) -> None:
     mine = sweep(tmp_path, "mine")
-    Reuse(Store(tmp_path), mine).give(PLAN, judged=True)
+    Reuse(Store(tmp_path), mine).give(PLAN, together=True)
     assert mine.trial("k").outcome() is None
     assert mine.trial("k").history() == earlier.trial("k").history()
 

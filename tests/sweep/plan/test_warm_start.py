@@ -14,7 +14,7 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
 from fedsweep.sweep.search.ray_searchers import SampledSearch
 from fedsweep.types import ServerState
 from tests.sweep.helpers import ROUNDS, SAMPLED, write_space
@@ -40,7 +40,7 @@ def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepStore:
     monkeypatch.chdir(tmp_path)
     wide = {"optimizer.lr": {"loguniform": [0.001, 1.0]}, "lora.position": {"choice": ["l0", "l1", "both"]}}
     plan = read(tmp_path, "old", space=wide)
-    sweep = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None)
+    sweep = new_sweep(plan, Store(tmp_path / "mlruns"))
     arms = [*INSIDE, *OUTSIDE, INSIDE[0], INSIDE[0]]
     for number, arm in enumerate(arms):
         trial = plan.trial(number, arm, 0)
@@ -56,7 +56,7 @@ def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepStore:
 
 def opened(folder: Path, **changes: Any) -> tuple[Plan, SweepStore]:
     plan = read(folder, search={**SEARCH, "warm_start": "old"}, **changes)
-    return plan, open_sweep(plan, Store(folder / "mlruns"), resume=False, sweep_id=None)
+    return plan, new_sweep(plan, Store(folder / "mlruns"))
 
 
 def test_finished_trials_within_the_axes_are_taken_and_the_others_counted(tmp_path: Path, earlier: SweepStore) -> None:
@@ -92,7 +92,7 @@ def test_what_was_taken_steers_the_search_and_a_resume_needs_the_other_sweep_no_
     first = proposed(plan, sweep)
     shutil.rmtree(earlier.folder)
     assert proposed(plan, sweep) == first
-    assert open_sweep(plan, Store(tmp_path / "mlruns"), resume=True, sweep_id=None).folder == sweep.folder
+    assert resumed_sweep(plan, Store(tmp_path / "mlruns"), sweep).folder == sweep.folder
     (sweep.folder / "warm_start.json").unlink()
     assert proposed(plan, sweep) != first  # random, as of a cold start
 
@@ -122,7 +122,7 @@ def test_an_earlier_sweep_that_cannot_be_used_is_refused_before_a_new_one_is_mad
     plan = read(tmp_path, search={**SEARCH, "warm_start": named}, **changes)
     store = Store(tmp_path / "mlruns")
     with pytest.raises(UserError) as refusal:
-        open_sweep(plan, store, resume=False, sweep_id=None)
+        new_sweep(plan, store)
     assert str(refusal.value) == sentence.format(root=store.root, id=earlier.folder.name)
     assert len(store.sweeps()) == 1
 

@@ -16,7 +16,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.federation.run import check_digests, split
 from fedsweep.results import Store
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
 from tests.sweep.helpers import assert_mlflow_equals_store, fedsweep, newest, runs, table
 
 QUICK = ["federation.rounds=1", "local.steps=1", "local.batch_size=8"]
@@ -74,11 +74,11 @@ def test_a_set_that_was_made_anew_is_not_the_one_in_memory(project: Path) -> Non
 
 def test_a_sweep_whose_weights_changed_is_not_gone_on_with(project: Path) -> None:
     store = Store(project / "mlruns")
-    open_sweep(read(), store, resume=False, sweep_id=None)
-    open_sweep(read(), store, resume=True, sweep_id=None)
+    sweep = new_sweep(read(), store)
+    resumed_sweep(read(), store, sweep)
     rewrite(project / "data" / "backbones" / "tinyimagenet_vit.safetensors")
     with pytest.raises(UserError, match="cannot be resumed because its data or weights have changed since"):
-        open_sweep(read(), store, resume=True, sweep_id=None)
+        resumed_sweep(read(), store, sweep)
 
 
 @pytest.mark.parametrize(

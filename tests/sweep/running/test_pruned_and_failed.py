@@ -12,7 +12,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.running.open_sweep import new_sweep
 from fedsweep.sweep.search.ray_searchers import SampledSearch
 from tests.sweep.helpers import (
     GRID,
@@ -100,7 +100,7 @@ def test_a_search_of_several_workers_is_that_of_one(tmp_path: Path, monkeypatch:
     fedsweep(together, "tune", "search")
     monkeypatch.chdir(alone)
     plan = Plan.read("search", {}, {})
-    sweep = open_sweep(plan, Store(alone / "mlruns"), resume=False, sweep_id=None)
+    sweep = new_sweep(plan, Store(alone / "mlruns"))
     search = SampledSearch(plan, sweep, lambda trial: sweep.trial(trial.key).plan(trial), Packing(0, 1, sweep))
     torch.set_num_threads(1)
     while isinstance(suggestion := search.suggest("t"), dict):

@@ -1,4 +1,4 @@
-"""What the driver puts down when Ray tells it of a lost worker. No Ray is started."""
+"""What the driver records when a worker is lost. No Ray is started."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +11,8 @@ from fedsweep.federation.rounds import ServerState
 from fedsweep.results import SweepStore, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep.running.recording import LOST_WORKERS, Recording
+from fedsweep.sweep.cluster.packing import Packing
+from fedsweep.sweep.running.recording import LOST_WORKERS, Recording, WriteGuard
 
 ROUNDS = 3
 PLAN = TrialPlan(key="k", number=0, arm={"lora.rank": 4}, seed=0, config={})
@@ -21,7 +22,8 @@ PLAN = TrialPlan(key="k", number=0, arm={"lora.rank": 4}, seed=0, config={})
 def recording(tmp_path: Path) -> Recording:
     sweep = SweepStore(tmp_path)
     sweep.trial("k").plan(PLAN)
-    return Recording(sweep, MagicMock(), MagicMock(), ROUNDS, MagicMock())
+    packing = Packing(0, 1, sweep)
+    return Recording(sweep, MagicMock(), MagicMock(), ROUNDS, MagicMock(), WriteGuard(sweep), packing)
 
 
 def lose(recording: Recording) -> Any:

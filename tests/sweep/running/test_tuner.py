@@ -12,7 +12,7 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster import cluster
 from fedsweep.sweep.cluster.cluster import check_resources, concurrency
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.open_sweep import alone, settle, tidy
+from fedsweep.sweep.running.open_sweep import clear_leftovers, exclusively, mark_finished
 from fedsweep.sweep.space.search_space import Resources
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, ROUNDS, write_space
@@ -33,7 +33,7 @@ def test_what_has_all_its_rounds_is_finished_and_nothing_else_is(
             history = tuple(RoundRecord(round, {"accuracy/mean": 0.5}, 1.0) for round in range(rounds + 1))
             save(trial.checkpoint, Checkpoint(rounds, ServerState({}, (0,)), history))
     sweep.trial(pruned.key).end(Outcome(outcome="pruned", round=1))
-    settle(sweep, ROUNDS)
+    mark_finished(sweep, ROUNDS)
     outcomes = [trial.outcome and (trial.outcome.outcome, trial.outcome.round) for trial in sweep.trials()]
     assert outcomes == [("finished", ROUNDS), None, ("pruned", 1), None]
 
@@ -49,16 +49,16 @@ def test_failures_are_tried_again_unless_they_diverged(tmp_path: Path, monkeypat
     torn = sweep.trial(plans[0].key).folder / ".checkpoint.safetensors.abc"
     torn.write_text("half")
     for retry, expected in ((False, ["failed", "diverged", "pruned"]), (True, [None, "diverged", "pruned"])):
-        tidy(sweep, ROUNDS, retry=retry)
+        clear_leftovers(sweep, ROUNDS, retry=retry)
         assert [trial.outcome and trial.outcome.outcome for trial in sweep.trials()] == expected
     assert not torn.exists()
 
 
 def test_a_sweep_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
     sweep = SweepStore(tmp_path)
-    with alone(sweep), pytest.raises(UserError, match="is being run by another process"), alone(sweep):
+    with exclusively(sweep), pytest.raises(UserError, match="is being run by another process"), exclusively(sweep):
         pass
-    with alone(sweep):
+    with exclusively(sweep):
         pass
 
 

@@ -12,7 +12,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.results import Store
 from fedsweep.results.arms import WITHOUT, arm_label
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running.open_sweep import open_sweep
+from fedsweep.sweep.running.open_sweep import new_sweep
 from fedsweep.sweep.space.ablation import ablation_arms, left_out_values
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.tracking import run_name
@@ -127,7 +127,7 @@ def test_trials_of_an_ablation_have_readable_names_everywhere(read, tmp_path):
     assert [trial.label for trial in trials] == [f"lora.rank={rank}, {words}" for rank in (4, 8) for words in sets]
     assert [run_name(trial) for trial in trials[:2]] == [f"rank 4 · {words} · seed 0" for words in sets[:2]]
     assert len({trial.key for trial in trials}) == 8
-    manifest = open_sweep(plan, Store(tmp_path / "mlruns"), resume=False, sweep_id=None).manifest()
+    manifest = new_sweep(plan, Store(tmp_path / "mlruns")).manifest()
     assert manifest.varied == ("lora.rank", "method.anneal", "method.compensate")
     assert manifest.baseline == {WITHOUT: []}
 

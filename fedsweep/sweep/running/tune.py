@@ -1,0 +1,169 @@
+"""`tune`: a search space from its file to its report. Heavy imports wait until the search space is validated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import Json
+from fedsweep.results import Store, SweepStore
+from fedsweep.sweep.space.requested_space import RequestedSpace, read
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedsweep.sweep.running.finish import SweepResult
+    from fedsweep.sweep.running.open_sweep import Prepared
+    from fedsweep.tracking import Destination
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """Everything that decides which sweep is run, on which machines, and where it is recorded."""
+
+    space: str
+    """Name of the search space, e.g. `ablations/lora_rank`."""
+    overrides: Mapping[str, Json] = field(default_factory=dict)
+    """Changes to the experiment, by dotted name."""
+    space_options: Mapping[str, Json] = field(default_factory=dict)
+    """Changes to the search space, by dotted name, e.g. `{"seeds": [0, 1]}`."""
+    store: str = "mlruns"
+    """Folder for results and MLflow's database, or URI of a remote store."""
+    mlflow: str | None = None
+    """Address of an MLflow server; None for the store's own database."""
+    resume: bool = False
+    """Whether to resume a sweep instead of starting a new one."""
+    sweep_id: str | None = None
+    """Id of the sweep to resume; the newest by default."""
+    fresh: bool = False
+    """Whether to run also the trials that an earlier sweep has finished."""
+    address: str = "local"
+    """Where trials run: `local`, `auto`, or HOST:PORT of a Ray cluster's head."""
+    at_once: int | None = None
+    """Largest number of trials side by side."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for options that contradict one another, or an impossible address."""
+        from fedsweep.sweep.cluster.ray_session import check_address
+
+        if self.sweep_id is not None and not self.resume:
+            raise UserError("`--sweep` names a sweep to go on with and needs --resume.")
+        if self.fresh and self.resume:
+            raise UserError("`--fresh` is of a new sweep and cannot be given with --resume.")
+        check_address(self.address)
+
+    @cached_property
+    def results(self) -> Store:
+        """The store that is named."""
+        return Store.at(self.store)
+
+    @cached_property
+    def resumed(self) -> SweepStore | None:
+        """The sweep to resume, or None for a new one."""
+        find("search_spaces", self.space)
+        return self.results.find(self.space, self.sweep_id) if self.resume else None
+
+    @cached_property
+    def request(self) -> RequestedSpace:
+        """The search space with its changes; a resumed sweep keeps those that it was started with."""
+        overrides, space_options = self.overrides, self.space_options
+        if self.resumed is not None:
+            started = self.resumed.manifest()
+            overrides = {**started.overrides, **overrides}
+            space_options = {**started.options, **space_options}
+        return read(self.space, overrides, space_options)
+
+    @property
+    def destination(self) -> Destination:
+        """The MLflow database or server on which the sweep is recorded."""
+        from fedsweep.tracking import Destination
+
+        if self.resumed is not None:
+            return Destination.of_sweep(self.results.root, self.resumed.folder, self.mlflow)
+        return Destination.of(self.results.root, self.mlflow)
+
+
+def tune(options: TuneOptions, console: Console | None = None) -> SweepResult:
+    """Run a search space on Ray Tune: read, plan, open, run, and finish with a report.
+
+    Args:
+        options: the search space, the changes to it, and where it runs.
+        console: where progress is printed; nowhere by default.
+
+    Returns:
+        The trials, the report and the exit status. The store holds every round; MLflow too, unless it does not answer.
+
+    Raises:
+        UserError: the search space, the machines, the store or MLflow's server do not allow it; nothing was started.
+    """
+    from rich.console import Console
+
+    console = console or Console(quiet=True)
+    with _prepared(options, console) as ready:
+        from fedsweep.sweep.running.open_sweep import exclusively, new_sweep, resumed_sweep
+        from fedsweep.sweep.running.tuner import run
+
+        if options.resumed is not None:
+            sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
+        else:
+            sweep = new_sweep(ready.plan, ready.store, options.fresh)
+        with exclusively(sweep):
+            session = run(ready, sweep, console)
+
+    from fedsweep.sweep.running.finish import finish  # imports what draws the figures
+
+    return finish(session, console)
+
+
+@contextlib.contextmanager
+def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
+    """Check everything that `tune` checks before it opens the sweep's folder; write nothing, on no machine.
+
+    Raises:
+        UserError: `tune` would raise it.
+    """
+    with _prepared(options, console, rehearsal=True) as ready:
+        from fedsweep.sweep.plan.warm_start import collect
+        from fedsweep.sweep.running.open_sweep import resumed_sweep
+
+        if options.resumed is not None:
+            resumed_sweep(ready.plan, ready.store, options.resumed)
+        elif known := collect(ready.plan, ready.store):
+            console.print(known.note(ready.plan.base.federation.rounds))
+        yield ready
+
+
+@contextlib.contextmanager
+def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -> Iterator[Prepared]:
+    """Resolve the search space, join its cluster, and check machines, data, weights and MLflow's server.
+
+    A cluster that refuses must leave no folder, so it is joined before the sweep's folder is opened.
+    """
+    request, destination = options.request, options.destination
+    if request.counted:
+        raise UserError(f"{request.where} counts parameters and runs nothing; `fedsweep show` prints them.")
+
+    from fedsweep.sweep.cluster.cluster import check_resources
+    from fedsweep.sweep.cluster.nodes import make_ready
+    from fedsweep.sweep.cluster.ray_session import opened
+    from fedsweep.sweep.plan.plan import Plan
+    from fedsweep.sweep.running.open_sweep import Prepared
+    from fedsweep.tracking import check_server
+
+    plan = Plan.of(request)
+    with opened(options.address, options.at_once) as cluster:
+        check_resources(plan.space.resources, cluster)
+        plan.preflight()
+        try:
+            check_server(destination, None if rehearsal else plan.name)
+        except UserError as error:
+            if not options.resume:
+                raise
+            console.print(f"{error} What it lacks is brought to it once it answers.", style="yellow")
+        arrival = make_ready(cluster, plan, options.results, console, deliver=not rehearsal)
+        yield Prepared(plan, options.results, destination, cluster, arrival)

@@ -1,0 +1,69 @@
+"""`tune` called from Python: everything from the file to the report, with trials that run in this process."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedsweep.common.errors import UserError
+from fedsweep.federation.run import run_durably
+from fedsweep.federation.run_config import RunConfig
+from fedsweep.results import Outcome, TrialPlan
+from fedsweep.sweep import TuneOptions, tune
+from fedsweep.sweep.running import tuner
+from fedsweep.sweep.running.open_sweep import Prepared
+from fedsweep.sweep.running.recording import Recording
+from tests.sweep.helpers import GRID, assert_mlflow_equals_store, runs, table, write_space
+
+
+@pytest.fixture
+def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run each trial in this process, the first one only on the first call; return the keys that were run."""
+    ran: list[str] = []
+
+    def fit(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan]) -> None:
+        left = [trial for trial in planned if recording.sweep.trial(trial.key).outcome() is None]
+        for trial in left if ran else left[:1]:
+            ran.append(trial.key)
+            recording.announce(trial)
+            *_, last = run_durably(RunConfig.of(trial.config, "test"), recording.sweep.trial(trial.key).checkpoint)
+            recording.end(trial.key, Outcome(outcome="finished", round=last.round))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuner, "ray_session", contextlib.nullcontext)
+    monkeypatch.setattr(tuner, "_tune", fit)
+    write_space(tmp_path, "tiny", GRID)
+    return ran
+
+
+def test_it_leaves_the_report_and_a_finished_parent_run_and_returns_the_outcome(
+    in_process: list[str], tmp_path: Path
+) -> None:
+    options = TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]})
+    stopped = tune(options)
+    assert (stopped.status, stopped.session.interrupted, len(stopped.trials)) == (130, True, 1)
+    assert stopped.report is not None
+    (parent,), _, _ = runs(tmp_path, "tiny")
+    assert parent.info.status == "KILLED"
+
+    result = tune(replace(options, overrides={}, space_options={}, resume=True))
+    assert (result.status, result.session.interrupted, result.tally["finished"]) == (0, False, 2)
+    assert in_process == [trial.plan.key for trial in result.trials]
+    assert result.folder == stopped.folder
+    assert result.report is not None
+    assert result.report.csv.read_text() == table(tmp_path, "tiny")
+    (parent,), children, _ = runs(tmp_path, "tiny")
+    assert {run.info.status for run in (parent, *children)} == {"FINISHED"}
+    assert parent.data.metrics["trials/finished"] == 2
+    assert_mlflow_equals_store(tmp_path, "tiny")
+
+
+def test_options_that_contradict_one_another_are_refused() -> None:
+    with pytest.raises(UserError, match="needs --resume"):
+        TuneOptions("tiny", sweep_id="x")
+    with pytest.raises(UserError, match="cannot be given with --resume"):
+        TuneOptions("tiny", fresh=True, resume=True)
+    with pytest.raises(UserError, match="counts parameters and runs nothing"):
+        tune(TuneOptions("papers/fedbrick/table3"))
