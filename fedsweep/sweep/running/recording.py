@@ -25,7 +25,7 @@ from fedsweep.results.remote import LOST
 from fedsweep.results.remote.objects import UnreachableError
 from fedsweep.sweep.cluster.packing import Packing, retried
 from fedsweep.sweep.plan.reuse import Reuse
-from fedsweep.sweep.pruning.arm_state import Climb
+from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_state import Generations
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.tracking import Recorder
@@ -45,7 +45,7 @@ class Recording(Callback):
         self.sweep, self.recorder, self.display, self.rounds = sweep, recorder, display, rounds
         self.reuse = reuse
         self.full, self.away = False, ""
-        self.climb: Climb | Generations | None = None
+        self.climb: ArmState | Generations | None = None
         self.packing: Packing | None = None
         self._shown: dict[str, int] = {}
         self._lost: Counter[str] = Counter()
@@ -114,7 +114,7 @@ class Recording(Callback):
         if self.climb is None:
             self.end(key, error)
         else:
-            self.climb.met(key, error)
+            self.climb.record_error(key, error)
             self.decide()
 
     def decide(self) -> None:

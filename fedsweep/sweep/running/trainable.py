@@ -22,7 +22,7 @@ from fedsweep.results import SweepStore, TrialStore
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
-from fedsweep.sweep.cluster.gpus import Meter, NoMeter, meter, ran_out
+from fedsweep.sweep.cluster.gpus import Meter, meter, ran_out
 from fedsweep.sweep.cluster.node_requirements import Arrival
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _play(
     system_metrics: bool,
 ) -> None:
     """Tell the rounds of a trial in that folder, each after it was sent."""
-    measure: Meter = NoMeter()
+    measure = Meter()
     taken: dict[str, int] = {}
     there = len(store.history())
     try:

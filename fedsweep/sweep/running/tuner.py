@@ -24,7 +24,7 @@ from fedsweep.sweep.cluster.ray_session import opened, prepare_environment, ray_
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.reuse import Reuse
-from fedsweep.sweep.pruning.arm_state import Climb
+from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_state import Generations
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.open_sweep import alone, open_sweep, settle, tidy
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from fedsweep.sweep.running.recording import Recording
 
 
-def climb_of(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> Climb | Generations | None:
+def climb_of(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> ArmState | Generations | None:
     """What arms have climbed, where they climb together, or how far a population has come."""
     if plan.space.scheduler.name == "pbt":
         return Generations(plan, sweep)
     if planned is None or plan.space.scheduler.name != "arms":
         return None
     objective, rounds = plan.space.objective, plan.base.federation.rounds
-    return Climb(planned, sweep, plan.space.scheduler, objective.metric, objective.mode, rounds, plan.space.baseline)
+    return ArmState(planned, sweep, plan.space.scheduler, objective.metric, objective.mode, rounds, plan.space.baseline)
 
 
 def packing_of(plan: Plan, sweep: SweepStore, recording: Recording, cluster: Cluster) -> Packing:
@@ -60,14 +60,14 @@ def search_of(
     plan: Plan, sweep: SweepStore, recording: Recording, planned: Sequence[TrialPlan] | None, packing: Packing
 ) -> Searcher:
     """What hands out trials."""
-    from fedsweep.sweep.search.ray_searchers import ClimbingSearch, PlannedSearch, PopulationSearch, SampledSearch
+    from fedsweep.sweep.search.ray_searchers import ArmSearch, PlannedSearch, PopulationSearch, SampledSearch
 
     if isinstance(recording.climb, Generations):
         return PopulationSearch(recording.climb, recording.announce, packing)
     if planned is None:
         return SampledSearch(plan, sweep, recording.announce, packing)
     if recording.climb is not None:
-        return ClimbingSearch(recording.climb, recording.announce, packing)
+        return ArmSearch(recording.climb, recording.announce, packing)
     left = [trial for trial in planned if sweep.trial(trial.key).outcome() is None]
     return PlannedSearch(sweep, left, plan.base.federation.rounds, recording.announce, packing)
 
@@ -77,11 +77,11 @@ def scheduler_of(plan: Plan, sweep: SweepStore, recording: Recording) -> TrialSc
     from ray.tune.schedulers import FIFOScheduler
 
     from fedsweep.sweep.pruning.single_trials import Medians, Rungs, StoppingScheduler
-    from fedsweep.sweep.search.ray_searchers import ClimbingScheduler
+    from fedsweep.sweep.search.ray_searchers import ArmScheduler
 
     chosen, log, space = plan.space.scheduler, sweep.folder / "decisions.jsonl", plan.space
-    if isinstance(recording.climb, Climb):
-        return ClimbingScheduler(recording.climb)
+    if isinstance(recording.climb, ArmState):
+        return ArmScheduler(recording.climb)
     match chosen.name:
         case "asha":
             rungs = Rungs(chosen, plan.base.federation.rounds, log, sweep.remote)
