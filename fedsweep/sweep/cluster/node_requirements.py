@@ -33,7 +33,7 @@ class Needs:
     contents: tuple[tuple[Mapping[str, Any], Mapping[str, str], tuple[Item, ...]], ...]
     """Runs that differ in what they read: a configuration, its digests, and the files that can be sent."""
     probe: str = ""
-    """A file, or an object, in the store that the driver wrote just now."""
+    """STORE#NAME of a file, or of an object, that the driver wrote just now."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -94,24 +94,19 @@ def look(needs: Needs) -> Findings:
 
 
 def _cannot_share(probe: str) -> str:
-    """Return why the driver's file, or object, cannot be read here, or one written beside it."""
-    if is_uri(probe):
-        store, name = probe.rsplit("#", 1)
-        try:
-            found, base = filesystem(store)
-            written = f"{base}/{name}.{read(found, f'{base}/{name}').decode()}.{os.uname().nodename}.{os.getpid()}"
-            put(found, written, b"")
-            remove(found, written)
-        except (OSError, UserError) as error:
-            return f"cannot use the store {store}, for which each node needs credentials ({one_line(error)})"
-        return ""
-    path = Path(probe)
+    """Return why the driver's file, or object, cannot be read here, or one written beside it; empty if both work."""
+    store, name = probe.rsplit("#", 1)
     try:
-        beside = path.with_name(f"{path.name}.{path.read_text()}.{os.getpid()}")
-        beside.touch()
-        beside.unlink()
-    except OSError as error:
-        return f"cannot use the store {path.parent}, a folder that all nodes must share ({error.strerror})"
+        found, base = filesystem(store)
+        content = read(found, f"{base}/{name}").decode()
+        written = f"{base}/{name}.{content}.{os.uname().nodename}.{os.getpid()}"
+        put(found, written, b"")
+        remove(found, written)
+    except (OSError, UserError) as error:
+        if is_uri(store):
+            return f"cannot use the store {store}, for which each node needs credentials ({one_line(error)})"
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else one_line(error)
+        return f"cannot use the store {store}, a folder that all nodes must share ({reason})"
     return ""
 
 

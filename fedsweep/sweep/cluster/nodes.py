@@ -46,23 +46,14 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
 
 @contextmanager
 def _probed(store: Store) -> Iterator[str]:
-    """Yield the address of a file, or of an object, that only a process that shares the store can read."""
-    name, content = f".shared-{secrets.token_hex(4)}", secrets.token_hex(4)
-    if store.uri:
-        found, base = filesystem(store.uri)
-        put(found, f"{base}/{name}", content.encode())
-        try:
-            yield f"{store.uri}#{name}"
-        finally:
-            remove(found, f"{base}/{name}")
-        return
-    store.root.mkdir(parents=True, exist_ok=True)
-    path = store.root / name
-    path.write_text(content)
+    """Yield STORE#NAME of a file, or of an object, that only a process that shares the store can read."""
+    address, name = store.uri or str(store.root), f".shared-{secrets.token_hex(4)}"
+    found, base = filesystem(address)
+    put(found, f"{base}/{name}", secrets.token_hex(4).encode())
     try:
-        yield str(path)
+        yield f"{address}#{name}"
     finally:
-        path.unlink(missing_ok=True)
+        remove(found, f"{base}/{name}")
 
 
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:

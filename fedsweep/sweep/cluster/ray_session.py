@@ -36,6 +36,7 @@ RAY_SETTINGS = {
 # Unlike its name, this is read on every system: where clusters are off, Ray's servers listen on 127.0.0.1 alone.
 LOCAL_SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # a cluster that refuses the token is asked a few times, not 20
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
 HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
 ANSWER_SECONDS = 10.0
 TOKEN_HINT = "RAY_AUTH_TOKEN_PATH names the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
@@ -55,7 +56,7 @@ def check_address(address: str) -> None:
 
 
 def not_followed(address: str) -> str:
-    """What to say where RAY_ADDRESS names a cluster that the sweep does not go to; empty for nothing.
+    """Return the note that RAY_ADDRESS names a cluster that the sweep does not use, or an empty string.
 
     A variable left over in a shell must not send hours of work, and the data, to machines that nobody named.
     """
@@ -99,7 +100,7 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
 
     try:
         with _captured_stderr() as said:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+            ray.init(address, **QUIET)
     except Exception as error:  # ConnectionError, AuthenticationError, RuntimeError of another version
         ray.shutdown()
         raise UserError(_why_not(address, error, "".join(said))) from None
@@ -153,15 +154,17 @@ def _why_not(address: str, error: Exception, said: str) -> str:
 
 
 def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """The nodes that are up, from `ray.nodes()`; names that two of them have get a part of the id."""
-    up = [one for one in found if one["Alive"]]
-    names = [one.get("NodeName") or one["NodeManagerAddress"] for one in up]
-    called = [
-        name if names.count(name) == 1 else f"{name} ({one['NodeID'][:8]})" for name, one in zip(names, up, strict=True)
-    ]
+    """Return the nodes that are up, from `ray.nodes()`; names that two of them have get a part of the id."""
+    up = [(one.get("NodeName") or one["NodeManagerAddress"], one) for one in found if one["Alive"]]
+    names = [name for name, _ in up]
     return [
-        Node(one["NodeID"], name, one["Resources"].get("CPU", 0), one["Resources"].get("GPU", 0))
-        for name, one in zip(called, up, strict=True)
+        Node(
+            one["NodeID"],
+            name if names.count(name) == 1 else f"{name} ({one['NodeID'][:8]})",
+            one["Resources"].get("CPU", 0),
+            one["Resources"].get("GPU", 0),
+        )
+        for name, one in up
     ]
 
 
@@ -184,9 +187,7 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
             num_cpus=available_cpus(),
             num_gpus=logical.count if (logical := logical_gpus()) else None,
             include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
+            **QUIET,
         )
     except Exception as error:  # of no class of its own where a node takes longer than the 30 s that Ray waits
         ray.shutdown()
