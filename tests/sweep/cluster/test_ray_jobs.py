@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from ray.cluster_utils import Cluster
@@ -74,6 +76,9 @@ def test_a_submitted_sweep_can_be_stopped_and_resumed(jobs: Jobs, tmp_path: Path
     for folder in (tmp_path / "laptop", tmp_path / "undisturbed"):
         write_space(folder, "tiny", longer)
     laptop = tmp_path / "laptop"
+
+    with pytest.raises(HTTPError, match="401"):  # no token
+        urlopen(f"{jobs.address}/api/jobs/")
 
     assert jobs.submit("first", laptop, "tiny", options=("--no-wait",)) == 0
     deadline = time.monotonic() + MINUTES
