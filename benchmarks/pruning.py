@@ -9,7 +9,7 @@ among your search spaces as `curves` and `strata`) into the first file.
 
 A problem is a random choice of arms and seeds in a random order; the truth is the mean at the last round over all
 recorded seeds. Per-trial ASHA is `fedsweep.sweep.pruning.single_trials.Rungs` itself, fed round by round by simulated
-workers; arms are `fedsweep.sweep.pruning.arm_rules.climb`; synchronous halving per trial is `climb` with every trial an
+workers; arms are `fedsweep.sweep.pruning.arm_rules.halve`; synchronous halving per trial is `halve` with every trial an
 arm of one seed.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pruning_page
-from pruning_plays import Play, by_asha, by_medians, by_t_test, climbed, nobody, ruled, some_arms, some_trials
+from pruning_plays import Play, by_asha, by_medians, by_t_test, halved, nobody, ruled, some_arms, some_trials
 from pruning_problems import RESULTS, Array, Problem, Score, Trial, problems, read, record
 from pruning_workers import Arms, asha, work
 from rich.console import Console
@@ -46,12 +46,12 @@ def families() -> dict[str, dict[str, Play]]:
         return {f"grace {grace}, eta {eta}": partial(play, grace=grace, eta=eta, **more) for grace, eta in SETTINGS}
 
     return {
-        OURS: settings(climbed),
+        OURS: settings(halved),
         "arms, nobody spared": settings(ruled, spares=nobody),
         "arms, spared by a t test": settings(ruled, spares=by_t_test),
         "per-trial ASHA": settings(by_asha),
         "per-trial median stopping": {f"grace {one}": partial(by_medians, grace=one) for one in (1, 2, 3, 4, 6)},
-        "synchronous halving of trials": settings(climbed, together=False),
+        "synchronous halving of trials": settings(halved, together=False),
         "random search, whole arms": {f"{one:.0%}": partial(some_arms, budget=one) for one in BUDGETS},
         "random search, whole trials": {f"{one:.0%}": partial(some_trials, budget=one) for one in BUDGETS},
         "nothing stopped": {"all rounds": partial(some_arms, budget=1.0)},
@@ -148,7 +148,7 @@ def stratified(labels: Sequence[str], curves: Array, seeds: int, grace: int, eta
         posed = problems(curves, len(curves), seeds, 300)
         for problem in posed:
             strata = [of_arm[arm] for arm in problem.arms]
-            play = by_asha if "ASHA" in name else climbed
+            play = by_asha if "ASHA" in name else halved
             rounds = play(problem, grace, eta, strata=strata if "per task" in name else None)
             for task in range(len(tasks)):
                 mine = [arm for arm in range(len(labels)) if strata[arm] == task]

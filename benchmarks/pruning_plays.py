@@ -8,15 +8,15 @@ from pruning_problems import Array, Problem, Rounds  # beside this file
 from pruning_workers import asha, medians, work
 from scipy import stats
 
-from fedsweep.sweep.pruning.arm_rules import climb, places, rungs
+from fedsweep.sweep.pruning.arm_rules import halve, places, rungs
 
 Play = Callable[[Problem], Rounds]
 
 
-def climbed(
+def halved(
     problem: Problem, grace: int, eta: float, together: bool = True, strata: Sequence[int] | None = None
 ) -> Rounds:
-    """Rounds played of each trial where arms climb (`together`), or every trial on its own: synchronous halving."""
+    """Rounds played of each trial where arms are halved `together`, or every trial on its own: synchronous halving."""
     arms, seeds, rounds = problem.curves.shape
     of_trial = {
         (arm, seed): {step + 1: value for step, value in enumerate(problem.curves[arm, seed].tolist())}
@@ -26,9 +26,9 @@ def climbed(
     milestones = rungs(grace, eta, rounds)
     if together:
         by_arm = {arm: {seed: of_trial[arm, seed] for seed in range(seeds)} for arm in range(arms)}
-        fell = climb(by_arm, milestones, rounds, eta, strata=dict(enumerate(strata)) if strata else None).fallen
-        return np.array([[fell[arm].round if arm in fell else rounds] * seeds for arm in range(arms)])
-    alone = climb({trial: {0: history} for trial, history in of_trial.items()}, milestones, rounds, eta).fallen
+        pruned = halve(by_arm, milestones, rounds, eta, strata=dict(enumerate(strata)) if strata else None).pruned
+        return np.array([[pruned[arm].round if arm in pruned else rounds] * seeds for arm in range(arms)])
+    alone = halve({trial: {0: history} for trial, history in of_trial.items()}, milestones, rounds, eta).pruned
     ended = [alone[trial].round if trial in alone else rounds for trial in of_trial]
     return np.array(ended).reshape(arms, seeds)
 
@@ -62,7 +62,7 @@ def some_arms(problem: Problem, budget: float) -> Rounds:
 
 
 def ruled(problem: Problem, grace: int, eta: float, spares: Callable[[Array, Array], bool]) -> Rounds:
-    """Arms climb together as in `climb`, but another rule says who is spared below the line.
+    """Arms are halved together as in `halve`, but another rule promotes arms below the line.
 
     `spares` is given the values (seeds,) of an arm and those of the last that goes on.
     """

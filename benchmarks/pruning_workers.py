@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from pruning_problems import Array, Rounds, Trial  # beside this file
 
-from fedsweep.sweep.pruning.arm_rules import Standing, climb, rungs
+from fedsweep.sweep.pruning.arm_rules import Verdicts, halve, rungs
 from fedsweep.sweep.pruning.single_trials import Decision, Decisions, Medians, Rungs
 from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler
 
@@ -101,7 +101,7 @@ def medians(curves: Array, order: Sequence[Trial], grace: int) -> TrialByTrial:
 
 
 class Arms:
-    """Arms that climb together; where nothing else is left, workers may play ahead of a rung's decision."""
+    """Arms that are halved together; where nothing else is left, workers may play ahead of a rung's decision."""
 
     def __init__(self, curves: Array, order: Sequence[Trial], grace: int, eta: float, ahead: bool = True) -> None:
         self.curves, self.order, self.eta, self.ahead = curves, order, eta, ahead
@@ -110,19 +110,19 @@ class Arms:
         self.histories: dict[int, dict[int, dict[int, float]]] = {}
         for arm, seed in order:
             self.histories.setdefault(arm, {})[seed] = {}
-        self.standing = self._climb()
+        self.verdicts = self._halve()
 
     def stopped_at(self, arm: int) -> int:
-        """The round at which an arm fell, or the last."""
-        fall = self.standing.fallen.get(arm)
-        return fall.round if fall else self.rounds
+        """The round at which an arm was pruned, or the last."""
+        pruned = self.verdicts.pruned.get(arm)
+        return pruned.round if pruned else self.rounds
 
-    def _climb(self) -> Standing[int]:
-        return climb(self.histories, self.milestones, self.rounds, self.eta)
+    def _halve(self) -> Verdicts[int]:
+        return halve(self.histories, self.milestones, self.rounds, self.eta)
 
     def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
         """A trial of the first arm that has one to play."""
-        offers = {**self.standing.climbing, **(self.standing.waiting if self.ahead else {})}
+        offers = {**self.verdicts.promoted, **(self.verdicts.undecided if self.ahead else {})}
         for arm, until in offers.items():
             for seed, history in self.histories[arm].items():
                 if len(history) < until and (arm, seed) not in running:
@@ -134,5 +134,5 @@ class Arms:
         arm, seed = trial
         self.histories[arm][seed][round] = float(self.curves[arm, seed, round - 1])
         if round in (*self.milestones, self.rounds):
-            self.standing = self._climb()
+            self.verdicts = self._halve()
         return True

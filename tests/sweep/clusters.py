@@ -13,15 +13,12 @@ from ray.cluster_utils import Cluster
 
 
 @contextlib.contextmanager
-def ray_cluster(
-    nodes: int = 3, node_arguments: list[dict[str, Any]] | None = None, head: dict[str, Any] | None = None
-) -> Iterator[Cluster]:
-    """A head without cores, and nodes of one core; all end with the block."""
-    of_head = {"num_cpus": 0, "include_dashboard": False, **(head or {})}
+def ray_cluster(nodes: int = 3, node_arguments: list[dict[str, Any]] | None = None) -> Iterator[Cluster]:
+    """Start a head without cores, and nodes of one core each; stop them all at the end of the block."""
     with pytest.MonkeyPatch.context() as patch:
-        # Under `uv run`, Ray would have the processes of its clients start in a copy of the working directory.
+        # Under `uv run`, Ray would start the processes of its clients in a copy of the working directory.
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        cluster = Cluster(initialize_head=True, head_node_args=of_head)
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         try:
             for arguments in node_arguments or [{}] * nodes:
                 cluster.add_node(num_cpus=1, **arguments)

@@ -1,4 +1,4 @@
-"""Prepared data and weights that a node of a cluster lacks: sent in pieces from the driver's, checked, put in place.
+"""Delivery of prepared data and weights that a node of a cluster lacks, in pieces from the driver's files.
 
 A node gets them once, whatever the number of its workers: the first takes a lock, and others find the files there.
 """
@@ -6,7 +6,6 @@ A node gets them once, whatever the number of its workers: the first takes a loc
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 from collections import deque
@@ -39,9 +38,9 @@ class Item:
 
     place: str
     files: tuple[tuple[str, int], ...]
-    """Path below the data folder, and bytes."""
+    """Path below the data folder, and size in bytes, of each file."""
     source: str
-    """The folder that the paths are below on the machine that has them."""
+    """The driver's folder to which the paths are relative."""
     sha256: str
     """Of a prepared set's content, as its card has it; of a file."""
     is_set: bool
@@ -52,30 +51,22 @@ class Item:
         return sum(size for _, size in self.files)
 
     def is_there(self) -> bool:
-        """Whether this machine has something in its place; what it is, is for the digests of a run to say."""
+        """Return whether this machine has something in its place; the digests of a run check its content."""
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 
     def check(self, root: Path) -> None:
-        """Compare what arrived below `root`.
-
-        Raises:
-            UserError: it is not what was sent.
-        """
+        """Raise UserError if the content that arrived below `root` is not what was sent."""
         path = root / self.place
-        if self.is_set:
-            found = stored_digest(path, read_card(path))
-        else:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = stored_digest(path, read_card(path)) if self.is_set else weights_file.digest(path)
         if found != self.sha256:
             sent = f"it has the digest {found[:12]}, but was sent as {self.sha256[:12]}"
             raise UserError(f"{self.place} arrived damaged: {sent}.")
 
 
 def items_of(config: RunConfig) -> Iterator[Item]:
-    """What a run reads from files, as far as it can be sent: prepared sets, and weights under a relative name.
+    """Yield the files of a run that can be sent: prepared sets, and weights under a relative name.
 
-    What lies in the hub's cache, or is named by its whole path, is not; each machine must have that itself.
+    Files in the hub's cache, and files named by an absolute path, are not sent; each machine must have them itself.
     """
     if isinstance(config.data, PreparedData):
         yield _set(config.data.set, config.data.size)
@@ -99,7 +90,7 @@ def _set(name: str, size: int) -> Item:
 
 
 def _weights(name: str, path: Path) -> Iterator[Item]:
-    """A file with its card, or those of a folder that are read."""
+    """Yield a weights file and its card, or the files of a folder that are read."""
     source = str(path).removesuffix(name)
     if path.is_file() and path.suffix in weights_file.SUFFIXES:
         wanted = [(name, path), (str(Path(name).with_suffix(".json")), path.with_suffix(".json"))]
@@ -118,8 +109,7 @@ def _strings(node: Any) -> Iterator[str]:
         case str():
             yield node
         case dict():
-            for value in node.values():
-                yield from _strings(value)
+            yield from _strings([*node.values()])
         case list():
             for value in node:
                 yield from _strings(value)
@@ -147,11 +137,11 @@ class Library:
 
 
 def fetch(items: Iterable[Item], library: Any) -> None:
-    """Put what this machine lacks into its data folder; one process at a time, each item whole or not at all.
+    """Put the items that this machine lacks into its data folder; one process at a time, each item whole or not at all.
 
     Raises:
-        UserError: something arrived damaged.
-        OSError: the folder cannot be written, or the disk is full.
+        UserError: An item arrived damaged.
+        OSError: The folder cannot be written, or the disk is full.
     """
     root = data_folder()
     arriving = root / ".arriving"
@@ -170,7 +160,7 @@ def fetch(items: Iterable[Item], library: Any) -> None:
 
 
 def _receive(path: Path, place: str, size: int, library: Any) -> None:
-    """One file, piece by piece, with the next ones on their way."""
+    """Write a file piece by piece, while the next pieces are on their way."""
     import ray
 
     path.parent.mkdir(parents=True, exist_ok=True)

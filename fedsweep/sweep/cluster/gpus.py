@@ -1,13 +1,14 @@
-"""The GPUs of a machine, what a trial may have of one, and what it takes. Without any, logical ones can stand in.
+"""The GPUs of a machine, the share of one that a trial may use, and the memory that it takes.
 
-A logical GPU is a share of this machine's processor and memory under the name of a GPU: Ray hands it out, trials that
-share it are measured, and what takes too much of it runs out of memory. It computes on the CPU.
+A logical GPU, for machines without a real one, is a share of this machine's processor and memory under the name of a
+GPU: Ray hands it out, trials that share it are measured, and a trial that takes too much runs out of memory. It
+computes on the CPU.
 """
 
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fedsweep.common.process_usage import forget_peak, logical_gpus, resident_peak
 from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def count_gpus() -> int:
-    """GPUs that Ray could hand out."""
+    """Return the number of GPUs that Ray could hand out."""
     if (logical := logical_gpus()) is not None:
         return logical.count
     import torch
@@ -25,39 +26,26 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-class Meter(Protocol):
-    """What a trial takes of the GPU that it was given."""
+class Meter:
+    """Measures the memory that a trial takes of its GPU; this one measures nothing, for a trial on a CPU."""
 
     def start(self) -> None:
-        """Forget what was taken before, and hold the process to its share."""
+        """Forget earlier measurements, and hold the process to its share."""
 
     def read(self) -> dict[str, int]:
-        """The report's keys about memory.
+        """Return the report's keys about memory.
 
         Raises:
-            torch.OutOfMemoryError: it is more than the trial was given, and no one but the meter would notice.
+            torch.OutOfMemoryError: The trial took more than its share, and only the meter would notice.
         """
-
-    def release(self) -> None:
-        """Give back what is not in use, for the next trial in this process and for its neighbours."""
-
-
-class NoMeter:
-    """Of a trial on a CPU."""
-
-    def start(self) -> None:
-        """Nothing is held."""
-
-    def read(self) -> dict[str, int]:
-        """Nothing is measured."""
         return {}
 
     def release(self) -> None:
-        """Nothing is given back."""
+        """Give back unused memory, for the next trial in this process and for its neighbours."""
 
 
-class CUDAMeter:
-    """Of the device that Ray made visible. torch's allocator refuses what goes beyond the share."""
+class CUDAMeter(Meter):
+    """Meter of the device that Ray made visible. torch's allocator raises where a trial exceeds its share."""
 
     def __init__(self, gpus: float) -> None:
         self.gpus = gpus
@@ -70,10 +58,10 @@ class CUDAMeter:
         torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> dict[str, int]:
-        """The allocator's peak, cached blocks included; on a GPU without neighbours, also what lies outside it.
+        """Return the allocator's peak, cached blocks included; on a GPU without neighbours, also memory outside it.
 
-        That is the CUDA context, which each process has, and what other programs hold. To count the latter for each
-        trial too is to be careful.
+        That is the CUDA context, which each process has, and the memory of other programs. Counting the latter for
+        each trial too is a precaution.
         """
         import torch
 
@@ -82,15 +70,15 @@ class CUDAMeter:
         return {PEAK: int(torch.cuda.max_memory_reserved()), BESIDE: int(beside), TOTAL: int(total)}
 
     def release(self) -> None:
-        """After the trial's last reference is gone: an error's traceback holds its tensors."""
+        """Call after the trial's last reference is gone: an error's traceback holds its tensors."""
         import torch
 
         gc.collect()
         torch.cuda.empty_cache()
 
 
-class LogicalMeter:
-    """Of a share of a logical GPU: the memory of the whole worker process, compared after each round."""
+class LogicalMeter(Meter):
+    """Meter of a share of a logical GPU: the memory of the whole worker process, compared after each round."""
 
     def __init__(self, gpus: float, total: int) -> None:
         self.gpus, self.total = gpus, total
@@ -100,7 +88,7 @@ class LogicalMeter:
         forget_peak()
 
     def read(self) -> dict[str, int]:
-        """The peak, if the share holds it."""
+        """Return the peak if the share holds it."""
         import torch
 
         peak, held = resident_peak(), min(self.gpus, 1.0) * self.total
@@ -112,22 +100,20 @@ class LogicalMeter:
         return {PEAK: peak, BESIDE: 0, TOTAL: self.total}
 
     def release(self) -> None:
-        """What is collected, malloc gives back as it sees fit."""
+        """Collect garbage; malloc gives its memory back as it sees fit."""
         gc.collect()
 
 
 def meter(device: Device, gpus: float) -> Meter:
-    """That of a trial with so much of a GPU, real or logical."""
-    if gpus <= 0:
-        return NoMeter()
-    if device == "cuda":
+    """Return the meter of a trial with `gpus` of a GPU, real or logical."""
+    if gpus > 0 and device == "cuda":
         return CUDAMeter(gpus)
-    logical = logical_gpus()
-    return LogicalMeter(gpus, logical.bytes) if logical is not None else NoMeter()
+    logical = logical_gpus() if gpus > 0 else None
+    return LogicalMeter(gpus, logical.bytes) if logical is not None else Meter()
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether memory of a GPU did not suffice: for a tensor, or for CUDA's own context and workspaces."""
+    """Return whether a GPU's memory did not suffice: for a tensor, or for CUDA's own context and workspaces."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""What a node must have for the trials of a sweep, and whether it has it. This runs on the node."""
+"""The requirements of a sweep on each node, and the check of them that runs on the node."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import data_folder, environment
 from fedsweep.federation.run import content_digests
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.results.remote.objects import filesystem, is_uri, put, read, remove
 from fedsweep.sweep.cluster.file_delivery import Item, fetch, items_of
-from fedsweep.sweep.cluster.node_probe import enter, shares
 from fedsweep.sweep.plan.code_identity import ENGINE_PACKAGES, engine_digest
 from fedsweep.sweep.plan.plan import Plan
 
@@ -32,7 +33,7 @@ class Needs:
     contents: tuple[tuple[Mapping[str, Any], Mapping[str, str], tuple[Item, ...]], ...]
     """Runs that differ in what they read: a configuration, its digests, and the files that can be sent."""
     probe: str = ""
-    """A file, or an object, in the store that the driver wrote just now."""
+    """STORE#NAME of a file, or of an object, that the driver wrote just now."""
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -66,8 +67,14 @@ def installed() -> dict[str, str]:
     return {name: metadata.version(name) for name in ENGINE_PACKAGES}
 
 
+def enter(environment: Mapping[str, str]) -> None:
+    """Use the driver's folders in this process, except those that the node was given when its Ray was started."""
+    own = {name for name in environment if Path(os.environ.get(name, "")).is_absolute()}
+    os.environ.update({name: value for name, value in environment.items() if name not in own})
+
+
 def look(needs: Needs) -> Findings:
-    """Compare this machine with what a sweep needs; runs on the node."""
+    """Compare this machine with the requirements of a sweep."""
     enter(needs.environment)
     if (engine := engine_digest()) != needs.engine:
         return Findings([f"has another version of fedsweep ({engine[:12]}, not {needs.engine[:12]})"])
@@ -75,7 +82,7 @@ def look(needs: Needs) -> Findings:
     for name, version in installed().items():
         if version != needs.packages[name]:
             problems.append(f"has {name} {version}, not {needs.packages[name]}")
-    if needs.probe and (problem := shares(needs.probe)):
+    if needs.probe and (problem := _cannot_share(needs.probe)):
         problems.append(problem)
     lacking = [item for item in needs.items if not item.is_there()]
     if lacking and (problem := _cannot_take(sum(item.bytes for item in lacking))):
@@ -86,8 +93,25 @@ def look(needs: Needs) -> Findings:
     return Findings(list(dict.fromkeys(problems)), lacking, os.environ.get("RAY_AUTH_MODE", "").lower() != "token")
 
 
+def _cannot_share(probe: str) -> str:
+    """Return why the driver's file, or object, cannot be read here, or one written beside it; empty if both work."""
+    store, name = probe.rsplit("#", 1)
+    try:
+        found, base = filesystem(store)
+        content = read(found, f"{base}/{name}").decode()
+        written = f"{base}/{name}.{content}.{os.uname().nodename}.{os.getpid()}"
+        put(found, written, b"")
+        remove(found, written)
+    except (OSError, UserError) as error:
+        if is_uri(store):
+            return f"cannot use the store {store}, for which each node needs credentials ({one_line(error)})"
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else one_line(error)
+        return f"cannot use the store {store}, a folder that all nodes must share ({reason})"
+    return ""
+
+
 def _cannot_take(size: int) -> str:
-    """Why prepared data of that many bytes cannot be put here."""
+    """Return why prepared data of `size` bytes cannot be written here."""
     root = data_folder()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -100,7 +124,7 @@ def _cannot_take(size: int) -> str:
 
 
 def _other_content(config: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Whether data or weights are others here than those that the sweep was planned with."""
+    """Return how the data or weights here differ from those that the sweep was planned with."""
     try:
         run = RunConfig.of(dict(config), "the sweep's plan")
         found = content_digests(run)

@@ -1,8 +1,10 @@
-"""Whether every node of a cluster is ready for the trials of a sweep, told at once before the first one starts."""
+"""The check, before the first trial starts, that every node of a cluster meets the requirements of a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,20 +14,20 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import environment
 from fedsweep.results import Store
+from fedsweep.results.remote.objects import filesystem, put, remove
 from fedsweep.sweep.cluster.cluster import Cluster, Node
 from fedsweep.sweep.cluster.file_delivery import Item, Library, fetch
-from fedsweep.sweep.cluster.node_probe import enter, last_line, probed
-from fedsweep.sweep.cluster.node_requirements import RULE, Arrival, Findings, Needs, look
+from fedsweep.sweep.cluster.node_requirements import RULE, Arrival, Findings, Needs, enter, look
 from fedsweep.sweep.plan.plan import Plan
 
 
 def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival | None:
-    """Look at every node on which a trial fits, and put data there that it lacks; None for this machine alone.
+    """Check every node on which a trial fits, and send it the data that it lacks; return None for this machine alone.
 
     With `deliver` false, nothing is written on any node.
 
     Raises:
-        UserError: nodes differ from this machine; all of them, and all that is wrong, in one sentence.
+        UserError: Nodes differ from this machine; one sentence names all of them, and all differences.
     """
     if cluster.is_local:
         return None
@@ -33,22 +35,34 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
 
     nodes = [node for node in cluster.nodes if node.slots(plan.space.resources)]
     needs = Needs.of(plan)
-    here = ray.get_runtime_context().get_node_id()
+    driver = _on(ray.get_runtime_context().get_node_id())
     librarian: Any = ray.remote(num_cpus=0, max_concurrency=8)(Library)  # type: ignore[call-overload]
-    library = librarian.options(scheduling_strategy=_on(here)).remote(needs.items)
-    with probed(store) as probe:
+    library = librarian.options(scheduling_strategy=driver).remote(needs.items)
+    with _probed(store) as probe:
         findings = survey(nodes, replace(needs, probe=probe), library if deliver else None, console)
     _tell(cluster, findings, console)
     return Arrival(needs, library)
 
 
+@contextmanager
+def _probed(store: Store) -> Iterator[str]:
+    """Yield STORE#NAME of a file, or of an object, that only a process that shares the store can read."""
+    address, name = store.uri or str(store.root), f".shared-{secrets.token_hex(4)}"
+    found, base = filesystem(address)
+    put(found, f"{base}/{name}", secrets.token_hex(4).encode())
+    try:
+        yield f"{address}#{name}"
+    finally:
+        remove(found, f"{base}/{name}")
+
+
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
-    """What each node found at itself, once those that lack data have it from the library; nodes that went are left out.
+    """Return each node's findings, after those that lack data got it from the library. Lost nodes are left out.
 
     Without a library nothing is sent.
 
     Raises:
-        UserError: a node is not as it must be, or none is left.
+        UserError: A node does not meet the requirements, or none is left.
     """
     findings = _everywhere(nodes, needs)
     lacking = {node: found.lacking for node, found in findings.items() if found.lacking}
@@ -58,7 +72,7 @@ def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) 
             del findings[node]
         findings |= _everywhere(list(lacking), needs)
     if nodes and not findings:
-        raise UserError(f"{counted(len(nodes))} of the cluster went away before they were ready; none is left.")
+        raise UserError(f"{_count(nodes)} of the cluster went away before they were ready; none is left.")
     return findings
 
 
@@ -68,55 +82,59 @@ def _on(node_id: str) -> Any:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
+def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...]]) -> dict[Any, Node]:
+    """Start a function on each node; return the nodes by their tasks."""
+    import ray
+
+    remote: Any = ray.remote(num_cpus=0, max_retries=0)(function)
+    return {remote.options(scheduling_strategy=_on(node.id)).remote(*given): node for node, given in arguments.items()}
+
+
 def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
-    """The findings of each node that has not gone meanwhile.
+    """Return the findings of each node that is not lost meanwhile.
 
     Raises:
-        UserError: one has a problem, be it that it cannot even import fedsweep.
+        UserError: A node has a problem; it may be unable even to import fedsweep.
     """
     import ray
 
-    asking: Any = ray.remote(num_cpus=0, max_retries=0)(look)
-    answers = {node: asking.options(scheduling_strategy=_on(node.id)).remote(needs) for node in nodes}
     found = {}
-    for node, answer in answers.items():
+    for task, node in _start(look, dict.fromkeys(nodes, (needs,))).items():
         try:
-            found[node] = ray.get(answer)
+            found[node] = ray.get(task)
         except Exception as error:  # whatever an installation may raise while it is imported
-            if not _went(error):
-                found[node] = Findings([f"cannot run fedsweep ({last_line(error)})"])
-    _refuse(found)
+            if not _is_lost(error):
+                found[node] = Findings([f"cannot run fedsweep ({_last_line(error)})"])
+    wrong = [f"{node.name} {' and '.join(one.problems)}" for node, one in found.items() if one.problems]
+    if wrong:
+        raise UserError(f"{len(wrong)} of {_count(found)} cannot run trials: {'; '.join(wrong)}; {RULE}.")
     return found
 
 
-def _went(error: Exception) -> bool:
-    """Whether a task failed because its node is gone, which shows only after some missed heartbeats."""
+def _is_lost(error: Exception) -> bool:
+    """Return whether a task failed because its node is gone, which shows only after some missed heartbeats."""
     from ray.exceptions import NodeDiedError, TaskUnschedulableError
 
     return isinstance(error, NodeDiedError | TaskUnschedulableError)
 
 
-def _refuse(findings: Mapping[Node, Findings]) -> None:
-    wrong = [f"{node.name} {' and '.join(found.problems)}" for node, found in findings.items() if found.problems]
-    if wrong:
-        raise UserError(f"{len(wrong)} of {counted(len(findings))} cannot run trials: {'; '.join(wrong)}; {RULE}.")
+def _last_line(error: Exception) -> str:
+    """Return the error on the node, without its traceback, which is Ray's message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].rstrip(".") if lines else type(error).__name__
 
 
 def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Console) -> None:
-    """Fetch on all nodes at once, with a bar over the bytes.
+    """Fetch on all nodes at once, with a progress bar over the bytes.
 
     Raises:
-        UserError: a node could not take them.
+        UserError: A node could not take its data.
     """
     import ray
 
     total = sum(item.bytes for items in lacking.values() for item in items)
-    what = f"data to {counted(len(lacking))}"
-    fetching: Any = ray.remote(num_cpus=0, max_retries=0)(_fetch)
-    tasks = {
-        fetching.options(scheduling_strategy=_on(node.id)).remote(environment(), items, library): node
-        for node, items in lacking.items()
-    }
+    what = f"data to {_count(lacking)}"
+    tasks = _start(_fetch, {node: (environment(), items, library) for node, items in lacking.items()})
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     wrong, waiting = [], list(tasks)
     if not console.is_terminal:
@@ -130,26 +148,25 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
                 try:
                     ray.get(task)
                 except Exception as error:  # a full disk
-                    if not _went(error):
-                        wrong.append(f"{tasks[task].name} could not take its data ({last_line(error)})")
+                    if not _is_lost(error):
+                        wrong.append(f"{tasks[task].name} could not take its data ({_last_line(error)})")
     if wrong:
-        raise UserError(f"{len(wrong)} of {counted(len(tasks))} cannot run trials: {'; '.join(wrong)}.")
+        raise UserError(f"{len(wrong)} of {_count(tasks)} cannot run trials: {'; '.join(wrong)}.")
 
 
 def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
-    """On the node, in the process that has looked at it before or another one."""
+    """Fetch in a process of the node, which may be another one than that of `look`."""
     enter(environment)
     fetch(items, library)
 
 
-def counted(nodes: int) -> str:
-    """`1 node`, `3 nodes`."""
-    return f"{nodes} node{'s' if nodes != 1 else ''}"
+def _count(nodes: Sequence[Any] | Mapping[Any, Any]) -> str:
+    return f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
 
 
 def _tell(cluster: Cluster, findings: Mapping[Node, Findings], console: Console) -> None:
-    """Where the trials run, and whether others could send work there."""
-    where = f"{counted(len(findings))} of the Ray cluster {cluster.address}"
+    """Print where the trials run, and a warning if the cluster takes work from anyone."""
+    where = f"{_count(findings)} of the Ray cluster {cluster.address}"
     console.print(f"The sweep runs on {where}{', and on those that it adds' if cluster.at_once else ''}.")
     if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):
         console.print(

@@ -7,10 +7,13 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from fedsweep.common.errors import UserError, one_line
@@ -33,6 +36,7 @@ RAY_SETTINGS = {
 # Unlike its name, this is read on every system: where clusters are off, Ray's servers listen on 127.0.0.1 alone.
 LOCAL_SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # a cluster that refuses the token is asked a few times, not 20
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
 HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
 ANSWER_SECONDS = 10.0
 TOKEN_HINT = "RAY_AUTH_TOKEN_PATH names the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
@@ -52,7 +56,7 @@ def check_address(address: str) -> None:
 
 
 def not_followed(address: str) -> str:
-    """What to say where RAY_ADDRESS names a cluster that the sweep does not go to; empty for nothing.
+    """Return the note that RAY_ADDRESS names a cluster that the sweep does not use, or an empty string.
 
     A variable left over in a shell must not send hours of work, and the data, to machines that nobody named.
     """
@@ -62,61 +66,53 @@ def not_followed(address: str) -> str:
 
 
 def prepare_environment(cluster: Cluster = HERE) -> None:
-    """Set what Ray reads when it is imported.
+    """Set the environment variables that Ray reads on import.
 
-    A Ray of our own takes work only from who has its token. The token is new for each process and stays in its
-    environment, which only this user can read; Ray's default would leave one in a file that everybody can.
+    A Ray of our own takes work only from processes that have its token. The token is new for each process and stays in
+    its environment, which only this user can read; Ray's default is a file that every user can read.
     """
     settings = RAY_SETTINGS | (LOCAL_SETTINGS if cluster.is_local else JOINING_SETTINGS)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    has_token = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys())
     if cluster.is_local:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-        if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        if not has_token:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    elif token_is_there():
+    elif has_token or Path("~/.ray/auth_token").expanduser().is_file():
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray itself would not, where an address is given
-
-
-def token_is_there() -> bool:
-    """Whether a token for a cluster is at hand: in the environment, in the file it names, or in the user's home."""
-    named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    return bool(named) or Path("~/.ray/auth_token").expanduser().is_file()
 
 
 @contextlib.contextmanager
 def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
-    """The machines of a sweep, a cluster joined until the end; leaving it does not end what is not ours.
+    """Yield the machines of a sweep; a cluster is joined until the end of the block, and goes on afterwards.
 
     Raises:
-        UserError: the address is none, nothing answers there, or it does not let us in.
+        UserError: The address is invalid, nothing answers there, or the cluster rejects the token.
     """
     check_address(address)
     if address == LOCAL:
         yield Cluster(at_once=at_once)
         return
     prepare_environment(Cluster(address))
-    check_answers(address, os.environ)
+    _check_answers(address)
     import ray
 
     try:
-        with without_stderr() as said:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True)
+        with _captured_stderr() as said:
+            ray.init(address, **QUIET)
     except Exception as error:  # ConnectionError, AuthenticationError, RuntimeError of another version
         ray.shutdown()
         raise UserError(_why_not(address, error, "".join(said))) from None
-    _silence()
-    try:
+    with _running():
         yield Cluster(ray.get_runtime_context().gcs_address, tuple(_alive(ray.nodes())), at_once)
-    finally:
-        ray.shutdown()
 
 
 @contextlib.contextmanager
-def without_stderr() -> Iterator[list[str]]:
-    """Ray's C++ side tells each refusal there, and Ray 2.52 nowhere else. What it told is given after the block.
+def _captured_stderr() -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, the text that the block wrote to stderr.
 
-    What a refusal comes to is an exception, and the sentence is ours.
+    Ray's C++ side writes there why it was rejected, and Ray 2.52 nowhere else. The user sees our error message alone.
     """
     told: list[str] = []
     kept = os.dup(2)
@@ -131,9 +127,9 @@ def without_stderr() -> Iterator[list[str]]:
             told.append(silent.read().decode(errors="replace"))
 
 
-def check_answers(address: str, environ: Mapping[str, str]) -> None:
-    """Ray would ask for two minutes where nobody listens."""
-    where = environ.get("RAY_ADDRESS", address) if address == "auto" else address
+def _check_answers(address: str) -> None:
+    """Raise UserError where nobody listens; Ray would ask for two minutes."""
+    where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if not (found := HOST_AND_PORT.fullmatch(where)):
         if where != "auto":  # of RAY_ADDRESS
             check_address(where)
@@ -144,45 +140,40 @@ def check_answers(address: str, environ: Mapping[str, str]) -> None:
         raise UserError(f"there is no Ray cluster at {where} that could be reached: {one_line(error)}.") from None
 
 
-def token_problem(address: str, error: Exception, said: str = "") -> str:
-    """One sentence about a token that is wrong or missing; empty if something else keeps us out."""
+def _why_not(address: str, error: Exception, said: str) -> str:
+    """Return the error message for a cluster that could not be joined."""
     told = f"{error} {error.__cause__ or ''} {said}"
     if any(one in told for one in ("Unauthenticated", "InvalidAuthToken", "missing authentication token")):
         has = "the token given is not the cluster's" if os.environ.get("RAY_AUTH_MODE") == "token" else "none was given"
         return f"the Ray cluster at {address} asks for a token, and {has}; {TOKEN_HINT}."
     if type(error).__name__ == "AuthenticationError":
         return f"`--address` {address}: RAY_AUTH_MODE is token, but there is no token; {TOKEN_HINT}."
-    return ""
-
-
-def _why_not(address: str, error: Exception, said: str) -> str:
-    """One sentence about a cluster that did not let us in."""
-    if problem := token_problem(address, error, said):
-        return problem
     if address == "auto" and isinstance(error, ConnectionError) and error.__cause__ is None:
         return "`--address` auto found no Ray cluster on this machine, and RAY_ADDRESS names none."
     return f"the Ray cluster at {address} cannot be joined: {one_line(error)}."
 
 
 def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """The nodes that are up, from `ray.nodes()`; names that two of them have get a part of the id."""
-    up = [one for one in found if one["Alive"]]
-    names = [one.get("NodeName") or one["NodeManagerAddress"] for one in up]
-    called = [
-        name if names.count(name) == 1 else f"{name} ({one['NodeID'][:8]})" for name, one in zip(names, up, strict=True)
-    ]
+    """Return the nodes that are up, from `ray.nodes()`; names that two of them have get a part of the id."""
+    up = [(one.get("NodeName") or one["NodeManagerAddress"], one) for one in found if one["Alive"]]
+    names = [name for name, _ in up]
     return [
-        Node(one["NodeID"], name, one["Resources"].get("CPU", 0), one["Resources"].get("GPU", 0))
-        for name, one in zip(called, up, strict=True)
+        Node(
+            one["NodeID"],
+            name if names.count(name) == 1 else f"{name} ({one['NodeID'][:8]})",
+            one["Resources"].get("CPU", 0),
+            one["Resources"].get("GPU", 0),
+        )
+        for name, one in up
     ]
 
 
 @contextlib.contextmanager
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
-    """Ray for the time of the trials: a quiet one of our own, or the cluster that was joined already.
+    """Provide Ray for the trials: a quiet one of our own, or the cluster that was joined already.
 
     Raises:
-        UserError: Ray does not start here.
+        UserError: Ray does not start on this machine.
     """
     if not cluster.is_local:
         yield
@@ -196,9 +187,7 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
             num_cpus=available_cpus(),
             num_gpus=logical.count if (logical := logical_gpus()) else None,
             include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
+            **QUIET,
         )
     except Exception as error:  # of no class of its own where a node takes longer than the 30 s that Ray waits
         ray.shutdown()
@@ -206,13 +195,28 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
             f"Ray does not start on this machine ({one_line(error).split('. ')[0]}); it waits for 30 seconds, too "
             "short where others keep the machine busy: the same command with --resume goes on."
         ) from None
-    _silence()
+    with _running():
+        yield
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[None]:
+    """Keep Tune quiet, handle SIGTERM like SIGINT, and leave Ray at the end of the block.
+
+    `ray job stop`, service managers and `kill` send SIGTERM, at which Ray's own handler ends the process at once.
+    """
+    import ray
+
+    for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _silence() -> None:
-    for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(signal.SIGINT)  # Tune's while trials run; ignored or blocked in some background jobs
+    (handler if callable(handler) else signal.default_int_handler)(number, frame)

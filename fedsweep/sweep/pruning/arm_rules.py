@@ -1,7 +1,7 @@
-"""Which arms of a sweep fall, and where: arms climb rungs with all their common seeds. No ray, no torch.
+"""The rule that prunes arms: all trials of an arm are halved together, rung by rung. No ray, no torch.
 
-Everything here is a function of the recorded metrics alone: who ran first, how many workers there were, and what was
-recorded beyond a rung that an arm did not pass, change nothing. Values are better when larger.
+All results here are functions of the recorded metrics alone: the order in which trials ran, the number of workers, and
+metrics beyond a rung at which an arm was pruned change nothing. Values are better when larger.
 """
 
 import math
@@ -17,37 +17,37 @@ History = Mapping[int, float]
 """A trial's objective by round."""
 
 SEEDS_PER_WIN = 4
-"""An arm below the line is spared if it is not behind with one in so many of the seeds, rounded up."""
+"""An arm below the line is tied with it if it is not behind in one of this many seeds, rounded up."""
 
 
 @dataclass(frozen=True)
-class Fall:
-    """Where an arm fell, and why."""
+class Pruned:
+    """The round at which an arm was pruned, and the reason."""
 
     round: int
     seeds: int
     behind: float = math.nan
-    """How far its mean lies below that of the last arm that went on by its mean."""
+    """Difference of its mean to that of the last arm that was promoted by its mean."""
     behind_with: int = 0
     """Seeds with which it is behind that arm."""
-    spared: int = 0
-    """Arms that were spared in its stead, where it is behind with too few seeds to fall but these are closer."""
+    closer: int = 0
+    """Tied arms that were promoted, where this one is tied too and only these are closer to the line."""
     failed: tuple[int, ...] = ()
     """Seeds that will have no value at the rung: they diverged, or their trials failed."""
 
     def sentence(self, metric: str) -> str:
-        """For people; differences of accuracies in points.
+        """Return the reason for people, with differences of accuracies in points. Stores of old sweeps hold it too.
 
-        >>> Fall(3, 5, behind=0.041, behind_with=5).sentence("accuracy/mean")
+        >>> Pruned(3, 5, behind=0.041, behind_with=5).sentence("accuracy/mean")
         'fell at round 3: 4.1 points below the last that went on (behind with 5 of 5 seeds)'
-        >>> Fall(3, 5, failed=(2,)).sentence("accuracy/mean")
+        >>> Pruned(3, 5, failed=(2,)).sentence("accuracy/mean")
         'fell at round 3: no value of seed 2'
         """
         if self.failed:
             several = "s" * (len(self.failed) > 1)
             return f"fell at round {self.round}: no value of seed{several} {', '.join(map(str, self.failed))}"
         gap = f"{100 * self.behind:.1f} points" if is_accuracy(metric) else f"{self.behind:.4g}"
-        closer = f"; {self.spared} closer {'was' if self.spared == 1 else 'were'} spared" if self.spared else ""
+        closer = f"; {self.closer} closer {'was' if self.closer == 1 else 'were'} spared" if self.closer else ""
         return (
             f"fell at round {self.round}: {gap} below the last that went on "
             f"(behind with {self.behind_with} of {self.seeds} seeds{closer})"
@@ -55,19 +55,19 @@ class Fall:
 
 
 @dataclass(frozen=True)
-class Standing(Generic[Arm]):
-    """Where the arms stand, as far as the recorded metrics decide it. Each arm is in one of the three."""
+class Verdicts(Generic[Arm]):
+    """The decisions that follow from the recorded metrics so far. Each arm is in one of the three."""
 
-    climbing: dict[Arm, int] = field(default_factory=dict)
-    """Up to which round an arm is played whatever the others record; those that others wait for come first."""
-    waiting: dict[Arm, int] = field(default_factory=dict)
-    """Arms at a rung that is not decided, the most promising first, and the round up to which they climb if they go
-    on. Workers with nothing else to do may play these: what is lost if the arm falls is the way to the next rung."""
-    fallen: dict[Arm, Fall] = field(default_factory=dict)
+    promoted: dict[Arm, int] = field(default_factory=dict)
+    """The round to which an arm runs whatever the others record; arms that others wait for come first."""
+    undecided: dict[Arm, int] = field(default_factory=dict)
+    """Arms at a rung that is not decided, the most promising first, and the round to which they run if promoted. Idle
+    workers may run these: if the arm is pruned, only the rounds up to the next rung are lost."""
+    pruned: dict[Arm, Pruned] = field(default_factory=dict)
 
 
 def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
-    """The rounds after which arms are judged: grace, grace eta, grace eta^2, ... below the last.
+    """Return the rounds after which arms are judged: grace, grace eta, grace eta^2, ... below the last.
 
     >>> rungs(1, 3, 20), rungs(30, 3, 20)
     ([1, 3, 9], [])
@@ -81,7 +81,7 @@ def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
 
 
 def places(arms: int, reduction_factor: float, rung: int) -> int:
-    """How many of so many arms go on by their mean at rung 0, 1, ...; as many again may be spared.
+    """Return how many of `arms` arms are promoted by their mean at rung 0, 1, ...; as many again may be if tied.
 
     >>> [places(24, 3, rung) for rung in range(4)]
     [8, 3, 1, 1]
@@ -89,16 +89,16 @@ def places(arms: int, reduction_factor: float, rung: int) -> int:
     return math.ceil(arms / reduction_factor ** (rung + 1))
 
 
-def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) -> dict[Arm, Fall]:
-    """Who falls at a rung, from the value of every seed of every arm that reached it.
+def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) -> dict[Arm, Pruned]:
+    """Return the arms that are pruned at a rung, from the value of every seed of every arm that reached it.
 
-    The arms with the best means over the seeds go on, as many as there are places. Below this line an arm falls if it
-    is behind the last of these with every seed, from five seeds on with all but a quarter. The others cannot be told
-    apart from it and are spared, the best of them, as many as there are places. Equal means share a fate, so that no
-    order of the arms decides. With one seed this is successive halving.
+    The arms with the best means over the seeds are promoted, as many as there are places. Below this line an arm is
+    pruned if it is behind the last of these with every seed, from five seeds on with all but a quarter. The others are
+    tied with it; the best of them are promoted, as many as there are places. Equal means have the same outcome, so that
+    no order of the arms decides. With one seed this is successive halving.
 
     Raises:
-        ValueError: arms have different seeds.
+        ValueError: Arms have different seeds.
     """
     if len({frozenset(of_seeds) for of_seeds in values.values()}) > 1:
         raise ValueError(f"arms are judged over common seeds, but have {[sorted(seeds) for seeds in values.values()]}")
@@ -109,17 +109,17 @@ def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) ->
     last = [values[arm] for arm, mean in means.items() if mean == line]
     below = {arm: min(_behind(values[arm], one) for one in last) for arm, mean in means.items() if mean < line}
     seeds = len(next(iter(values.values())))
-    close = [arm for arm, behind in below.items() if seeds - behind >= math.ceil(seeds / SEEDS_PER_WIN)]
-    enough = sorted((means[arm] for arm in close), reverse=True)[:places]
-    spared = {arm for arm in close if means[arm] >= enough[-1]}
+    tied = [arm for arm, behind in below.items() if seeds - behind >= math.ceil(seeds / SEEDS_PER_WIN)]
+    best = sorted((means[arm] for arm in tied), reverse=True)[:places]
+    promoted = {arm for arm in tied if means[arm] >= best[-1]}
     return {
-        arm: Fall(round, seeds, line - means[arm], behind, len(spared) if arm in close else 0)
+        arm: Pruned(round, seeds, line - means[arm], behind, len(promoted) if arm in tied else 0)
         for arm, behind in below.items()
-        if arm not in spared
+        if arm not in promoted
     }
 
 
-def climb(
+def halve(
     histories: Mapping[Arm, Mapping[int, History]],
     milestones: Sequence[int],
     rounds: int,
@@ -128,87 +128,84 @@ def climb(
     strata: Mapping[Arm, Hashable] | None = None,
     keep: Collection[Arm] = (),
     failed: Collection[tuple[Arm, int]] = (),
-) -> Standing[Arm]:
-    """Replay the rungs from what is recorded so far. An arm one of whose trials failed falls at its next rung.
+) -> Verdicts[Arm]:
+    """Replay the rungs from the metrics recorded so far. An arm with a failed trial is pruned at its next rung.
 
     Args:
-        histories: of every arm of the sweep and each of its seeds the objective by round, empty before it has any.
-        milestones: the rungs, ascending, each below `rounds`.
-        rounds: of a trial that is never stopped.
+        histories: For every arm of the sweep and each of its seeds, the objective by round; empty before it has any.
+        milestones: The rungs, ascending, each below `rounds`.
+        rounds: Rounds of a trial that is never stopped.
         reduction_factor: eta; of n arms ceil(n / eta^i) have a place beyond the i-th rung.
-        strata: of each arm, among which arms it is judged; without it all are judged together.
-        keep: arms that are not judged: they never fall, and take nobody's place.
-        failed: trials, by arm and seed, that will record nothing more.
+        strata: The stratum of each arm, within which it is judged; None judges all arms together.
+        keep: Arms that are not judged: they are never pruned, and take no place.
+        failed: Trials, by arm and seed, that will record nothing more.
     """
     together: dict[Hashable, dict[Arm, Mapping[int, History]]] = defaultdict(dict)
     for arm, trials in histories.items():
         if arm not in keep:
             together[strata[arm] if strata else None][arm] = trials
     parts = [
-        _climb_together(trials, milestones, rounds, reduction_factor, frozenset(failed)) for trials in together.values()
+        _halve_stratum(trials, milestones, rounds, reduction_factor, frozenset(failed)) for trials in together.values()
     ]
-    climbing = sorted((item for part in parts for item in part.climbing.items()), key=lambda item: item[1])
-    waiting = [(place, item) for part in parts for place, item in enumerate(part.waiting.items())]
-    return Standing(
-        {**dict(climbing), **{arm: rounds for arm in histories if arm in keep}},
-        dict(item for _, item in sorted(waiting, key=lambda one: one[0])),
-        {arm: fall for part in parts for arm, fall in part.fallen.items()},
+    promoted = sorted((item for part in parts for item in part.promoted.items()), key=lambda item: item[1])
+    undecided = [(place, item) for part in parts for place, item in enumerate(part.undecided.items())]
+    return Verdicts(
+        {**dict(promoted), **{arm: rounds for arm in histories if arm in keep}},
+        dict(item for _, item in sorted(undecided, key=lambda one: one[0])),
+        {arm: pruned for part in parts for arm, pruned in part.pruned.items()},
     )
 
 
-def _climb_together(
+def _halve_stratum(
     histories: Mapping[Arm, Mapping[int, History]],
     milestones: Sequence[int],
     rounds: int,
     reduction_factor: float,
     failed: frozenset[tuple[Arm, int]],
-) -> Standing[Arm]:
-    """The arms of one stratum, of which none is kept."""
-    fallen: dict[Arm, Fall] = {}
-    standing = list(histories)
+) -> Verdicts[Arm]:
+    pruned: dict[Arm, Pruned] = {}
+    left = list(histories)
     stops = [*milestones, rounds, rounds]
     for rung, milestone in enumerate(milestones):
-        values = {arm: _values_at(milestone, arm, histories[arm], failed) for arm in standing}
+        values = {arm: _values_at(milestone, arm, histories[arm], failed) for arm in left}
         for arm, found in values.items():
             if lost := tuple(sorted(seed for seed, value in found.items() if not math.isfinite(value))):
-                fallen[arm] = Fall(milestone, len(histories[arm]), failed=lost)
-        standing = [arm for arm in standing if arm not in fallen]
-        arrived = {arm: values[arm] for arm in standing if len(values[arm]) == len(histories[arm])}
+                pruned[arm] = Pruned(milestone, len(histories[arm]), failed=lost)
+        left = [arm for arm in left if arm not in pruned]
+        arrived = {arm: values[arm] for arm in left if len(values[arm]) == len(histories[arm])}
         on = places(len(histories), reduction_factor, rung)
-        if len(arrived) < len(standing):
-            late = [arm for arm in standing if arm not in arrived]
-            climbing = dict.fromkeys(late, milestone)
-            waiting: dict[Arm, int] = {}
+        if len(arrived) < len(left):
+            late = [arm for arm in left if arm not in arrived]
+            promoted = dict.fromkeys(late, milestone)
+            undecided: dict[Arm, int] = {}
             means = _means(arrived)
             for arm in sorted(arrived, key=lambda arm: -means[arm]):
                 place = sum(mean > means[arm] for mean in means.values())
                 next_values = _values_at(stops[rung + 1], arm, histories[arm], failed)
                 if place + len(late) >= on:  # others may yet take its place
-                    waiting[arm] = stops[rung + 1]
+                    undecided[arm] = stops[rung + 1]
                 elif len(next_values) < len(histories[arm]) or stops[rung + 1] == rounds:
-                    climbing[arm] = stops[rung + 1]
+                    promoted[arm] = stops[rung + 1]
                 else:
-                    waiting[arm] = stops[rung + 2]
-            return Standing(climbing, waiting, fallen)
-        fell = judge(arrived, on, milestone)
-        fallen |= fell
-        standing = [arm for arm in standing if arm not in fell]
-    return Standing(dict.fromkeys(standing, rounds), {}, fallen)
+                    undecided[arm] = stops[rung + 2]
+            return Verdicts(promoted, undecided, pruned)
+        pruned |= judge(arrived, on, milestone)
+        left = [arm for arm in left if arm not in pruned]
+    return Verdicts(dict.fromkeys(left, rounds), {}, pruned)
 
 
 def _values_at(
     round: int, arm: Arm, trials: Mapping[int, History], failed: frozenset[tuple[Arm, int]]
 ) -> dict[int, float]:
-    """By seed the value at a round: of failed trials that never came there NaN, of those on their way none."""
+    """Return the value of each seed at a round; NaN for failed trials that never reached it, nothing for late ones."""
     reached = {seed: history[round] for seed, history in trials.items() if round in history}
     return {seed: math.nan for seed in trials if (arm, seed) in failed} | reached
 
 
 def _means(values: Mapping[Arm, Mapping[int, float]]) -> dict[Arm, float]:
-    """Over the seeds, in whatever order these stand."""
+    """Return the means over the seeds, bit-identical for any order of the seeds."""
     return {arm: math.fsum(of_seeds.values()) / len(of_seeds) for arm, of_seeds in values.items()}
 
 
 def _behind(one: Mapping[int, float], other: Mapping[int, float]) -> int:
-    """With how many seeds the one is behind the other."""
     return sum(value < other[seed] for seed, value in one.items())

@@ -1,4 +1,4 @@
-"""Arms that climb rungs together: who falls is judged from the records on disk alone. No ray, no torch."""
+"""The arms of a sweep that are halved together, judged from the records on disk alone. No ray, no torch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Literal
 
 from fedsweep.results import Outcome, SweepStore, TrialPlan
 from fedsweep.results.arms import Arm, agrees, identity
-from fedsweep.sweep.pruning.arm_rules import Standing, climb, rungs
+from fedsweep.sweep.pruning.arm_rules import Verdicts, halve, rungs
 from fedsweep.sweep.space.settings import ArmsScheduler
 
 ERRORS = ("diverged", "failed")
 
 
-class Climb:
-    """All trials of a grid, what they have recorded, and what follows from it.
+class ArmState:
+    """All trials of a grid, their recorded metrics, and the decisions that follow.
 
-    Workers with nothing else to do play arms beyond a rung that is not decided. What such an arm recorded there is
-    shown to nobody before the arm has passed the rung; so neither tables nor decisions depend on who had time.
+    Idle workers run arms beyond a rung that is not decided. Rounds recorded there stay hidden until the arm is
+    promoted, so that neither tables nor decisions depend on which workers were idle.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Climb:
         self._histories: dict[str, dict[int, dict[int, float]]] = {name: {} for name in arms}
         self._last: dict[str, int] = {}
         self._errors: dict[str, Outcome] = {}
-        self._standing: Standing[str] | None = None
+        self._verdicts: Verdicts[str] | None = None
         for plan in plans:
             self.refresh(plan.key)
 
     def refresh(self, key: str) -> None:
-        """Read what a trial has recorded by now, and whether it met an error."""
+        """Read the rounds that a trial has recorded by now, and its error if it had one."""
         trial, plan = self.sweep.trial(key), self.plans[key]
         history = trial.recorded()
         values = {one.round: self._sign * one.metrics[self._metric] for one in history if self._metric in one.metrics}
@@ -55,84 +55,81 @@ class Climb:
         self._last[key] = history[-1].round if history else -1
         if outcome is not None and outcome.outcome in ERRORS:
             self._errors[key] = outcome
-        self._standing = None
+        self._verdicts = None
 
     @property
-    def standing(self) -> Standing[str]:
-        """Who climbs, waits and has fallen, by the identity of the arm."""
-        if self._standing is None:
-            failed = [(identity(self.plans[key].arm), self.plans[key].seed) for key in self._errors]
-            self._standing = climb(
+    def verdicts(self) -> Verdicts[str]:
+        """The arms that are promoted, undecided and pruned, by the identity of the arm."""
+        if self._verdicts is None:
+            self._verdicts = halve(
                 self._histories,
                 self.milestones,
                 self.rounds,
                 self._eta,
                 strata=self._strata,
                 keep=self._kept,
-                failed=failed,
+                failed=[(identity(self.plans[key].arm), self.plans[key].seed) for key in self._errors],
             )
-        return self._standing
+        return self._verdicts
 
-    def met(self, key: str, error: Outcome) -> None:
-        """A trial diverged or failed; whether that counts depends on how far its arm climbs."""
+    def record_error(self, key: str, error: Outcome) -> None:
+        """Record that a trial diverged or failed; whether that counts depends on how far its arm is promoted."""
         self._errors[key] = error
         self.refresh(key)
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Trials that have not come as far as their arm climbs, with that round, the most urgent first."""
-        standing, ends = self.standing, {arm: end for arm in self._histories if (end := self._end(arm)) is not None}
+        """Return the trials that have not reached the round to which their arm runs, the most urgent first."""
+        verdicts, ends = self.verdicts, {arm: end for arm in self._histories if (end := self._end(arm)) is not None}
         found: list[tuple[str, int]] = []
-        for goals in (ends, standing.climbing):
+        for goals in (ends, verdicts.promoted):
             for until in dict.fromkeys(goals.values()):
                 arms = [arm for arm, goal in goals.items() if goal == until]
                 found += [(key, until) for key in self._behind(arms, until)]
         # Beyond what is decided, the most promising arm first, with all its seeds.
-        return found + [(key, goal) for arm, goal in standing.waiting.items() for key in self._behind([arm], goal)]
+        return found + [(key, goal) for arm, goal in verdicts.undecided.items() for key in self._behind([arm], goal)]
 
     def _behind(self, arms: Sequence[str], until: int) -> list[str]:
-        """Seed by seed, so that what is there at any moment is balanced."""
+        """Return the trials of `arms` before round `until`, by seed, so that partial results are balanced over arms."""
         seeds = sorted({seed for arm in arms for seed in self._histories[arm]})
         keys = [self._keys[arm, seed] for seed in seeds for arm in arms if (arm, seed) in self._keys]
         return [key for key in keys if self._last[key] < until and key not in self._errors]
 
     def _end(self, arm: str) -> int | None:
-        """Of an arm that fell because of errors, the last round before the first of them.
+        """Return the last round before the first error of an arm that was pruned because of errors.
 
         All its trials end there, whichever of them was first to find out.
         """
-        fall = self.standing.fallen.get(arm)
-        if fall is None or not fall.failed:
+        pruned = self.verdicts.pruned.get(arm)
+        if pruned is None or not pruned.failed:
             return None
         return min(one.round for key, one in self._errors.items() if identity(self.plans[key].arm) == arm)
 
-    def fallen(self, key: str) -> bool:
-        """Whether its arm has fallen."""
-        return identity(self.plans[key].arm) in self.standing.fallen
+    def is_pruned(self, key: str) -> bool:
+        """Return whether the trial's arm was pruned."""
+        return identity(self.plans[key].arm) in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """The last round of a trial that may be shown by now."""
-        arm, standing = identity(self.plans[key].arm), self.standing
+        """Return the last round of a trial that may be shown by now."""
+        arm, verdicts = identity(self.plans[key].arm), self.verdicts
         if (end := self._end(arm)) is not None:
             return end
-        if arm in standing.fallen:
-            return standing.fallen[arm].round
-        if arm in standing.climbing:
-            return standing.climbing[arm]
-        return max((one for one in self.milestones if one < standing.waiting[arm]), default=0)
+        if arm in verdicts.pruned:
+            return verdicts.pruned[arm].round
+        if arm in verdicts.promoted:
+            return verdicts.promoted[arm]
+        return max((one for one in self.milestones if one < verdicts.undecided[arm]), default=0)
 
     def outcome(self, key: str) -> Outcome | None:
-        """How a trial ended, as far as that is decided."""
-        arm, standing = identity(self.plans[key].arm), self.standing
-        error, fall, end = self._errors.get(key), standing.fallen.get(arm), self._end(arm)
-        if fall is None:
-            if standing.climbing.get(arm) != self.rounds:
+        """Return how a trial ended, as far as that is decided."""
+        arm = identity(self.plans[key].arm)
+        error, pruned, end = self._errors.get(key), self.verdicts.pruned.get(arm), self._end(arm)
+        if pruned is None:
+            if self.verdicts.promoted.get(arm) != self.rounds:
                 return None  # an error would lie beyond what is decided
-            return error or self._whole(key)
+            finished = Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
+            return error or finished
         if error is not None and end is not None and error.round <= end:
             return error
-        last = fall.round if end is None else end
-        ended = Outcome(outcome="pruned", round=last, reason=fall.sentence(self._metric))
+        last = pruned.round if end is None else end
+        ended = Outcome(outcome="pruned", round=last, reason=pruned.sentence(self._metric))
         return ended if self._last[key] >= last else None
-
-    def _whole(self, key: str) -> Outcome | None:
-        return Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None

@@ -1,7 +1,8 @@
-"""Population based training (Jaderberg et al., 2017): who takes over from whom, with which values. No ray, no torch.
+"""The rule of population based training (Jaderberg et al., 2017): replaced members, their parents and values.
 
-Generations are synchronous: all members have come to the same round. What follows is a function of the values recorded
-there and of streams of the search's seed, so neither the number of workers nor the order of arrival is part of it.
+Generations are synchronous: all members have reached the same round. The next one is a function of the metrics recorded
+there and of streams of the search's seed; neither the number of workers nor the order of arrival matters. No ray, no
+torch.
 """
 
 import math
@@ -23,7 +24,7 @@ TRIES = 8
 
 @dataclass(frozen=True)
 class Member:
-    """A member at the end of a generation: its values, and the objective, better when larger; None if it broke."""
+    """A member at the end of a generation: its values, and the objective, better when larger; None after an error."""
 
     values: Values
     score: float | None
@@ -31,14 +32,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Successor:
-    """What a member goes on as: the state of another one, its `parent`, and values of its own."""
+    """The next trial of a member: it continues the state of another one, its `parent`, with values of its own."""
 
     parent: int
     values: dict[str, float]
 
 
 def boundaries(interval: int, rounds: int) -> list[int]:
-    """The rounds after which members are replaced: multiples of the interval below the last round.
+    """Return the rounds after which members are replaced: multiples of the interval below the last round.
 
     >>> boundaries(3, 12), boundaries(5, 4)
     ([3, 6, 9], [])
@@ -47,7 +48,7 @@ def boundaries(interval: int, rounds: int) -> list[int]:
 
 
 def first_generation(axes: Mapping[str, Axis], size: int, seed: int) -> list[dict[str, float]]:
-    """Values of each member, drawn from the ranges; those of a name depend on no other name and no other member."""
+    """Draw the values of each member from the ranges, each from a random stream of its member and name."""
     return [
         {name: _drawn(axis, stream(seed, "population", 0, member, name)) for name, axis in axes.items()}
         for member in range(size)
@@ -62,12 +63,12 @@ def successors(
     seed: int,
     used: Collection[str] = (),
 ) -> dict[int, Successor]:
-    """Who is replaced before a generation (the first after the start is 1), and by what.
+    """Return the successors of replaced members before a generation; the first one after the start is 1.
 
-    All that broke are, and of the others so many that `quantile` of all members (rounded down) are replaced, the worst
-    first. Each takes over from one of the best `quantile` that is better than it: among equals nobody does, and where
-    all broke nobody is left to take over from. `used` are the `identity` of values that trials have had; none is given
-    twice, since the same values and the same state are the same run.
+    All members with an error are replaced, and of the others so many that `quantile` of all members (rounded down) are,
+    the worst first. The parent is one of the best `quantile` that is better than the member: without such a parent a
+    member is not replaced. `used` holds the `identity` of values that trials have had; none is given twice, since the
+    same values and the same state are the same run.
     """
     scores = {place: one.score for place, one in members.items() if one.score is not None}
     ranked = sorted(scores, key=lambda place: (-scores[place], place))
@@ -93,35 +94,31 @@ def _explored(
     child: tuple[int, int, int],
     taken: Collection[str],
 ) -> dict[str, float]:
-    """A parent's values, each times a factor or drawn anew, such as no trial has had.
+    """Return a parent's values, each times a factor or drawn anew, that no trial has had.
 
     `child` is the search's seed, the generation and the member.
     """
     seed, *key = child
     chances = {name: stream(seed, "population", *key, name) for name in axes}
-    found = {name: _perturbed(values[name], axis, scheduler, chances[name]) for name, axis in axes.items()}
-    for _ in range(TRIES):
+    for _ in range(TRIES + 1):
+        found = {name: _perturbed(values[name], axis, scheduler, chances[name]) for name, axis in axes.items()}
         if identity(found) not in taken:
             return found
-        found = {name: _perturbed(values[name], axis, scheduler, chances[name]) for name, axis in axes.items()}
     while identity(found) in taken:
         found = {name: _drawn(axis, chances[name]) for name, axis in axes.items()}
     return found
 
 
 def _perturbed(value: float, axis: Axis, scheduler: PopulationScheduler, chance: Generator) -> float:
-    """The value times one of the factors within the range, or a new draw."""
     if chance.random() < scheduler.resample:
         return _drawn(axis, chance)
     return _within(value * scheduler.factors[int(chance.integers(len(scheduler.factors)))], axis)
 
 
 def _drawn(axis: Axis, chance: Generator) -> float:
-    if axis.loguniform is not None:
-        low, high = map(math.log, axis.loguniform)
-        return _within(math.exp(low + (high - low) * chance.random()), axis)
-    low, high = _range(axis)
-    return _within(low + (high - low) * chance.random(), axis)
+    low, high = map(math.log, axis.loguniform) if axis.loguniform else _range(axis)
+    value = low + (high - low) * chance.random()
+    return _within(math.exp(value) if axis.loguniform else value, axis)
 
 
 def _within(value: float, axis: Axis) -> float:

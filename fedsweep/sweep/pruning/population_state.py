@@ -56,7 +56,7 @@ class Generations:
         self._read(key)
         self._advance()
 
-    def met(self, key: str, error: Outcome) -> None:
+    def record_error(self, key: str, error: Outcome) -> None:
         """A trial diverged or failed; a worker that was lost after the last round of a generation is no failure."""
         self._read(key)
         if self._last[key] < self.until:

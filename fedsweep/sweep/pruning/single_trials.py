@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from ray.tune.schedulers import FIFOScheduler
@@ -14,12 +14,13 @@ from ray.tune.schedulers import FIFOScheduler
 from fedsweep.common.files import write_atomically
 from fedsweep.results.arms import identity
 from fedsweep.results.remote import NOTHING, Remote
+from fedsweep.sweep.pruning.arm_rules import rungs
 from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Objective
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a trial was stopped after a round, by the value that it had then; better when larger."""
+    """Whether a trial was stopped after a round, and its value then; better when larger."""
 
     key: str
     round: int
@@ -29,7 +30,7 @@ class Decision:
 
 
 class Decisions:
-    """All decisions of a sweep, by trial and round; a last line torn by a crash is cut off."""
+    """All decisions of a sweep, by trial and round; a last line that a crash tore is cut off."""
 
     def __init__(self, log: Path, remote: Remote = NOTHING) -> None:
         self.log, self._remote = log, remote.below(log.name)
@@ -38,7 +39,7 @@ class Decisions:
             self._remember(Decision(**json.loads(line)))
 
     def add(self, decision: Decision) -> None:
-        """Put a decision down for good."""
+        """Record a decision durably."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as file:
             file.write(json.dumps(asdict(decision)) + "\n")
@@ -60,67 +61,38 @@ class Decisions:
         return whole.splitlines()
 
 
-class Rule(Protocol):
-    """Whether a trial is stopped, from what it and others have reported by then."""
-
-    def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
-        """Whether the trial is stopped after this round. `value` is better when larger."""
-
-
 class Rungs:
-    """Asynchronous successive halving that stops: below the top 1/eta of a rung as filled so far, a trial ends.
+    """Asynchronous successive halving: a trial below the top 1/eta of a rung as filled so far is stopped.
 
     The rule is that of Ray's AsyncHyperBandScheduler with one bracket; Li et al. (2020) promote instead of stopping.
     Each stratum has rungs of its own.
     """
 
     def __init__(self, config: ASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:
-        self.config = config
-        self.milestones: list[int] = []
-        milestone = float(config.grace_rounds)
-        while milestone < rounds:
-            self.milestones.append(int(milestone))
-            milestone *= config.reduction_factor
+        self.config, self.milestones = config, rungs(config.grace_rounds, config.reduction_factor, rounds)
         self.values: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
         self.decisions = Decisions(log, remote)
         for made in self.decisions.made.values():
             self.values[made.stratum, made.round][made.key] = made.value
 
     def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
-        """Whether the trial is stopped after this round. `value` is better when larger."""
+        """Return whether the trial is stopped after this round. `value` is better when larger."""
         if round not in self.milestones:
             return False
         if (made := self.decisions.made.get((key, round))) is not None:
             return made.stop
         rung = self.values[stratum, round]
-        others = list(rung.values())
-        stop = bool(others) and bool(value < np.percentile(others, (1 - 1 / self.config.reduction_factor) * 100))
+        quantile = (1 - 1 / self.config.reduction_factor) * 100
+        stop = bool(rung) and bool(value < np.percentile(list(rung.values()), quantile))
         self.decisions.add(Decision(key, round, value, stop, stratum))
         rung[key] = value
         return stop
 
 
-class StoppingScheduler(FIFOScheduler):
-    """Ray's view of a rule: continue or stop after each reported round."""
-
-    def __init__(self, rule: Rule, objective: Objective, per: tuple[str, ...] = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.rule, self.objective, self.per = rule, objective, per
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Called by Ray in the driver for each report."""
-        if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss, for one
-            return FIFOScheduler.CONTINUE
-        sign = 1 if self.objective.mode == "max" else -1
-        value, stratum = sign * result[self.objective.metric], identity([trial.config.get(one) for one in self.per])
-        stop = self.rule.decide(trial.config["trial"], result["round"], value, stratum)
-        return FIFOScheduler.STOP if stop else FIFOScheduler.CONTINUE
-
-
 class Medians:
-    """A trial ends whose best value so far is below the median of the running means of others at the same round.
+    """A trial is stopped if its best value so far is below the median of the others' running means at that round.
 
-    Each stratum has medians of its own. Every round is logged: what is known of other trials must be the same after a
+    Each stratum has medians of its own. Every round is logged, so that the values of other trials are the same after a
     resume.
     """
 
@@ -132,7 +104,7 @@ class Medians:
             self.values[made.stratum][made.key][made.round] = made.value
 
     def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
-        """Whether the trial is stopped after this round. `value` is better when larger."""
+        """Return whether the trial is stopped after this round. `value` is better when larger."""
         if round < 1:
             return False  # the untuned model
         if (made := self.decisions.made.get((key, round))) is not None:
@@ -148,3 +120,20 @@ class Medians:
         stop = enough and max(known[key].values()) < statistics.median(others)
         self.decisions.add(Decision(key, round, value, stop, stratum))
         return stop
+
+
+class StoppingScheduler(FIFOScheduler):
+    """Ray's view of a rule: continue or stop after each reported round."""
+
+    def __init__(self, rule: Rungs | Medians, objective: Objective, per: tuple[str, ...] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rule, self.objective, self.per = rule, objective, per
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Called by Ray in the driver for each report."""
+        if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss, for one
+            return FIFOScheduler.CONTINUE
+        sign = 1 if self.objective.mode == "max" else -1
+        value, stratum = sign * result[self.objective.metric], identity([trial.config.get(one) for one in self.per])
+        stop = self.rule.decide(trial.config["trial"], result["round"], value, stratum)
+        return FIFOScheduler.STOP if stop else FIFOScheduler.CONTINUE

@@ -16,7 +16,7 @@ from fedsweep.results.remote import LOST
 from fedsweep.results.remote.objects import UnreachableError
 from fedsweep.sweep.cluster.packing import Packing, retried
 from fedsweep.sweep.plan.reuse import Reuse
-from fedsweep.sweep.pruning.arm_state import Climb
+from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_state import Generations
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.tracking import Recorder
@@ -70,7 +70,7 @@ class Recording(Callback):
     reuse: Reuse
     writes: WriteGuard
     packing: Packing
-    state: Climb | Generations | None = None
+    state: ArmState | Generations | None = None
     """Arms that are halved together, or a population; None where each trial is by itself."""
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
@@ -132,7 +132,7 @@ class Recording(Callback):
         if self.state is None:
             self.end(key, error)
         else:
-            self.state.met(key, error)
+            self.state.record_error(key, error)
             self.decide()
 
     def decide(self) -> None:

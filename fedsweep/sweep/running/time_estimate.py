@@ -8,7 +8,7 @@ import torch
 
 from fedsweep.federation.run import run
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, gpus_of, most_on_a_gpu
-from fedsweep.sweep.cluster.gpus import NoMeter, meter
+from fedsweep.sweep.cluster.gpus import Meter, meter
 from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL, side_by_side
 from fedsweep.sweep.plan.plan import Plan
 
@@ -21,7 +21,7 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
     The untuned evaluation and one real round are run; where `gpus_per_trial` is auto, their memory is measured.
     """
     resources = plan.space.resources
-    measure = meter(resources.device, 1.0) if resources.gpus_per_trial == "auto" else NoMeter()
+    measure = meter(resources.device, 1.0) if resources.gpus_per_trial == "auto" else Meter()
     torch.set_num_threads(resources.threads)
     measure.start()
     begun = time.monotonic()

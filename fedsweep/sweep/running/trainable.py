@@ -22,7 +22,7 @@ from fedsweep.results import SweepStore, TrialStore
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
-from fedsweep.sweep.cluster.gpus import Meter, NoMeter, meter, ran_out
+from fedsweep.sweep.cluster.gpus import Meter, meter, ran_out
 from fedsweep.sweep.cluster.node_requirements import Arrival
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _report_rounds(
     arrival: Arrival | None,
     system_metrics: bool,
 ) -> None:
-    measure: Meter = NoMeter()
+    measure: Meter = Meter()
     memory: dict[str, int] = {}
     recorded = len(store.history())
     try:

@@ -21,7 +21,7 @@ from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.reuse import Reuse
-from fedsweep.sweep.pruning.arm_state import Climb
+from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_state import Generations
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
@@ -109,14 +109,14 @@ def _recording(
     return Recording(sweep, recorder, display, rounds, reuse, writes, packing, state)
 
 
-def _state(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> Climb | Generations | None:
+def _state(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> ArmState | Generations | None:
     """Return the state of arms that are halved together, or of a population; None for independent trials."""
     if plan.space.scheduler.name == "pbt":
         return Generations(plan, sweep)
     if planned is None or plan.space.scheduler.name != "arms":
         return None
     objective, rounds = plan.space.objective, plan.base.federation.rounds
-    return Climb(planned, sweep, plan.space.scheduler, objective.metric, objective.mode, rounds, plan.space.baseline)
+    return ArmState(planned, sweep, plan.space.scheduler, objective.metric, objective.mode, rounds, plan.space.baseline)
 
 
 def _run_trials(
@@ -149,7 +149,7 @@ def _any_left(plan: Plan, recording: Recording, ended: Sequence[TrialRecord]) ->
 
 
 def _searcher(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | None) -> Searcher:
-    from fedsweep.sweep.search.ray_searchers import ClimbingSearch, PlannedSearch, PopulationSearch, SampledSearch
+    from fedsweep.sweep.search.ray_searchers import ArmSearch, PlannedSearch, PopulationSearch, SampledSearch
 
     sweep, announce, packing = recording.sweep, recording.announce, recording.packing
     if isinstance(recording.state, Generations):
@@ -157,7 +157,7 @@ def _searcher(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | N
     if planned is None:
         return SampledSearch(plan, sweep, announce, packing)
     if recording.state is not None:
-        return ClimbingSearch(recording.state, announce, packing)
+        return ArmSearch(recording.state, announce, packing)
     left = [trial for trial in planned if sweep.trial(trial.key).outcome() is None]
     return PlannedSearch(sweep, left, recording.rounds, announce, packing)
 
@@ -166,12 +166,12 @@ def _scheduler(plan: Plan, recording: Recording) -> TrialScheduler:
     from ray.tune.schedulers import FIFOScheduler
 
     from fedsweep.sweep.pruning.single_trials import Medians, Rungs, StoppingScheduler
-    from fedsweep.sweep.search.ray_searchers import ClimbingScheduler
+    from fedsweep.sweep.search.ray_searchers import ArmScheduler
 
     chosen, objective, sweep = plan.space.scheduler, plan.space.objective, recording.sweep
     log = sweep.folder / "decisions.jsonl"
-    if isinstance(recording.state, Climb):
-        return ClimbingScheduler(recording.state)
+    if isinstance(recording.state, ArmState):
+        return ArmScheduler(recording.state)
     match chosen.name:
         case "asha":
             return StoppingScheduler(Rungs(chosen, recording.rounds, log, sweep.remote), objective, chosen.per)

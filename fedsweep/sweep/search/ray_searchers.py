@@ -1,9 +1,8 @@
-"""Ray Tune's searchers over a planned grid, Optuna's samples, arms and populations."""
+"""Ray Tune's searchers over a planned grid, Optuna's samples, halved arms and populations."""
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from optuna.trial import FrozenTrial
@@ -12,10 +11,10 @@ from ray.tune.search import Searcher
 
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepStore, TrialPlan
-from fedsweep.sweep.cluster.packing import Offer, Packing
+from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.pruning.arm_state import Climb
+from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_state import Generations
 from fedsweep.sweep.search.proposals import Proposals
 
@@ -23,7 +22,42 @@ Announce = Callable[[TrialPlan], None]
 
 
 class FolderSearcher(Searcher):
-    """A searcher that knows only what lies in the sweep's folder, which is what a resume reads too."""
+    """Base of the searchers: it knows only what lies in the sweep's folder, which is what a resume reads too.
+
+    Before Ray asks again, the driver has recorded there how a trial ended. A trial may be handed out more than once: to
+    continue, with more of a GPU's memory, or because its worker was lost.
+    """
+
+    def __init__(self, announce: Announce, packing: Packing) -> None:
+        super().__init__()
+        self._announce, self._packing = announce, packing
+        self._running: dict[str, TrialPlan] = {}
+
+    def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
+        """Return unfinished trials with the round that each is to reach, the most urgent first."""
+        raise NotImplementedError
+
+    def returned(self, plan: TrialPlan) -> None:
+        """Note that a trial does not run any more."""
+
+    def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
+        """Return the Ray configuration of the next trial, or None for now: flat dotted hyperparameters and more.
+
+        That is the key `trial` of the plan on disk, the round `until` which it is to run, and its share of a GPU.
+        """
+        keys = {plan.key for plan in self._running.values()}
+        offer = self._packing.choose([(plan, until) for plan, until in self.wanted() if plan.key not in keys])
+        if offer is None:
+            return None if self._running else self.FINISHED
+        plan = self._running[trial_id] = offer.plan
+        self._announce(plan)
+        return {"trial": plan.key, **plan.arm, "seed": plan.seed, "until": offer.until, "gpus": offer.gpus}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Make the trial available again; `error` means that its worker was lost."""
+        plan = self._running.pop(trial_id)
+        self._packing.ended(plan, None if error else result)
+        self.returned(plan)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing is Ray's to keep."""
@@ -32,60 +66,52 @@ class FolderSearcher(Searcher):
         """Nothing, see `save`."""
 
 
-def suggestion(offer: Offer) -> dict[str, Json]:
-    """A trial's Ray configuration: flat dotted hyperparameters, the key under which the whole plan is on disk.
+class PlannedSearch(FolderSearcher):
+    """Replays a list of trials, each until it has an outcome."""
 
-    Also the round that it climbs to, and its part of a GPU; it may be handed out again to climb further, or with more.
-    """
-    plan = offer.plan
-    return {"trial": plan.key, **plan.arm, "seed": plan.seed, "until": offer.until, "gpus": offer.gpus}
+    def __init__(
+        self, sweep: SweepStore, plans: Sequence[TrialPlan], rounds: int, announce: Announce, packing: Packing
+    ) -> None:
+        super().__init__(announce, packing)
+        self._sweep, self._left, self._rounds = sweep, list(plans), rounds
+        self._returned: list[TrialPlan] = []
+
+    def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
+        """Return the trials that are left, in the order of the plan."""
+        ended = {plan.key for plan in self._returned if self._sweep.trial(plan.key).outcome() is not None}
+        self._left = [plan for plan in self._left if plan.key not in ended]
+        self._returned.clear()
+        return [(plan, self._rounds) for plan in self._left]
+
+    def returned(self, plan: TrialPlan) -> None:
+        """Look at its outcome when Ray asks again."""
+        self._returned.append(plan)
 
 
 class SampledSearch(FolderSearcher):
     """Samples hyperparameters from the results on disk, whatever their order of arrival."""
 
     def __init__(self, plan: Plan, sweep: SweepStore, announce: Announce, packing: Packing) -> None:
-        super().__init__()
-        self._plan, self._sweep, self._announce, self._packing = plan, sweep, announce, packing
+        super().__init__(announce, packing)
+        self._plan, self._sweep = plan, sweep
         self._proposals = Proposals(plan.space, plan.tentative, warm_start.known(sweep))
         self._samples: list[TrialPlan] = [trial.plan for trial in sweep.trials()]
         self._results: dict[int, FrozenTrial] = {}
         self._open = {trial.number for trial in self._samples}
-        self._out: dict[str, int] = {}
 
-    def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """A sample that is out no more but has not ended, or else a new one.
-
-        None while results for it are missing, or what samples take of a GPU is being measured.
-        """
+    def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
+        """Return the samples that have not ended; if all of them run, also a new one whose results are known."""
         self._learn()
-        if left := sorted(self._open - {*self._out.values()}):
-            trial = self._samples[left[0]]
-        elif len(self._samples) == self._plan.sampled:
-            return None if self._open else self.FINISHED
-        elif self._open & {*self._proposals.needed(len(self._samples))}:
-            return None
-        else:
-            trial = self._new()
-        offer = self._packing.choose([(trial, self._plan.base.federation.rounds)])
-        if offer is None:
-            return None
-        self._out[trial_id] = trial.number
-        self._announce(trial)
-        return suggestion(offer)
+        number, running = len(self._samples), {plan.number for plan in self._running.values()}
+        may_propose = self._open <= running and number != self._plan.sampled
+        if may_propose and not self._open & {*self._proposals.needed(number)}:
+            self._propose(number)
+        return [(self._samples[one], self._plan.base.federation.rounds) for one in sorted(self._open)]
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """The sample is out no more; how it ended is read from disk, where it is written before Ray asks again."""
-        if (number := self._out.pop(trial_id, None)) is not None:
-            self._packing.ended(self._samples[number], None if error else result)
-
-    def _new(self) -> TrialPlan:
-        number = len(self._samples)
+    def _propose(self, number: int) -> None:
         arm = self._proposals.arm(number, [one.arm for one in self._samples], self._results)
-        trial = self._plan.trial(number, arm, self._plan.space.seeds[0])
-        self._samples.append(trial)
+        self._samples.append(self._plan.trial(number, arm, self._plan.space.seeds[0]))
         self._open.add(number)
-        return trial
 
     def _learn(self) -> None:
         """Read the results of samples that have ended since."""
@@ -96,93 +122,47 @@ class SampledSearch(FolderSearcher):
                 self._open.remove(number)
 
 
-class PlannedSearch(FolderSearcher):
-    """Replays a list of trials. One that comes back without an outcome on disk is handed out again.
+class ArmSearch(FolderSearcher):
+    """Hands out a trial once for each rung that its arm is promoted to; it continues from its checkpoint on disk."""
 
-    It was measured and goes on, it ran out of a GPU's memory, or its worker was lost.
-    """
+    def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
+        super().__init__(announce, packing)
+        self._state = state
 
-    def __init__(
-        self, sweep: SweepStore, plans: Sequence[TrialPlan], rounds: int, announce: Announce, packing: Packing
-    ) -> None:
-        super().__init__()
-        self._sweep, self._left, self._rounds = sweep, list(plans), rounds
-        self._announce, self._packing = announce, packing
-        self._out: dict[str, TrialPlan] = {}
-        self._back: list[TrialPlan] = []
+    def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
+        """Return trials of promoted arms, then those of arms that may yet be pruned."""
+        return [(self._state.plans[key], until) for key, until in self._state.wanted()]
 
-    def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """The next trial of the plan, or nothing for now."""
-        for plan in self._back:
-            if self._sweep.trial(plan.key).outcome() is None:
-                bisect.insort(self._left, plan, key=lambda one: one.number)
-        self._back.clear()
-        offer = self._packing.choose([(plan, self._rounds) for plan in self._left])
-        if offer is None:
-            return None if self._out else self.FINISHED
-        self._left.remove(offer.plan)
-        self._out[trial_id] = offer.plan
-        self._announce(offer.plan)
-        return suggestion(offer)
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """How it ended is read from disk, where it is written before Ray asks again."""
-        plan = self._out.pop(trial_id)
-        self._packing.ended(plan, None if error else result)
-        self._back.append(plan)
+    def returned(self, plan: TrialPlan) -> None:
+        """Read what it has recorded."""
+        self._state.refresh(plan.key)
 
 
-class ClimbingSearch(FolderSearcher):
-    """A trial is handed out once for each rung that its arm climbs to; its checkpoint on disk is where it goes on."""
+class ArmScheduler(FIFOScheduler):
+    """Stops trials that run beyond a rung at which their arm was pruned."""
 
-    def __init__(self, climb: Climb | Generations, announce: Announce, packing: Packing) -> None:
-        super().__init__()
-        self._climb, self._announce, self._packing = climb, announce, packing
-        self._out: dict[str, str] = {}
-
-    def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """The most urgent climb, or one that may turn out to be in vain, or nothing for now."""
-        wanted = self._climb.wanted()
-        free = [(self._climb.plans[key], until) for key, until in wanted if key not in self._out.values()]
-        offer = self._packing.choose(free)
-        if offer is None:
-            return None if self._out else self.FINISHED
-        self._out[trial_id] = offer.plan.key
-        self._announce(offer.plan)
-        return suggestion(offer)
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """It can be handed out again; what it recorded is read from disk."""
-        key = self._out.pop(trial_id)
-        self._packing.ended(self._climb.plans[key], None if error else result)
-        self._climb.refresh(key)
-
-
-class ClimbingScheduler(FIFOScheduler):
-    """Stops what is played beyond a rung that its arm did not pass."""
-
-    def __init__(self, climb: Climb) -> None:
+    def __init__(self, state: ArmState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.climb = climb
+        self.state = state
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Called by Ray in the driver for each report."""
         key = trial.config["trial"]
-        if result["round"] in self.climb.milestones:
-            self.climb.refresh(key)
-        fallen = self.climb.fallen(key) and result["round"] >= self.climb.visible(key)
-        return FIFOScheduler.STOP if fallen else FIFOScheduler.CONTINUE
+        if result["round"] in self.state.milestones:
+            self.state.refresh(key)
+        beyond = self.state.is_pruned(key) and result["round"] >= self.state.visible(key)
+        return FIFOScheduler.STOP if beyond else FIFOScheduler.CONTINUE
 
 
-class PopulationSearch(ClimbingSearch):
-    """A member climbs to the end of its generation; its checkpoint on disk is where it goes on."""
+class PopulationSearch(ArmSearch):
+    """Hands out each member once for each generation; it continues from its checkpoint on disk."""
 
     def __init__(self, population: Generations, announce: Announce, packing: Packing) -> None:
         super().__init__(population, announce, packing)
         self._population = population
 
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """A member that has not come to the end of the generation, or nothing before all of them have."""
+        """Return a member that has not reached the end of the generation, or None before all of them have."""
         for successor in self._population.unplanned():  # before a parent goes on
             self._announce(successor)
         if self._population.unplanned():  # no more can be written

@@ -1,6 +1,7 @@
 """Where a sweep runs: addresses, resources of nodes, tokens. No Ray is started."""
 
 import os
+import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,16 @@ def test_a_ray_that_takes_too_long_to_start_is_told_in_a_sentence(clean: Path, m
         "Ray does not start on this machine (The current node timed out during startup); it waits for 30 seconds, too "
         "short where others keep the machine busy: the same command with --resume goes on."
     )
+
+
+def test_sigterm_interrupts_a_sweep_as_ctrl_c_does(clean: Path, monkeypatch: pytest.MonkeyPatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    try:
+        with pytest.raises(KeyboardInterrupt), ray_session():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_refusal_that_ray_tells_on_stderr_alone_is_understood_and_not_shown(clean, monkeypatch, capfd):

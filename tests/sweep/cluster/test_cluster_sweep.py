@@ -89,8 +89,8 @@ def test_a_node_that_joins_in_the_middle_is_sent_the_data_and_a_wrong_one_is_ref
     shutil.copytree(pacs_folder, tmp_path / "data")
     changed = tmp_path / "changed"
     shutil.copytree(Path(fedsweep_package.__file__).parent, changed / "fedsweep")
-    seeding = changed / "fedsweep" / "seeding.py"
-    seeding.write_text(seeding.read_text() + "# another version\n")
+    randomness = changed / "fedsweep" / "common" / "randomness.py"
+    randomness.write_text(randomness.read_text() + "# another version\n")
     broken = tmp_path / "broken" / "fedsweep"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("import a_package_that_is_missing\n")

@@ -97,7 +97,7 @@ def test_only_the_files_of_a_plan_are_handed_out(needs: Needs, tmp_path: Path):
 
 def test_all_that_is_wrong_with_a_node_is_told(needs: Needs, tmp_path: Path):
     other = replace(
-        needs, packages=dict(needs.packages) | {"torch": "1.0", "timm": "0.1"}, probe=str(tmp_path / "no" / "x")
+        needs, packages=dict(needs.packages) | {"torch": "1.0", "timm": "0.1"}, probe=f"{tmp_path / 'no'}#x"
     )
     torch, timm, store = look(other).problems
     assert torch.endswith(", not 1.0")
@@ -115,7 +115,7 @@ def test_a_shared_store_is_left_as_it_was(needs: Needs, tmp_path: Path):
     probe = tmp_path / "probe"
     probe.write_text("abc")
     before = sorted(tmp_path.iterdir())
-    assert look(replace(needs, probe=str(probe))).problems == []
+    assert look(replace(needs, probe=f"{tmp_path}#probe")).problems == []
     assert [one for one in sorted(tmp_path.iterdir()) if one.name != "other"] == before
 
 

@@ -1,4 +1,4 @@
-"""Who falls: the same whatever the order, paired over the seeds, and never revised by what is recorded later."""
+"""The pruned arms: the same whatever the order, paired over the seeds, and never revised by what is recorded later."""
 
 import math
 from random import Random
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.sweep.pruning.arm_rules import Fall, Standing, climb, judge, places, rungs
+from fedsweep.sweep.pruning.arm_rules import Pruned, Verdicts, halve, judge, places, rungs
 
 Values = dict[int, dict[int, float]]
 Histories = dict[int, dict[int, dict[int, float]]]
@@ -46,8 +46,8 @@ def shuffled(order: Random, mapping: dict[int, T]) -> dict[int, T]:
     return {key: mapping[key] for key in order.sample(sorted(mapping), len(mapping))}
 
 
-def standing(histories: Histories, **more: object) -> Standing[int]:
-    return climb(histories, MILESTONES, ROUNDS, ETA, **more)  # type: ignore[arg-type]
+def verdicts(histories: Histories, **more: object) -> Verdicts[int]:
+    return halve(histories, MILESTONES, ROUNDS, ETA, **more)  # type: ignore[arg-type]
 
 
 def until(histories: Histories, rounds: dict[tuple[int, int], int]) -> Histories:
@@ -64,15 +64,15 @@ def until(histories: Histories, rounds: dict[tuple[int, int], int]) -> Histories
 # At a rung.
 
 
-def test_an_arm_with_one_unlucky_seed_is_spared_and_one_behind_with_every_seed_falls() -> None:
+def test_an_arm_with_one_unlucky_seed_is_promoted_and_one_behind_with_every_seed_pruned() -> None:
     last = {0: 0.75, 1: 0.5, 2: 0.625}
     unlucky = {0: 0.8125, 1: 0.5625, 2: 0.125}
     worse = {0: 0.6875, 1: 0.4375, 2: 0.5625}  # a higher mean than the unlucky one
-    fell = judge({"best": {0: 0.9, 1: 0.9, 2: 0.9}, "last": last, "unlucky": unlucky, "worse": worse}, 2, 3)
-    assert fell == {"worse": Fall(3, 3, behind=0.0625, behind_with=3)}
+    pruned = judge({"best": {0: 0.9, 1: 0.9, 2: 0.9}, "last": last, "unlucky": unlucky, "worse": worse}, 2, 3)
+    assert pruned == {"worse": Pruned(3, 3, behind=0.0625, behind_with=3)}
 
 
-def test_from_five_seeds_on_one_lucky_seed_does_not_spare() -> None:
+def test_from_five_seeds_on_one_lucky_seed_does_not_promote() -> None:
     seeds = range(5)
     lucky = {"best": dict.fromkeys(seeds, 0.5), "lucky": {seed: 0.25 + 0.5 * (seed == 0) for seed in seeds}}
     assert judge(lucky, 1, 3).keys() == {"lucky"}
@@ -80,11 +80,11 @@ def test_from_five_seeds_on_one_lucky_seed_does_not_spare() -> None:
     assert judge(four, 1, 3) == {}
 
 
-def test_no_more_are_spared_than_there_are_places() -> None:
+def test_no_more_tied_arms_are_promoted_than_there_are_places() -> None:
     values = {arm: {0: 1.0 + arm, 1: 9.0 - 2 * arm} for arm in range(4)}  # arm 0 leads; each later one wins seed 0
-    fell = judge(values, 1, 3)
-    assert fell == {arm: Fall(3, 2, behind=arm / 2, behind_with=1, spared=1) for arm in (2, 3)}
-    assert fell[3].sentence("loss/test") == (
+    pruned = judge(values, 1, 3)
+    assert pruned == {arm: Pruned(3, 2, behind=arm / 2, behind_with=1, closer=1) for arm in (2, 3)}
+    assert pruned[3].sentence("loss/test") == (
         "fell at round 3: 1.5 below the last that went on (behind with 1 of 2 seeds; 1 closer was spared)"
     )
 
@@ -108,11 +108,11 @@ def test_names_of_arms_and_seeds_do_not_matter(values: Values, on: int, order: R
     names = order.sample(range(100), len(values))
     seeds = order.sample(range(100), len(values[0]))
     renamed = {names[arm]: {seeds[seed]: value for seed, value in of.items()} for arm, of in values.items()}
-    assert judge(renamed, on, 1) == {names[arm]: fall for arm, fall in judge(values, on, 1).items()}
+    assert judge(renamed, on, 1) == {names[arm]: one for arm, one in judge(values, on, 1).items()}
 
 
 @given(tables(), places_of, st.data())
-def test_a_better_value_never_makes_its_arm_fall(values: Values, on: int, data: st.DataObject) -> None:
+def test_a_better_value_never_prunes_its_arm(values: Values, on: int, data: st.DataObject) -> None:
     arm = data.draw(st.sampled_from(sorted(values)))
     gains = data.draw(st.lists(st.integers(0, 6), min_size=len(values[arm]), max_size=len(values[arm])))
     better = {seed: value + gain for (seed, value), gain in zip(values[arm].items(), gains, strict=True)}
@@ -121,7 +121,7 @@ def test_a_better_value_never_makes_its_arm_fall(values: Values, on: int, data: 
 
 
 @given(tables(), places_of)
-def test_an_arm_that_nobody_beats_with_any_seed_never_falls(values: Values, on: int) -> None:
+def test_an_arm_that_nobody_beats_with_any_seed_is_never_pruned(values: Values, on: int) -> None:
     best = {seed: max(of[seed] for of in values.values()) for seed in values[0]}
     assert -1 not in judge({**values, -1: best}, on, 1)
 
@@ -134,7 +134,7 @@ def test_a_seed_that_is_easier_for_all_arms_changes_nothing(values: Values, on: 
 
 
 @given(tables(highest=10**9), places_of)
-def test_places_are_taken_and_at_most_as_many_spared(values: Values, on: int) -> None:
+def test_places_are_taken_and_at_most_as_many_tied_arms_promoted(values: Values, on: int) -> None:
     means = {arm: sum(of.values()) for arm, of in values.items()}
     if len(set(means.values())) == len(means):
         left = len(values) - len(judge(values, on, 1))
@@ -157,45 +157,45 @@ def test_rungs_and_places() -> None:
 
 @given(recordings(), randoms)
 def test_decisions_are_never_revised(histories: Histories, order: Random) -> None:
-    """At any stage of any order of arrival, what is said to climb does climb, and what fell is what falls."""
-    final = standing(histories)
-    assert not final.waiting
+    """At any stage of any order of arrival, promoted arms reach their round, and pruned arms stay pruned."""
+    final = verdicts(histories)
+    assert not final.undecided
     for _ in range(5):
         rounds = {(arm, seed): order.randint(0, ROUNDS) for arm, trials in histories.items() for seed in trials}
-        stage = standing(until(histories, rounds))
-        assert stage.climbing.keys() | stage.waiting.keys() | stage.fallen.keys() == histories.keys()
-        assert len(stage.climbing) + len(stage.waiting) + len(stage.fallen) == len(histories)
-        assert stage.fallen.items() <= final.fallen.items()
-        for arm, goal in stage.climbing.items():
-            assert arm not in final.fallen or final.fallen[arm].round >= goal
+        stage = verdicts(until(histories, rounds))
+        assert stage.promoted.keys() | stage.undecided.keys() | stage.pruned.keys() == histories.keys()
+        assert len(stage.promoted) + len(stage.undecided) + len(stage.pruned) == len(histories)
+        assert stage.pruned.items() <= final.pruned.items()
+        for arm, goal in stage.promoted.items():
+            assert arm not in final.pruned or final.pruned[arm].round >= goal
 
 
 @given(recordings(), randoms)
-def test_where_arms_stand_does_not_depend_on_their_order(histories: Histories, order: Random) -> None:
+def test_verdicts_do_not_depend_on_their_order(histories: Histories, order: Random) -> None:
     rounds = {(arm, seed): order.randint(0, 3) for arm, trials in histories.items() for seed in trials}
     part = until(histories, rounds)
-    assert standing({arm: shuffled(order, trials) for arm, trials in shuffled(order, part).items()}) == standing(part)
+    assert verdicts({arm: shuffled(order, trials) for arm, trials in shuffled(order, part).items()}) == verdicts(part)
 
 
-def test_places_are_counted_from_all_arms_so_that_the_spared_do_not_add_up() -> None:
-    """Four arms, of which each wins one of four seeds by far: at every rung all are close enough to be spared."""
+def test_places_are_counted_from_all_arms_so_that_tied_arms_do_not_add_up() -> None:
+    """Four arms, of which each wins one of four seeds by far: at every rung all are tied."""
     curve = {arm: {seed: 8.0 + 8 * (arm == seed) - arm / 16 for seed in range(4)} for arm in range(4)}
     histories = {
         arm: {seed: dict.fromkeys(range(1, ROUNDS + 1), v) for seed, v in of.items()} for arm, of in curve.items()
     }
-    fell = standing(histories).fallen
-    assert {arm: fall.round for arm, fall in fell.items()} == {3: 2, 2: 2}
+    pruned = verdicts(histories).pruned
+    assert {arm: one.round for arm, one in pruned.items()} == {3: 2, 2: 2}
 
 
 @given(recordings())
 def test_what_lies_beyond_a_rung_that_an_arm_did_not_pass_changes_nothing(histories: Histories) -> None:
-    final = standing(histories)
+    final = verdicts(histories)
     ends = {
-        (arm, seed): final.fallen[arm].round if arm in final.fallen else ROUNDS
+        (arm, seed): final.pruned[arm].round if arm in final.pruned else ROUNDS
         for arm, trials in histories.items()
         for seed in trials
     }
-    assert standing(until(histories, ends)) == final
+    assert verdicts(until(histories, ends)) == final
 
 
 @given(recordings(), randoms, st.integers(1, 9), st.booleans())
@@ -206,8 +206,8 @@ def test_any_workers_end_with_the_same_arms(
     reached = {(arm, seed): 0 for arm, trials in histories.items() for seed in trials}
     running: dict[tuple[int, int], int] = {}
     while True:
-        stage = standing(until(histories, reached))
-        offers = [*stage.climbing.items(), *(stage.waiting.items() if ahead_of_rungs else ())]
+        stage = verdicts(until(histories, reached))
+        offers = [*stage.promoted.items(), *(stage.undecided.items() if ahead_of_rungs else ())]
         for arm, goal in offers:
             for seed in histories[arm]:
                 free = (arm, seed) not in running and reached[arm, seed] < goal
@@ -217,58 +217,58 @@ def test_any_workers_end_with_the_same_arms(
             break
         ended = order.choice(sorted(running))
         reached[ended] = running.pop(ended)
-    final = standing(histories)
+    final = verdicts(histories)
     assert stage == final
     for (arm, _), rounds in reached.items():
-        assert rounds == ROUNDS or arm in final.fallen
-        if arm in final.fallen and not ahead_of_rungs:
-            assert rounds == final.fallen[arm].round
+        assert rounds == ROUNDS or arm in final.pruned
+        if arm in final.pruned and not ahead_of_rungs:
+            assert rounds == final.pruned[arm].round
 
 
 @given(recordings(), randoms)
 def test_strata_are_judged_as_if_alone(histories: Histories, order: Random) -> None:
     strata = {arm: order.choice("abc") for arm in histories}
-    together = standing(histories, strata=strata)
+    together = verdicts(histories, strata=strata)
     for stratum in "abc":
-        alone = standing({arm: trials for arm, trials in histories.items() if strata[arm] == stratum})
-        assert {arm: fall for arm, fall in together.fallen.items() if strata[arm] == stratum} == alone.fallen
+        alone = verdicts({arm: trials for arm, trials in histories.items() if strata[arm] == stratum})
+        assert {arm: one for arm, one in together.pruned.items() if strata[arm] == stratum} == alone.pruned
 
 
 @given(recordings(), randoms)
-def test_a_kept_arm_never_falls_and_the_others_fall_as_if_it_were_not_there(
+def test_a_kept_arm_is_never_pruned_and_the_others_are_as_if_it_were_not_there(
     histories: Histories, order: Random
 ) -> None:
     kept = order.choice(sorted(histories))
-    with_it = standing(histories, keep={kept})
-    without = standing({arm: trials for arm, trials in histories.items() if arm != kept})
-    assert with_it.fallen == without.fallen
-    assert with_it.climbing[kept] == ROUNDS
+    with_it = verdicts(histories, keep={kept})
+    without = verdicts({arm: trials for arm, trials in histories.items() if arm != kept})
+    assert with_it.pruned == without.pruned
+    assert with_it.promoted[kept] == ROUNDS
 
 
 @given(recordings(), randoms, st.booleans())
-def test_an_arm_with_a_failed_seed_falls_at_its_next_rung(histories: Histories, order: Random, nan: bool) -> None:
+def test_an_arm_with_a_failed_seed_is_pruned_at_its_next_rung(histories: Histories, order: Random, nan: bool) -> None:
     arm, end = order.choice(sorted(histories)), order.randint(0, ROUNDS - 1)
     seed = order.choice(sorted(histories[arm]))
     torn = until(histories, {(a, s): end if (a, s) == (arm, seed) else ROUNDS for a in histories for s in histories[a]})
     if nan:
         torn[arm][seed] |= dict.fromkeys(range(end + 1, ROUNDS + 1), math.nan)
-    stage = standing(torn, failed=() if nan else {(arm, seed)})
-    assert not stage.waiting
+    stage = verdicts(torn, failed=() if nan else {(arm, seed)})
+    assert not stage.undecided
     rung = next((milestone for milestone in MILESTONES if milestone > end), None)
-    before = standing(histories).fallen.get(arm)
+    before = verdicts(histories).pruned.get(arm)
     if before is not None and (rung is None or before.round < rung):
-        assert stage.fallen[arm] == before
+        assert stage.pruned[arm] == before
     elif rung is not None:
-        assert stage.fallen[arm] == Fall(rung, len(histories[arm]), failed=(seed,))
+        assert stage.pruned[arm] == Pruned(rung, len(histories[arm]), failed=(seed,))
     else:
-        assert arm not in stage.fallen
+        assert arm not in stage.pruned
 
 
-def test_who_others_wait_for_comes_first_and_the_promising_play_ahead() -> None:
+def test_arms_that_others_wait_for_come_first_and_the_promising_run_ahead() -> None:
     histories: Histories = {arm: {0: {1: float(arm)}, 1: {1: float(arm)}} for arm in range(8)}
     histories[0][1] = {}  # one trial is late
-    stage = standing(histories, keep={3})
-    assert list(stage.climbing.items()) == [(0, 1), (7, 2), (6, 2), (5, 2), (3, ROUNDS)]  # 4 of 7 places, one open
-    assert list(stage.waiting.items()) == [(4, 2), (2, 2), (1, 2)]
+    stage = verdicts(histories, keep={3})
+    assert list(stage.promoted.items()) == [(0, 1), (7, 2), (6, 2), (5, 2), (3, ROUNDS)]  # 4 of 7 places, one open
+    assert list(stage.undecided.items()) == [(4, 2), (2, 2), (1, 2)]
     histories[7] = {0: {1: 7.0, 2: 7.0}, 1: {1: 7.0, 2: 7.0}}
-    assert list(standing(histories, keep={3}).waiting.items()) == [(7, 4), (4, 2), (2, 2), (1, 2)]
+    assert list(verdicts(histories, keep={3}).undecided.items()) == [(7, 4), (4, 2), (2, 2), (1, 2)]

@@ -1,4 +1,4 @@
-"""Arms that climb together: what comes out is the same for any number of workers and any order of arrival."""
+"""Arms that are halved together: the outcome is the same for any number of workers and any order of arrival."""
 
 import math
 import random
@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from fedsweep.results import Outcome, TrialPlan
 from fedsweep.results.arms import identity
 from fedsweep.results.history import RoundRecord
-from fedsweep.sweep.pruning.arm_rules import climb as replay
-from fedsweep.sweep.pruning.arm_rules import rungs
-from fedsweep.sweep.pruning.arm_state import Climb
+from fedsweep.sweep.pruning.arm_rules import halve, rungs
+from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.space.settings import ArmsScheduler
 
 ROUNDS, ETA = 9, 2
@@ -56,16 +55,16 @@ def plans_of(arms: int, seeds: int) -> list[TrialPlan]:
     ]
 
 
-def climb_over(plans: list[TrialPlan], folder: Folder, **changes: Any) -> Climb:
+def state_over(plans: list[TrialPlan], folder: Folder, **changes: Any) -> ArmState:
     config = CONFIG.model_copy(update=changes.pop("config", {}))
-    return Climb(plans, folder, config, "accuracy/mean", "max", ROUNDS, changes.pop("baseline", None))  # type: ignore[arg-type]
+    return ArmState(plans, folder, config, "accuracy/mean", "max", ROUNDS, changes.pop("baseline", None))  # type: ignore[arg-type]
 
 
-def play(climb: Climb, folder: Folder, workers: int, chance: random.Random, restart: float = 0.0) -> None:
+def play(state: ArmState, folder: Folder, workers: int, chance: random.Random, restart: float = 0.0) -> None:
     """Workers of random speed take what is wanted, as the searcher hands it out, and say how it ended."""
     out: dict[str, int] = {}
     for _ in range(10_000):
-        free = [(key, until) for key, until in climb.wanted() if key not in out]
+        free = [(key, until) for key, until in state.wanted() if key not in out]
         while free and len(out) < workers:
             key, until = free.pop(0)
             out[key] = until
@@ -74,21 +73,21 @@ def play(climb: Climb, folder: Folder, workers: int, chance: random.Random, rest
         key = chance.choice(sorted(out))
         trial = folder.trials[key]
         if trial.diverges == trial.round + 1:
-            climb.met(key, Outcome(outcome="diverged", round=max(trial.round, 0)))
+            state.record_error(key, Outcome(outcome="diverged", round=max(trial.round, 0)))
             del out[key]
             continue
         trial.round += 1
-        climb.refresh(key)
-        if trial.round >= out[key] or (climb.fallen(key) and trial.round >= climb.visible(key)):
+        state.refresh(key)
+        if trial.round >= out[key] or (state.is_pruned(key) and trial.round >= state.visible(key)):
             del out[key]
     raise AssertionError("it never ends")
 
 
-def result(climb: Climb, folder: Folder) -> dict[str, Any]:
+def result(state: ArmState, folder: Folder) -> dict[str, Any]:
     """What tables and MLflow show."""
     found = {}
     for key, trial in folder.trials.items():
-        outcome = climb.outcome(key)
+        outcome = state.outcome(key)
         assert outcome is not None
         assert trial.round >= outcome.round  # what is shown is there
         found[key] = (outcome.outcome, outcome.round)
@@ -121,24 +120,24 @@ def test_what_comes_out_does_not_depend_on_workers_or_arrival(
     outcomes = []
     for side_by_side, order in ((1, 0), (workers, seed)):
         folder = folder_of(curves, diverge)
-        climb = climb_over(plans, folder, baseline=baseline)
-        play(climb, folder, side_by_side, random.Random(order))
-        outcomes.append(result(climb, folder))
+        state = state_over(plans, folder, baseline=baseline)
+        play(state, folder, side_by_side, random.Random(order))
+        outcomes.append(result(state, folder))
     assert outcomes[0] == outcomes[1]
 
 
 @given(curves=CURVES, workers=st.integers(1, 5), seed=st.integers(0, 1000))
-def test_those_fall_that_whole_curves_would_make_fall(curves: list[list[list[int]]], workers: int, seed: int) -> None:
+def test_arms_are_pruned_that_whole_curves_would_prune(curves: list[list[list[int]]], workers: int, seed: int) -> None:
     folder = folder_of(curves, {})
-    climb = climb_over(plans_of(len(curves), 2), folder)
-    play(climb, folder, workers, random.Random(seed))
+    state = state_over(plans_of(len(curves), 2), folder)
+    play(state, folder, workers, random.Random(seed))
     whole = {
         identity({"lora.rank": arm}): {number: {r: v / 10 for r, v in enumerate(one)} for number, one in enumerate(two)}
         for arm, two in enumerate(curves)
     }
-    expected = replay(whole, rungs(1, ETA, ROUNDS), ROUNDS, ETA).fallen
-    assert {arm: fall.round for arm, fall in climb.standing.fallen.items()} == {
-        arm: fall.round for arm, fall in expected.items()
+    expected = halve(whole, rungs(1, ETA, ROUNDS), ROUNDS, ETA).pruned
+    assert {arm: one.round for arm, one in state.verdicts.pruned.items()} == {
+        arm: one.round for arm, one in expected.items()
     }
 
 
@@ -149,36 +148,36 @@ def test_a_new_process_comes_to_the_same(
     """Killed after so many rounds: what is known is what lies on disk."""
     plans = plans_of(len(curves), 2)
     undisturbed = folder_of(curves, diverge)
-    climb = climb_over(plans, undisturbed)
-    play(climb, undisturbed, 1, random.Random(0))
+    state = state_over(plans, undisturbed)
+    play(state, undisturbed, 1, random.Random(0))
     broken, chance = folder_of(curves, diverge), random.Random(seed)
     for trial in broken.trials.values():  # anything that two workers may have left behind on the way
         until = undisturbed.trials[next(key for key, one in broken.trials.items() if one is trial)].round
         trial.round = min(until, chance.randint(-1, max(kill, 0)))
-    again = climb_over(plans, broken)
+    again = state_over(plans, broken)
     play(again, broken, 2, chance)
-    assert result(again, broken) == result(climb, undisturbed)
+    assert result(again, broken) == result(state, undisturbed)
 
 
 def test_what_was_played_ahead_is_shown_once_the_arm_has_passed() -> None:
     folder = folder_of([[[1] * 10], [[2] * 10], [[3] * 10], [[4] * 10]], {})
-    climb = climb_over(plans_of(4, 1), folder)
+    state = state_over(plans_of(4, 1), folder)
     for key, round in (("3-0", 2), ("2-0", 1), ("1-0", 1)):
         folder.trials[key].round = round
-        climb.refresh(key)
-    assert climb.visible("2-0") == 1  # arm 0 may come before it
+        state.refresh(key)
+    assert state.visible("2-0") == 1  # arm 0 may come before it
     folder.trials["0-0"].round = 1
-    climb.refresh("0-0")
-    assert climb.visible("2-0") == 2
-    ends = [climb.outcome(f"{arm}-0") for arm in (0, 1)]
+    state.refresh("0-0")
+    assert state.visible("2-0") == 2
+    ends = [state.outcome(f"{arm}-0") for arm in (0, 1)]
     assert [end and (end.outcome, end.round) for end in ends] == [("pruned", 1)] * 2
 
 
-def test_the_baseline_never_falls_even_where_it_diverges() -> None:
+def test_the_baseline_is_never_pruned_even_where_it_diverges() -> None:
     folder = folder_of([[[0] * 10, [0] * 10], [[5] * 10, [5] * 10], [[6] * 10, [6] * 10]], {(0, 1): 4})
-    climb = climb_over(plans_of(3, 2), folder, baseline={"lora.rank": 0})
-    play(climb, folder, 2, random.Random(1))
-    shown = result(climb, folder)
+    state = state_over(plans_of(3, 2), folder, baseline={"lora.rank": 0})
+    play(state, folder, 2, random.Random(1))
+    shown = result(state, folder)
     assert (shown["0-0"], shown["0-1"]) == (("finished", ROUNDS), ("diverged", 3))
 
 
@@ -188,38 +187,38 @@ def test_strata_are_judged_apart() -> None:
         TrialPlan(key=f"{arm}-0", number=arm, arm={"data.alpha": arm // 2, "lora.rank": arm % 2}, seed=0, config={})
         for arm in range(4)
     ]
-    fallen = {}
+    pruned = {}
     for per in ((), ("data.alpha",)):
         folder = folder_of(curves, {})
-        climb = climb_over(plans, folder, config={"per": per})
-        play(climb, folder, 2, random.Random(0))
-        fallen[per] = sorted(key for key, (how, _) in result(climb, folder).items() if how == "pruned")
-    assert fallen == {(): ["0-0", "1-0", "2-0"], ("data.alpha",): ["0-0", "2-0"]}
+        state = state_over(plans, folder, config={"per": per})
+        play(state, folder, 2, random.Random(0))
+        pruned[per] = sorted(key for key, (how, _) in result(state, folder).items() if how == "pruned")
+    assert pruned == {(): ["0-0", "1-0", "2-0"], ("data.alpha",): ["0-0", "2-0"]}
 
 
 def test_a_metric_that_is_better_when_small() -> None:
     folder = folder_of([[[1] * 10], [[9] * 10]], {})
-    climb = Climb(plans_of(2, 1), folder, CONFIG, "accuracy/mean", "min", ROUNDS, None)  # type: ignore[arg-type]
-    play(climb, folder, 1, random.Random(0))
-    assert result(climb, folder) == {"0-0": ("finished", ROUNDS), "1-0": ("pruned", 1)}
+    state = ArmState(plans_of(2, 1), folder, CONFIG, "accuracy/mean", "min", ROUNDS, None)  # type: ignore[arg-type]
+    play(state, folder, 1, random.Random(0))
+    assert result(state, folder) == {"0-0": ("finished", ROUNDS), "1-0": ("pruned", 1)}
 
 
-def test_a_fall_says_why() -> None:
+def test_a_pruned_arm_says_why() -> None:
     folder = folder_of([[[5] * 10], [[1] * 10]], {})
-    climb = climb_over(plans_of(2, 1), folder)
-    play(climb, folder, 1, random.Random(0))
-    outcome = climb.outcome("1-0")
+    state = state_over(plans_of(2, 1), folder)
+    play(state, folder, 1, random.Random(0))
+    outcome = state.outcome("1-0")
     assert outcome is not None
     assert outcome.reason == "fell at round 1: 40.0 points below the last that went on (behind with 1 of 1 seeds)"
-    assert math.isfinite(climb.standing.fallen[identity({"lora.rank": 1})].behind)
+    assert math.isfinite(state.verdicts.pruned[identity({"lora.rank": 1})].behind)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_never_wait_while_anything_may_be_played(workers: int) -> None:
     """Three arms of which one is slow: a worker without work takes the way beyond the rung."""
     folder = folder_of([[[3] * 10], [[2] * 10], [[1] * 10]], {})
-    climb = climb_over(plans_of(3, 1), folder)
+    state = state_over(plans_of(3, 1), folder)
     for key in ("0-0", "1-0"):
         folder.trials[key].round = 1
-        climb.refresh(key)
-    assert [key for key, _ in climb.wanted()] == ["2-0", "0-0", "1-0"]
+        state.refresh(key)
+    assert [key for key, _ in state.wanted()] == ["2-0", "0-0", "1-0"]

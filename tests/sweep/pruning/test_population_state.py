@@ -107,7 +107,7 @@ def play(
             search.on_trial_complete(name)
         if broke:  # told a moment later, and on disk after that
             error = Outcome(outcome="diverged", round=len(trial.values) - 1, error="it diverged")
-            population.met(key, error)
+            population.record_error(key, error)
             trial.ended = error
     return steps
 
@@ -211,7 +211,7 @@ def test_a_worker_lost_after_its_last_round_is_no_failure() -> None:
     announce(folder, population.plans[first])
     while len(folder.trial(first).values) <= until:
         folder.trial(first).step(1.0)
-    population.met(first, Outcome(outcome="failed", round=until, error="lost"))
+    population.record_error(first, Outcome(outcome="failed", round=until, error="lost"))
     assert population.outcome(first) is None
 
 
