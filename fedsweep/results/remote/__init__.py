@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.results.checkpoint import without_tensors
-from fedsweep.results.remote.lease import Lease
+from fedsweep.results.remote.lease import Lease, UnconditionalObjects
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, filesystem, persistently
 
@@ -139,10 +139,11 @@ class Remote:
         """
         if self.place is None:
             return False
-        return persistently(Lease(self.place.filesystem, self.place.base).holder) is not None
+        lease = Lease(UnconditionalObjects(self.place.filesystem), self.place.base)
+        return persistently(lease.holder) is not None
 
     @contextlib.contextmanager
-    def alone(self, what: str) -> Iterator[None]:
+    def exclusively(self, what: str) -> Iterator[None]:
         """Be the only process that writes there; `is_lost` says whether another one has taken over all the same.
 
         Raises:
@@ -152,7 +153,9 @@ class Remote:
         if self.place is None:
             yield
             return
-        with Lease(self.place.filesystem, self.place.base).held(what) as lease:
+        from fedsweep.results.remote.conditional import objects
+
+        with Lease(objects(self.place.uri), self.place.base).acquired(what) as lease:
             self.is_lost = lambda: lease.lost
             yield
 

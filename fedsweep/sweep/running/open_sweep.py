@@ -86,7 +86,7 @@ def alone(sweep: SweepStore) -> Iterator[None]:
     """
     what = f"sweep {sweep.folder.name}"
     taken = f"{what} is being run by another process; wait for it or end it."
-    with held(sweep.folder / ".lock", taken), sweep.remote.alone(what):
+    with held(sweep.folder / ".lock", taken), sweep.remote.exclusively(what):
         sweep.remote.pull(discard=True)
         try:
             yield
