@@ -64,6 +64,15 @@ def test_broken_yaml_is_refused_with_its_line(text, sentence):
     assert str(refusal.value) == sentence
 
 
+def test_aliases_that_stand_for_too_many_values_are_rejected():
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
+    with pytest.raises(
+        UserError, match=r"^runs\.yaml must hold at most 1,000,000 values, aliases \(`\*`\) written out"
+    ):
+        parse_yaml("\n".join(lines), "runs.yaml")
+    assert parse_yaml("\n".join(lines[:3]), "x")["a2"] == [[["x", "x"]] * 2] * 2
+
+
 def test_a_file_must_hold_names_and_values(tmp_path):
     path = tmp_path / "list.yaml"
     path.write_text("- 1\n")
