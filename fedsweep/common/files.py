@@ -12,8 +12,8 @@ from fedsweep.common.errors import UserError
 
 
 @contextlib.contextmanager
-def held(path: Path, taken: str) -> Iterator[None]:
-    """Hold the lock of that file.
+def locked(path: Path, taken: str) -> Iterator[None]:
+    """Lock a file until the end of the context.
 
     Raises:
         UserError: another process holds it; `taken` is the sentence.

@@ -12,11 +12,11 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, parse_yaml
 
 Arm = dict[str, Json]
-WITHOUT = "without"
+ABLATED = "without"
 """An entry of an arm that is no hyperparameter: the components that an ablation leaves out, by dotted name."""
 NAMED = "arm"
 """The other: what the search space calls a set of changes to the experiment."""
-IN_WORDS = (NAMED, WITHOUT)
+IN_WORDS = (NAMED, ABLATED)
 
 
 class ReferenceArm(Config):
@@ -185,7 +185,7 @@ def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
     """
     if name == NAMED:
         return str(value)
-    if name == WITHOUT and isinstance(value, list):
+    if name == ABLATED and isinstance(value, list):
         return f"without {', '.join(one.removeprefix('method.') for one in value)}" if value else "full"
     return f"{name}{sign}{shown_setting(value, digits)}"
 

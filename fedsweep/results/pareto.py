@@ -20,13 +20,13 @@ class Against(Config):
     mode: Mode = Field("min", description="whether more or less of it is better")
 
 
-def efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:
+def pareto_efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:
     """Of each point whether no other dominates it, that is, is as good in both values and better in one.
 
     Equal points do not dominate each other. Takes n log n steps: of the points in the order of the first value, best
     first, one is efficient whose second value is the best so far.
 
-    >>> efficient([(0.9, 5.0), (0.8, 3.0), (0.7, 4.0), (0.9, 5.0)], ("max", "min"))
+    >>> pareto_efficient([(0.9, 5.0), (0.8, 3.0), (0.7, 4.0), (0.9, 5.0)], ("max", "min"))
     [True, True, False, True]
     """
     signs = [1 if mode == "min" else -1 for mode in modes]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held, write_atomically
+from fedsweep.common.files import locked, write_atomically
 from fedsweep.common.paths import inside
 from fedsweep.common.yaml_values import read_json
 from fedsweep.results.records import SweepManifest, TrialRecord
@@ -54,7 +54,7 @@ class SweepStore:
         if self.remote is NOTHING:
             return
         try:
-            with held(self.folder / ".lock", "taken"):
+            with locked(self.folder / ".lock", "taken"):
                 self.remote.pull(discard=True)
                 self.remote.save()
         except UserError as error:

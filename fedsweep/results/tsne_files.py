@@ -141,9 +141,9 @@ def blank(width: float, height: float) -> Figure:
 def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
     """Draw the points, markers of `size` square points; the plane of a t-SNE has no unit, hence no ticks."""
     for domain, marker in look.markers.items():
-        here = [point for point in embedding.points if point.domain == domain]
+        dots = [point for point in embedding.points if point.domain == domain]
         axes.scatter(
-            [point.x for point in here], [point.y for point in here], c=[look.colours[point.label] for point in here],
+            [point.x for point in dots], [point.y for point in dots], c=[look.colours[point.label] for point in dots],
             marker=marker, s=size, linewidths=0.4, edgecolors="white",
         )  # fmt: skip
     axes.set_xticks([])

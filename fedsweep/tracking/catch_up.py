@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held
+from fedsweep.common.files import locked
 from fedsweep.results import Store, SweepStore, TrialStore, count_outcomes
 from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.recorder import Recorder, Tell, silently
@@ -22,7 +22,7 @@ def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -
         if sweep.remote.is_taken():
             continue
         try:
-            with held(sweep.folder / ".lock", "taken"):
+            with locked(sweep.folder / ".lock", "taken"):
                 yield f"{sweep.manifest().name} {sweep.manifest().id}", _deliver_sweep(store, sweep, destination, tell)
         except UserError as error:
             if str(error) != "taken":

@@ -12,7 +12,7 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError, near
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.arms import (
-    WITHOUT,
+    ABLATED,
     Arm,
     agrees,
     arm_label,
@@ -216,10 +216,10 @@ def _check_conditions(plan: Plan) -> None:
 def _check_components(plan: Plan) -> None:
     """A component that the full method lacks is none that could be left out."""
     seed = plan.space.seeds[0]
-    for full in [arm for arm in plan.arms if arm.get(WITHOUT) == []]:
+    for full in [arm for arm in plan.arms if arm.get(ABLATED) == []]:
         whole = plan.resolve(full, seed)
         for name, value in plan.left_out.items():
-            if plan.resolve({**full, WITHOUT: [name]}, seed) == whole:
+            if plan.resolve({**full, ABLATED: [name]}, seed) == whole:
                 raise UserError(
                     f"search space {plan.name}: `ablate` leaves `{name}` out by {shown_setting(value)}, "
                     f"which it is already in the arm {arm_label(full)}."

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held
+from fedsweep.common.files import locked
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep.cluster.cluster import processor
@@ -86,7 +86,7 @@ def alone(sweep: SweepStore) -> Iterator[None]:
     """
     what = f"sweep {sweep.folder.name}"
     taken = f"{what} is being run by another process; wait for it or end it."
-    with held(sweep.folder / ".lock", taken), sweep.remote.exclusively(what):
+    with locked(sweep.folder / ".lock", taken), sweep.remote.exclusively(what):
         sweep.remote.pull(discard=True)
         try:
             yield

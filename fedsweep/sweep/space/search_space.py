@@ -9,7 +9,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import near
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import NAMED, WITHOUT, Arm, Reference
+from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.sweep.space.ablation import Subsets, ablation_arms, compared_to
 from fedsweep.sweep.space.axes import Axis, check_points, names_of
 from fedsweep.sweep.space.conditions import Conditions, Resolve, asking_order, concerns
@@ -268,7 +268,7 @@ class SearchSpace(Config):
         if self.named is not None:
             factors[NAMED] = [{NAMED: name} for name in self.named]
         if self.ablate is not None:
-            factors[WITHOUT] = ablation_arms(list(self.ablate), self.subsets)
+            factors[ABLATED] = ablation_arms(list(self.ablate), self.subsets)
         return factors
 
     def _order(self, factors: Factors) -> list[str]:
