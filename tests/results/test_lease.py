@@ -87,8 +87,8 @@ def test_one_that_was_not_renewed_is_replaced(remote: Objects, monkeypatch: pyte
     monkeypatch.setattr(lease, "STALE", 60.0)
     with pytest.raises(UserError):
         acquire(remote)
-    time.sleep(0.1)
-    monkeypatch.setattr(lease, "STALE", 0.1)
+    time.sleep(0.3)
+    monkeypatch.setattr(lease, "STALE", 0.2)
     with Lease(remote, FOLDER).acquired("sweep x"):
         assert b"theirs" not in remote.read(PATH).content
 
