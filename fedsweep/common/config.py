@@ -117,18 +117,17 @@ def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
 
 @cache
 def _objects(record: type[Config]) -> dict[str, tuple["Config | None", list[type["Config"]]]]:
-    """The fields of a record that hold records: their default, and the kinds that they may hold."""
-    found = {field: (info.default, _records(info)) for field, info in record.model_fields.items()}
+    """Return the fields of a record that hold records: their default, and the kinds that they may hold."""
     return {
-        field: (default if isinstance(default, Config) else None, records)
-        for field, (default, records) in found.items()
-        if records
+        field: (info.default if isinstance(info.default, Config) else None, records)
+        for field, info in record.model_fields.items()
+        if (records := _records(info))
     }
 
 
 @cache
 def _defaults(record: type[Config]) -> dict[str, Json]:
-    """The defaults of a record's other fields, as plain values."""
+    """Return the defaults of a record's other fields, as plain values."""
     given = {
         field: info.default
         for field, info in record.model_fields.items()
@@ -142,7 +141,7 @@ def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) ->
 
 
 def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
-    """The first of pydantic's findings as one sentence; a misspelt name goes before the missing one that it causes."""
+    """Return pydantic's first finding as a sentence; a misspelt name goes before the missing one that it causes."""
     found = error.errors(include_url=False)
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
     first = unknown[0] if unknown and found[0]["type"] == "missing" else found[0]
@@ -184,7 +183,7 @@ _WORDING = {
 
 
 def _dotted(location: tuple[int | str, ...], data: Any) -> str:
-    """Pydantic's location without the union tags it inserts (`method.fedra.mu` is `method.mu`)."""
+    """Return pydantic's location without the union tags that it inserts (`method.fedra.mu` is `method.mu`)."""
     parts: list[str] = []
     node = data
     for part in location:
@@ -210,7 +209,7 @@ def _names_beside(error: ValidationError, data: Mapping[str, Json], root: type[C
 
 
 def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted names of a record's fields; where there is a choice of records, of the one that the data names."""
+    """Yield dotted names of a record's fields; where there is a choice of records, of the one that the data names."""
     given = data if isinstance(data, dict) else {}
     for field, info in record.model_fields.items():
         yield f"{prefix}{field}"
@@ -224,13 +223,11 @@ def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _records(info: FieldInfo) -> list[type[Config]]:
-    """The records that a field may hold."""
     kinds = (info.annotation, *get_args(info.annotation))
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
 
 
 def _chosen(records: list[type[Config]], data: Any) -> type[Config] | None:
-    """The only one, or that which the data names."""
     if len(records) == 1:
         return records[0]
     name = data.get("name") if isinstance(data, dict) else None
