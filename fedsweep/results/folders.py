@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
-from fedsweep.common.files import locked, write_atomically
+from fedsweep.common.files import LockedError, locked, write_atomically
 from fedsweep.common.paths import inside, mirror_folder
 from fedsweep.common.yaml_values import read_json
 from fedsweep.results.checkpoint import load_history
@@ -18,6 +20,12 @@ from fedsweep.results.remote import NOTHING, Place, Remote
 from fedsweep.results.remote.mirror import AT_ONCE
 from fedsweep.results.remote.objects import check_there, check_writable, filesystem, is_uri, persistently, read
 from fedsweep.results.tsne_files import FILES
+
+Record = TypeVar("Record", bound=Config)
+
+
+def _read(kind: type[Record], path: Path) -> Record:
+    return kind.of(read_json(path), str(path))
 
 
 def _write(path: Path, record: Config) -> None:
@@ -57,7 +65,7 @@ class TrialStore:
     def outcome(self) -> Outcome | None:
         """Return how the trial ended, or None."""
         path = self.folder / "outcome.json"
-        return Outcome.of(read_json(path), str(path)) if path.exists() else None
+        return _read(Outcome, path) if path.exists() else None
 
     def begin_from(self, other: TrialStore, round: int) -> None:
         """Start with the state and history of another trial, or raise ValueError if its last round is another one."""
@@ -91,15 +99,14 @@ class TrialStore:
 
     def read(self) -> TrialRecord:
         """Return everything about the trial."""
-        path = self.folder / "trial.json"
-        plan = TrialPlan.of(read_json(path), str(path))
+        plan = _read(TrialPlan, self.folder / "trial.json")
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
         return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
 
     def attempts(self) -> Attempts:
         """Return the share of a GPU that each attempt at the trial was given and used."""
         path = self.folder / "gpus.json"
-        return Attempts.of(read_json(path), str(path)) if path.exists() else Attempts()
+        return _read(Attempts, path) if path.exists() else Attempts()
 
     def keep_attempts(self, attempts: Attempts) -> None:
         """Write the attempts."""
@@ -129,8 +136,7 @@ class SweepStore:
 
     def manifest(self) -> SweepManifest:
         """Return the sweep's manifest."""
-        path = self.folder / "sweep.json"
-        return SweepManifest.of(read_json(path), str(path))
+        return _read(SweepManifest, self.folder / "sweep.json")
 
     def show(self, columns: tuple[str, ...], asked: bool) -> None:
         """Let reports have these columns from now on; those that were `asked` for outlive a change of the YAML."""
@@ -145,15 +151,10 @@ class SweepStore:
         Raises:
             UnreachableError: the remote store does not answer.
         """
-        if self.remote is NOTHING:
-            return
-        try:
-            with locked(self.folder / ".lock", "taken"):
+        if self.remote is not NOTHING:
+            with contextlib.suppress(LockedError), locked(self.folder / ".lock", "taken"):
                 self.remote.pull(discard=True)
                 self.remote.save()
-        except UserError as error:
-            if str(error) != "taken":
-                raise
 
     def trial(self, key: str) -> TrialStore:
         """Return one trial's folder."""
