@@ -17,7 +17,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.remote import lease
-from fedsweep.results.remote.conditional import ConditionalObjects, objects
+from fedsweep.results.remote.conditional import ConditionalObjects, objects_of
 from fedsweep.results.remote.lease import NAME, Found, Lease, UnconditionalObjects, is_dead, process
 from tests.sweep.objects import URI, object_store
 
@@ -192,7 +192,7 @@ def test_without_conditional_writes_one_acquires_it_that_waits_for_the_others(
 
 @pytest.mark.slow
 def test_a_server_lets_one_driver_through(client: Any, dead: str) -> None:
-    remote = objects(URI)
+    remote = objects_of(URI)
     assert remote.exclusive
     fared = list(race_often(remote, dead, 2))
     assert fared == [ONE_OF_TWO] * 20
@@ -209,11 +209,11 @@ def test_keys_of_a_profile_and_an_endpoint_in_the_uri_open_the_same_store(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
     monkeypatch.setenv("AWS_PROFILE", "group")
-    remote = objects(f"{URI}?endpoint_override={endpoint}&scheme=http&region=us-east-1")
+    remote = objects_of(f"{URI}?endpoint_override={endpoint}&scheme=http&region=us-east-1")
     assert remote.exclusive
     acquire(remote)
 
 
 def test_a_store_that_obstore_does_not_open_is_written_unconditionally(tmp_path: Path) -> None:
-    assert not objects(f"file://{tmp_path}").exclusive
+    assert not objects_of(f"file://{tmp_path}").exclusive
     assert not list(tmp_path.iterdir())

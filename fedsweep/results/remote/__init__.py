@@ -141,9 +141,9 @@ class Remote:
         if self.place is None:
             yield
             return
-        from fedsweep.results.remote.conditional import objects
+        from fedsweep.results.remote.conditional import objects_of
 
-        with Lease(objects(self.place.uri), self.place.base).acquired(what) as lease:
+        with Lease(objects_of(self.place.uri), self.place.base).acquired(what) as lease:
             self.is_lost = lambda: lease.lost
             yield
 

@@ -72,7 +72,7 @@ def _os_errors() -> Iterator[None]:
 
 
 @cache
-def objects(uri: str) -> ConditionalObjects | UnconditionalObjects:
+def objects_of(uri: str) -> ConditionalObjects | UnconditionalObjects:
     """Return the objects of a store: conditional where `obstore` opens the URI and accepts conditional writes."""
     files, base = filesystem(uri)
     with contextlib.suppress(Exception):  # of whatever obstore lacks: a kind of store, credentials, an operation
