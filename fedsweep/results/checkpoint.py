@@ -49,11 +49,7 @@ def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
 
 
 def load_history(path: Path) -> History:
-    """Read the history alone, without torch.
-
-    Raises:
-        UserError: the file is damaged, as an incomplete copy is; fedsweep itself replaces checkpoints whole.
-    """
+    """Read the history alone, without torch; raise UserError for a damaged file, such as an incomplete copy."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -64,11 +60,7 @@ def load_history(path: Path) -> History:
 
 
 def without_tensors(file: BinaryIO) -> bytes:
-    """Read a checkpoint without its tensors; one that is replaced meanwhile is read as it was before or is after.
-
-    Raises:
-        OSError: the file changes too fast.
-    """
+    """Read a checkpoint without its tensors; one that is replaced meanwhile is read as it was before or is after."""
     from safetensors.numpy import save as to_bytes
 
     size = FIRST_BYTES

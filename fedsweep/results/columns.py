@@ -121,7 +121,7 @@ COLUMNS: Mapping[str, Column] = {
 
 
 def column(name: str, metric: str, mode: Mode) -> Column:
-    """A column by its name; `rounds_to` is of the objective `metric`, accuracies from 0 to 1.
+    """Return a column by its name; `rounds_to` is of the objective `metric`, accuracies from 0 to 1.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')

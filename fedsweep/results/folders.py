@@ -33,18 +33,17 @@ def _write(path: Path, record: Config) -> None:
 
 
 class TrialStore:
-    """The folder of one trial. What the driver writes is also sent to the remote store, if there is one."""
+    """The folder of one trial. What the driver writes is also sent to the remote store, if there is one.
+
+    Methods raise UnreachableError if the remote store does not answer, or does not take what workers need.
+    """
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
         self.folder, self.remote = folder, remote
         self.checkpoint = folder / "checkpoint.safetensors"
 
     def plan(self, plan: TrialPlan) -> None:
-        """Write the trial's plan, before any of it runs.
-
-        Raises:
-            UnreachableError: the remote store does not take it, so that a worker would not find it.
-        """
+        """Write the trial's plan, before any of it runs."""
         _write(self.folder / "trial.json", plan)
         self.remote.push(needed=True)
 
@@ -118,17 +117,13 @@ class TrialStore:
 
 
 class SweepStore:
-    """The folder of one sweep."""
+    """The folder of one sweep. Methods raise UnreachableError if the remote store does not answer."""
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
         self.folder, self.remote = folder, remote
 
     def create(self, manifest: SweepManifest, files: Mapping[str, str]) -> None:
-        """Make the folder with the manifest and copies of the YAMLs.
-
-        Raises:
-            UnreachableError: the remote store does not take it.
-        """
+        """Make the folder with the manifest and copies of the YAMLs."""
         for name, text in files.items():
             write_atomically(self.folder / name, text.encode())
         _write(self.folder / "sweep.json", manifest)
@@ -146,11 +141,7 @@ class SweepStore:
             _write(self.folder / "sweep.json", manifest.model_copy(update={"columns": columns, "options": options}))
 
     def fetch(self) -> None:
-        """Update the folder from the remote store, unless a process of this machine runs the sweep and does so.
-
-        Raises:
-            UnreachableError: the remote store does not answer.
-        """
+        """Update the folder from the remote store, unless a process of this machine runs the sweep and does so."""
         if self.remote is not NOTHING:
             with contextlib.suppress(LockedError), locked(self.folder / ".lock", "taken"):
                 self.remote.pull(discard=True)
@@ -187,8 +178,7 @@ class Store:
     def at(cls, address: str | Path) -> Store:
         """Open a folder, or the URI of an object store, of which this machine then keeps a mirror.
 
-        Raises:
-            UserError: there is no such store, or it does not let us in.
+        Raises UserError if there is no such store, or if it does not let us in.
         """
         if not is_uri(address):
             return cls(Path(address))
@@ -255,11 +245,7 @@ class Store:
         return sorted(named, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
-        """Return the newest sweep of a search space, or the one with the given id, updated from the remote store.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Return the newest sweep of a search space, or the one of that id, updated; raise UserError without one."""
         existing = self.sweeps()
         mine = [sweep for sweep in existing if sweep.manifest().name == name]
         if sweep_id is not None:

@@ -108,11 +108,7 @@ class Lease:
             self._give_back()
 
     def holder(self) -> dict[str, Any] | None:
-        """Return who has the lease if that is another living process.
-
-        Raises:
-            OSError: the store does not answer.
-        """
+        """Return who has the lease if that is another living process."""
         return self._look()[0]
 
     def _look(self) -> tuple[dict[str, Any] | None, Any]:
@@ -162,7 +158,7 @@ class Lease:
 
 
 def process() -> str:
-    """What tells this process from all others of this machine, where the system tells that; else empty."""
+    """Return an identity of this process among all machines' and all times', or nothing where the system has none."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getpid()} {_started(os.getpid())}"
@@ -171,7 +167,7 @@ def process() -> str:
 
 
 def is_dead(other: str) -> bool:
-    """Whether a process of this machine is over; of another machine, or container, that cannot be told.
+    """Return whether a process of this machine has ended; of other machines and containers this is unknown.
 
     >>> is_dead(process()), is_dead("")
     (False, False)

@@ -31,7 +31,7 @@ class UnreachableError(OSError):
 
 
 def is_uri(address: str | Path) -> bool:
-    """Whether that is a URI and no folder.
+    """Return whether that is a URI and not a folder.
 
     >>> is_uri("s3://bucket/runs"), is_uri("mlruns"), is_uri(Path("mlruns"))
     (True, False, False)
