@@ -43,7 +43,7 @@ class Config(BaseModel):
             raise UserError(f"{where} holds a value that no hyperparameter can take: {error}.") from None
 
     def override(self, changes: Mapping[str, Json], where: str) -> Self:
-        """A copy with dotted names changed, checked as a whole again.
+        """Return a copy with dotted names changed, checked as a whole again.
 
         Whole objects are replaced before their fields, so that ``{"method": "all_small"}`` exchanges the method and
         ``{"method": "depthfl", "method.heads": [4]}`` changes the other one.
@@ -51,91 +51,83 @@ class Config(BaseModel):
         Raises:
             UserError: a name is unknown or a value impossible.
         """
-        data: dict[str, Any] = self.model_dump(mode="json")
-        for name in sorted(changes, key=lambda dotted: dotted.count(".")):
-            *parents, leaf = name.split(".")
-            node = data
-            for parent in parents:
-                below = node.get(parent)
-                if not isinstance(below, dict):
-                    if any(known == name or known.startswith(f"{name}.") for known in flat(self)):
-                        type(self).of(data, where)  # a change has replaced the parent, and is to blame
-                    raise UserError(_unknown(name, _fields(type(self), data), type(self), where))
-                node = below
-            node[leaf] = deepcopy(changes[name])  # a deeper change must not reach into the caller's value
-            data = _spelt_out(type(self), data)
+        data, homeless = self._changed(changes)
+        for name, met in homeless.items():
+            if any(known == name or known.startswith(f"{name}.") for known in flat(self)):
+                type(self).of(met, where)  # a change has replaced the parent, and is to blame
+            raise UserError(_unknown(name, _fields(type(self), met), type(self), where))
         return type(self).of(data, where)
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
-        """Values by dotted name with dotted names changed, before it is known whether they fit together.
+        """Return the values by dotted name after changes that may not fit together.
 
-        Defaults of objects that a change chooses are among them. A change that has no place is left out.
+        Defaults of objects that a change chooses are included. A change of a name that does not exist is left out.
         """
+        return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
+
+    def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the changed data and, for each change without a place in it, the data that it met."""
         data: dict[str, Any] = self.model_dump(mode="json")
+        homeless = {}
         for name in sorted(changes, key=lambda dotted: dotted.count(".")):
             *parents, leaf = name.split(".")
             node: Any = data
             for parent in parents:
                 node = node.get(parent) if isinstance(node, dict) else None
             if isinstance(node, dict):
-                node[leaf] = deepcopy(changes[name])
+                node[leaf] = deepcopy(changes[name])  # a deeper change must not reach into the caller's value
                 data = _spelt_out(type(self), data)
-        return flat(_with_defaults(type(self), data))
+            else:
+                homeless[name] = data
+        return data, homeless
 
 
 def flat(config: "Config | Mapping[str, Json]") -> dict[str, Json]:
-    """All resolved values, defaults included, by dotted name. Lists stay lists."""
-
-    def walk(prefix: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Json]]:
-        for key, value in node.items():
-            if isinstance(value, dict) and value:
-                yield from walk(f"{prefix}{key}.", value)
-            else:
-                yield f"{prefix}{key}", value
-
-    return dict(walk("", config.model_dump(mode="json") if isinstance(config, Config) else config))
+    """Return all resolved values, defaults included, by dotted name. Lists stay lists."""
+    data = config.model_dump(mode="json") if isinstance(config, Config) else config
+    return {name: value for name, value in _walk(data) if not (isinstance(value, dict) and value)}
 
 
-def _spelt_out(record: type[Config], data: Any) -> Any:
-    """The data with an object for each bare string that stands for one's `name`, and for one left to its default."""
+def _walk(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every entry at any depth, objects before what they contain."""
+    for key, value in node.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, dict):
+            yield from _walk(value, f"{prefix}{key}.")
+
+
+def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
+    """Return the data with an object for each bare string that stands for a `name`, and for each default record.
+
+    Pydantic's own validators before a record would do this, but what they return is no longer validated as JSON. With
+    `defaults`, all other fields that the data leaves out are filled in as well.
+    """
     if not isinstance(data, dict):
         return data
-    spelt = dict(data)
+    spelt = {**_defaults(record), **data} if defaults else dict(data)
     for field, (default, records) in _objects(record).items():
-        if field not in data and default is not None:
+        if field not in spelt and default is not None:
             spelt[field] = default.model_dump(mode="json")
-        elif isinstance(data.get(field), str) and any("name" in one.model_fields for one in records):
-            spelt[field] = {"name": data[field]}
+        elif isinstance(spelt.get(field), str) and any("name" in one.model_fields for one in records):
+            spelt[field] = {"name": spelt[field]}
         if field in spelt and (chosen := _chosen(records, spelt[field])):
-            spelt[field] = _spelt_out(chosen, spelt[field])
+            spelt[field] = _spelt_out(chosen, spelt[field], defaults)
     return spelt
-
-
-def _with_defaults(record: type[Config], data: Any) -> Any:
-    """Data that is spelt out, with the defaults of the fields that it leaves out."""
-    if not isinstance(data, dict):
-        return data
-    whole = {**_defaults(record), **data}
-    for field, (_, records) in _objects(record).items():
-        if chosen := _chosen(records, whole.get(field)):
-            whole[field] = _with_defaults(chosen, whole[field])
-    return whole
 
 
 @cache
 def _objects(record: type[Config]) -> dict[str, tuple["Config | None", list[type["Config"]]]]:
-    """The fields of a record that hold records: their default, and the kinds that they may hold."""
-    found = {field: (info.default, _records(info)) for field, info in record.model_fields.items()}
+    """Return the fields of a record that hold records: their default, and the kinds that they may hold."""
     return {
-        field: (default if isinstance(default, Config) else None, records)
-        for field, (default, records) in found.items()
-        if records
+        field: (info.default if isinstance(info.default, Config) else None, records)
+        for field, info in record.model_fields.items()
+        if (records := _records(info))
     }
 
 
 @cache
 def _defaults(record: type[Config]) -> dict[str, Json]:
-    """The defaults of a record's other fields, as plain values."""
+    """Return the defaults of a record's other fields, as plain values."""
     given = {
         field: info.default
         for field, info in record.model_fields.items()
@@ -149,7 +141,7 @@ def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) ->
 
 
 def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
-    """The first of pydantic's findings as one sentence; a misspelt name goes before the missing one that it causes."""
+    """Return pydantic's first finding as a sentence; a misspelt name goes before the missing one that it causes."""
     found = error.errors(include_url=False)
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
     first = unknown[0] if unknown and found[0]["type"] == "missing" else found[0]
@@ -172,22 +164,26 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
         return f"{where}: `{name}.name` {rule}{near(tag, expected) or '.'}"
     if kind == "union_tag_not_found":
         return f"{where}: `{name}` must have a `name`."
-    here = [one for one in found if _dotted(one["loc"], data) == name]  # several for a union
-    infinite = [one["msg"] for one in here if one["type"] == "finite_number" and isinstance(value, float)]
-    rules = infinite[:1] or [one["msg"] for one in here]
-    rule = ", or ".join(rules).replace("or Input should be ", "or ")
-    rule = (
-        rule.replace("String should match pattern", "must match")
-        .replace("Input should be", "must be")
-        .replace("Tuple should have", "must have")
-    )
-    rule = rule.replace("Dictionary should have", "must have")
+    beside = [one for one in found if _dotted(one["loc"], data) == name]  # several for a union
+    infinite = [one["msg"] for one in beside if one["type"] == "finite_number" and isinstance(value, float)]
+    rule = ", or ".join(infinite[:1] or [one["msg"] for one in beside])
+    for theirs, ours in _WORDING.items():
+        rule = rule.replace(theirs, ours)
     shown = json.dumps(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
     return f"{where}: `{name}` {rule[0].lower()}{rule[1:]}, but it is {shown}."
 
 
+_WORDING = {
+    "or Input should be ": "or ",
+    "String should match pattern": "must match",
+    "Input should be": "must be",
+    "Tuple should have": "must have",
+    "Dictionary should have": "must have",
+}
+
+
 def _dotted(location: tuple[int | str, ...], data: Any) -> str:
-    """Pydantic's location without the union tags it inserts (`method.fedra.mu` is `method.mu`)."""
+    """Return pydantic's location without the union tags that it inserts (`method.fedra.mu` is `method.mu`)."""
     parts: list[str] = []
     node = data
     for part in location:
@@ -206,22 +202,14 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
 
 
 def _names_beside(error: ValidationError, data: Mapping[str, Json], root: type[Config]) -> list[str]:
-    """Names worth suggesting: all that the record has, and those in the data that pydantic did not refuse."""
-    refused = {_dotted(one["loc"], data) for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"}
-
-    def walk(prefix: str, node: Mapping[str, Any]) -> Iterator[str]:
-        for key, value in node.items():
-            if f"{prefix}{key}" in refused:
-                continue
-            yield f"{prefix}{key}"
-            if isinstance(value, dict):
-                yield from walk(f"{prefix}{key}.", value)
-
-    return list(dict.fromkeys([*_fields(root, data), *walk("", data)]))
+    """Return names worth suggesting: all that the record has, and those in the data that pydantic did not reject."""
+    unknown = [_dotted(one["loc"], data) for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"]
+    given = [name for name, _ in _walk(data) if not any(f"{name}.".startswith(f"{one}.") for one in unknown)]
+    return list(dict.fromkeys([*_fields(root, data), *given]))
 
 
 def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted names of a record's fields; where there is a choice of records, of the one that the data names."""
+    """Yield dotted names of a record's fields; where there is a choice of records, of the one that the data names."""
     given = data if isinstance(data, dict) else {}
     for field, info in record.model_fields.items():
         yield f"{prefix}{field}"
@@ -235,20 +223,14 @@ def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _records(info: FieldInfo) -> list[type[Config]]:
-    """The records that a field may hold."""
     kinds = (info.annotation, *get_args(info.annotation))
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
 
 
 def _chosen(records: list[type[Config]], data: Any) -> type[Config] | None:
-    """The only one, or that which the data names."""
     if len(records) == 1:
         return records[0]
     name = data.get("name") if isinstance(data, dict) else None
-    return next((one for one in records if "name" in one.model_fields and _name_of(one) == name), None)
-
-
-@cache
-def _name_of(record: type[Config]) -> Json:
-    name: Json = record.model_fields["name"].default
-    return name
+    return next(
+        (one for one in records if "name" in one.model_fields and one.model_fields["name"].default == name), None
+    )

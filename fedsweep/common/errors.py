@@ -10,7 +10,7 @@ class UserError(Exception):
 
 
 def one_line(error: Exception) -> str:
-    """What another library says of an error, to stand within a sentence.
+    """Return the message of another library's error as part of a sentence.
 
     >>> one_line(ValueError("no such page.\\nGiving up."))
     'no such page. Giving up'
@@ -19,7 +19,7 @@ def one_line(error: Exception) -> str:
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether the system says that no more can be written: no space is left, or none of a user's share.
+    """Return whether the disk is full, or the user's quota.
 
     >>> disk_is_full(OSError(errno.ENOSPC, "No space left on device")), disk_is_full(OSError(errno.EACCES, "Denied"))
     (True, False)
@@ -28,7 +28,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A hint with the names most like `name`, or the empty string where none is near.
+    """Return a hint with the names most like `name`, or the empty string where none is near.
 
     >>> near("lora.rnk", ["lora.rank", "seed"])
     '; did you mean `lora.rank`?'

@@ -11,19 +11,23 @@ from filelock import FileLock, Timeout
 from fedsweep.common.errors import UserError
 
 
+class LockedError(UserError):
+    """Another process holds the lock of a file."""
+
+
 @contextlib.contextmanager
-def held(path: Path, taken: str) -> Iterator[None]:
-    """Hold the lock of that file.
+def locked(path: Path, taken: str) -> Iterator[None]:
+    """Lock a file until the end of the context.
 
     Raises:
-        UserError: another process holds it; `taken` is the sentence.
+        LockedError: another process holds it; `taken` is the sentence.
         OSError: the file cannot be made.
     """
     lock = FileLock(path, blocking=False)
     try:
         lock.acquire()
     except Timeout:
-        raise UserError(taken) from None
+        raise LockedError(taken) from None
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,17 +26,16 @@ def data_folder() -> Path:
 
 
 def activation_folder() -> Path:
-    """Where activations of frozen blocks are kept on this machine: what FEDSWEEP_CACHE names, or the user's cache."""
+    """Return the folder of activations of frozen blocks: FEDSWEEP_CACHE, or a folder in the user's cache."""
     return _cache("activations", "")
 
 
 def mirror_folder(uri: str) -> Path:
-    """Where this machine keeps what it needs of a store elsewhere: below FEDSWEEP_CACHE, or in the user's cache."""
+    """Return this machine's mirror of a remote store: below FEDSWEEP_CACHE, or in the user's cache."""
     return _cache("stores", "stores") / hashlib.sha256(uri.encode()).hexdigest()[:16]
 
 
 def _cache(usual: str, named: str) -> Path:
-    """A folder by its usual name in the user's cache, or by another one in what FEDSWEEP_CACHE names."""
     given = os.environ.get("FEDSWEEP_CACHE")
     folder = Path(given, named) if given else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedsweep", usual)
     try:
@@ -46,7 +45,7 @@ def _cache(usual: str, named: str) -> Path:
 
 
 def activation_bytes() -> int:
-    """How much is kept there: FEDSWEEP_CACHE_GB gigabytes, ten unless given; 0 for nothing.
+    """Return the size limit of that folder: FEDSWEEP_CACHE_GB gigabytes, 10 by default, 0 for no cache.
 
     Raises:
         UserError: it is not a number from 0 on.
@@ -72,10 +71,10 @@ def environment() -> dict[str, str]:
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """A path below a folder, of names that came from a user or a file.
+    """Return a path below a folder, of names that came from a user or a file.
 
     Raises:
-        UserError: it lies elsewhere, be it by `..`, as an absolute path or over a link.
+        UserError: it leads out of the folder, be it by `..`, as an absolute path or over a link.
     """
     path, named = folder.joinpath(*names), "/".join(names)
     within = "\0" not in named and path != folder and path.resolve().is_relative_to(folder.resolve())
@@ -109,46 +108,34 @@ def available(kind: Kind) -> dict[str, Path]:
 
 
 def find(kind: Kind, name: str, where: str = "") -> Path:
-    """The file of an experiment, search space or pre-training. `where` is the file that asks for it, if not the user.
-
-    Raises:
-        UserError: there is none of that name.
-    """
-    known = available(kind)
-    if name not in known:
-        asked = f"{where}: " if where else ""
-        raise UserError(f"{asked}there is no {_SINGULAR[kind]} `{name}`{_hint((kind,), name, known)}")
-    return known[name]
+    """Return the file of that name; `where` is the file that refers to it, if any. Raise UserError if there is none."""
+    return _find((kind,), name, where)[1]
 
 
 def find_either(name: str) -> tuple[Kind, Path]:
-    """The file of an experiment or of a search space, and which of the two it is.
+    """Return whether an experiment or a search space has that name, and its file. Raise UserError if neither has."""
+    return _find(("experiments", "search_spaces"), name)
 
-    Raises:
-        UserError: there is neither.
-    """
-    kinds: tuple[Kind, ...] = ("experiments", "search_spaces")
+
+def _find(kinds: Sequence[Kind], name: str, where: str = "") -> tuple[Kind, Path]:
     known = {kind: available(kind) for kind in kinds}
     for kind in kinds:
         if name in known[kind]:
             return kind, known[kind][name]
-    hint = _hint(kinds, name, [*known["experiments"], *known["search_spaces"]])
-    raise UserError(f"there is no experiment or search space `{name}`{hint}")
+    asked = f"{where}: " if where else ""
+    sought = " or ".join(_SINGULAR[kind] for kind in kinds)
+    names = [one for kind in kinds for one in known[kind]]
+    raise UserError(f"{asked}there is no {sought} `{name}`{_hint(kinds, name, names)}")
 
 
-def _hint(asked: Iterable[Kind], name: str, known: Iterable[str]) -> str:
-    """What the user may have meant: the verb of another kind, or a near name."""
+def _hint(asked: Sequence[Kind], name: str, known: Iterable[str]) -> str:
+    """Return the command for a file of another kind, or else a name that ends or is spelt alike."""
     for other, verb in VERBS.items():
         bare = name.removeprefix("pretrain/") if other == "pretrain" else name
         if other not in asked and bare in available(other):
             return f", but `fedsweep {verb} {bare}` takes the {_SINGULAR[other]} of that name."
     for kind in asked:
         name = name.removeprefix(f"{kind}/")
-    return _near(name, known)
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    """A name that ends alike, or is spelt alike; else where all names are."""
     bare = name.removesuffix(".yaml")
     same = [full for full in known if bare in (full, full.rsplit("/", 1)[-1])]
     hint = f"; did you mean `{same[0]}`?" if same else near(bare, known, cutoff=0.75)  # folders make all names alike
@@ -156,8 +143,6 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def summary(path: Path) -> str:
-    """The first comment of a YAML file, its one-line description."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("#"):
-            return line.lstrip("# ").rstrip()
-    return ""
+    """Return the first comment of a YAML file, its one-line description."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.lstrip("# ").rstrip() for line in lines if line.startswith("#")), "")

@@ -17,13 +17,13 @@ from fedsweep.common.errors import UserError
 
 
 def forget_peak() -> None:
-    """Measure from here on. Linux forgets the peak when asked to; elsewhere it is that of the process's whole life."""
+    """Reset `resident_peak`, which only Linux can; on other systems the peak is that of the process's whole life."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def resident_peak() -> int:
-    """Bytes of memory that this process has held at most, since that was forgotten."""
+    """Return the most bytes of memory that this process has held since `forget_peak`."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -37,8 +37,6 @@ try:
 except ImportError:
     pynvml = None
 MEGABYTE = 1e6
-
-
 COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
 
 
@@ -73,21 +71,20 @@ def logical_gpus() -> LogicalGPUs | None:
 
 
 class SystemMeter:
-    """Reads what happened since it was last read.
+    """Use of the machine since the last reading.
 
     `system/process_...` is this process, one trial; all else is the whole machine with whatever else runs on it. GPUs
-    are there where `pynvml` is, numbered as the driver numbers them.
+    are included where `pynvml` is installed, numbered as the driver numbers them.
     """
 
     def __init__(self) -> None:
-        """Begin now."""
         self._process = psutil.Process()
         self._gpus = list(_gpus())
         psutil.cpu_percent()  # the first call of each begins a span
         self._process.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Metrics by name: percent of all cores, of one core for the process, megabytes of 10^6 bytes."""
+        """Return metrics by name: percent of all cores, of one core for the process, megabytes of 10^6 bytes."""
         memory = psutil.virtual_memory()
         found = {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),

@@ -12,6 +12,9 @@ from fedsweep.common.errors import UserError
 
 LONGEST_NUMBER = 20  # digits of a whole number with its sign; more is a slip, and no library below takes it
 
+MOST_VALUES = 1_000_000
+"""More, with a short file's aliases written out, would fill the memory."""
+
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
@@ -34,19 +37,14 @@ class _Loader(yaml.SafeLoader):
 
 
 # PyYAML follows YAML 1.1: `1e-3` is a string, `no` is False, `010` is 8, `<<` merges. Keep 1.2's core schema instead.
-_OF_YAML_1_1 = (":bool", ":int", ":float", ":timestamp", ":merge", ":value")
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(_OF_YAML_1_1)]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOL, list("tTfF"))
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?((\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|\.inf|\.nan)$"),
-    list("-+0123456789."),
-)
+_Loader.yaml_implicit_resolvers = {}
+for _kind, _pattern, _starts in (
+    ("null", r"^(~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^[-+]?[0-9]+$", list("-+0123456789")),
+    ("float", r"^[-+]?((\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|\.inf|\.nan)$", list("-+0123456789.")),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), _starts)
 
 
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
@@ -63,10 +61,13 @@ def parse_yaml(text: str, where: str) -> Any:
     """Parse YAML text.
 
     Raises:
-        UserError: it is broken (with its line) or holds a key twice.
+        UserError: it is broken (with its line), contains a key twice, or its aliases stand for too many values.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
+        if _num_values(data, {}) > MOST_VALUES:
+            raise UserError(f"{where} must hold at most {MOST_VALUES:,} values, aliases (`*`) written out.")
+        return data
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -75,50 +76,66 @@ def parse_yaml(text: str, where: str) -> Any:
             raise UserError(f"{where}: {problem}.") from None
         raise UserError(f"{where} is not valid YAML{line}: {problem}.") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{where} is not valid YAML: {' '.join(str(error).split())}.") from None
+        problem = " ".join(str(error).split())
     except RecursionError:
-        raise UserError(f"{where} is not valid YAML: its brackets are nested too deeply.") from None
+        problem = "its brackets are nested too deeply"
     except (AttributeError, LookupError, TypeError):  # PyYAML's, from a tag such as `!!bool` before what is none
-        raise UserError(
-            f"{where} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."
-        ) from None
+        problem = "a tag (`!!`) does not fit the value that it stands before"
+    raise UserError(f"{where} is not valid YAML: {problem}.")
+
+
+def _num_values(data: Any, counted: dict[int, int]) -> int:
+    """Return how many values the data has once its aliases are written out; one that contains itself counts once."""
+    if not isinstance(data, dict | list):
+        return 1
+    if id(data) not in counted:
+        counted[id(data)] = 1
+        below = data.values() if isinstance(data, dict) else data
+        counted[id(data)] += sum(_num_values(one, counted) for one in below)
+    return counted[id(data)]
 
 
 def read_yaml(path: Path) -> dict[str, Json]:
-    """Read a YAML file that must hold a mapping."""
+    """Read a YAML file that must contain a mapping.
+
+    Raises:
+        UserError: it cannot be read or contains something else.
+    """
+    data = parse_yaml(_read(path), str(path))
+    if data is None:
+        raise UserError(f"{path} must hold names and values, but it is empty.")
+    return _mapping(data, path)
+
+
+def read_json(path: Path) -> dict[str, Json]:
+    """Read a JSON file that must contain a mapping.
+
+    Raises:
+        UserError: it cannot be read or contains something else.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        return _mapping(json.loads(_read(path)), path)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}.") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read: it is not UTF-8 text (byte {error.start}).") from None
-    data = parse_yaml(text, str(path))
-    if data is None:
-        raise UserError(f"{path} must hold names and values, but it is empty.")
-    if not isinstance(data, dict):
-        raise UserError(f"{path} must hold names and values, but it holds {type(data).__name__}.")
-    return data
 
 
-def read_json(path: Path) -> dict[str, Json]:
-    """Read a JSON file that must hold a mapping.
-
-    Raises:
-        UserError: it cannot be read or holds something else.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from None
+def _mapping(data: Any, path: Path) -> dict[str, Json]:
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold names and values, but it holds {type(data).__name__}.")
     return data
 
 
 def parse_overrides(words: list[str]) -> dict[str, Json]:
-    """``["federation.rounds=5"]`` as a mapping; values are read as YAML, so `[12, 6]`, `1e-3` and `null` work."""
+    """Parse ``["federation.rounds=5"]``; values are read as YAML, so `[12, 6]`, `1e-3` and `null` work."""
     changes: dict[str, Json] = {}
     for word in words:
         name, separator, value = word.partition("=")
@@ -130,8 +147,8 @@ def parse_overrides(words: list[str]) -> dict[str, Json]:
     return changes
 
 
-def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def readable(name: str) -> str:

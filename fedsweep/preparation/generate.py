@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held, write_atomically
+from fedsweep.common.files import locked, write_atomically
 from fedsweep.common.paths import data_folder
 from fedsweep.common.yaml_values import read_json
 from fedsweep.data.data_config import load
@@ -95,7 +95,7 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
     model.check(list(dict.fromkeys(config.prompt(one.domain, one.class_name) for one in generation.images)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with held(folder.with_name(f".{folder.name}.lock"), f"another process is generating {folder} now."):
+        with locked(folder.with_name(f".{folder.name}.lock"), f"another process is generating {folder} now."):
             _check_recipe(generation, model.content(), model.library.__version__)
             missing, total = generation.missing, len(generation.images)
             progress(total - len(missing), total)

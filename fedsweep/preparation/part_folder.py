@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsweep.common.files import held
+from fedsweep.common.files import locked
 from fedsweep.data.prepared.card import CARD, StoreCard
 from fedsweep.preparation.chunks import CORRUPT, Done
 
@@ -98,7 +98,7 @@ def alone(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds it.
     """
-    with held(folder.with_name(f".{folder.name}.lock"), f"another `fedsweep data prepare` is making {folder} now."):
+    with locked(folder.with_name(f".{folder.name}.lock"), f"another `fedsweep data prepare` is making {folder} now."):
         yield
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save as to_bytes
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held, write_atomically
+from fedsweep.common.files import locked, write_atomically
 from fedsweep.common.paths import data_folder
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.images import load_images
@@ -69,7 +69,7 @@ def alone(out: Path) -> Iterator[None]:
         OSError: the folder cannot be written.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with held(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is making {out} now."):
+    with locked(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is making {out} now."):
         yield
 
 

@@ -8,7 +8,7 @@ from fedsweep.report.wording import Units, arm_words, decimals, names
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import identity, is_accuracy
 from fedsweep.results.history import over_the_run
-from fedsweep.results.pareto import Against, efficient
+from fedsweep.results.pareto import Against, pareto_efficient
 
 UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
 LABELLED = 8
@@ -32,7 +32,7 @@ def on_front(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[Arm
     points = [(value, other) for _, value, other in known if value is not None]
     if manifest.against is None:
         return []
-    kept = efficient(points, (manifest.mode, manifest.against.mode))
+    kept = pareto_efficient(points, (manifest.mode, manifest.against.mode))
     best = [(other, place, one) for place, (one, _, other) in enumerate(known) if kept[place]]
     return [one for _, _, one in sorted(best, key=lambda entry: entry[:2])]
 

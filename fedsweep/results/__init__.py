@@ -14,6 +14,7 @@
 Where the store is a URI, these are objects, and the root is a folder of this machine with what it needs of them.
 """
 
+from fedsweep.results.folders import Store, SweepStore, TrialStore
 from fedsweep.results.records import (
     Attempt,
     Attempts,
@@ -25,9 +26,6 @@ from fedsweep.results.records import (
     TrialRecord,
     count_outcomes,
 )
-from fedsweep.results.results_folder import Store
-from fedsweep.results.sweep_folder import SweepStore
-from fedsweep.results.trial_folder import TrialStore
 
 __all__ = [
     "Attempt",

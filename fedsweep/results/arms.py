@@ -1,4 +1,4 @@
-"""Arms of a sweep: which one it is, how it is said, and what a paper printed for it. No torch."""
+"""Arms of a sweep: identity, parsing, labels, and the values that a paper printed for them. No torch."""
 
 import json
 import re
@@ -12,11 +12,12 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, parse_yaml
 
 Arm = dict[str, Json]
-WITHOUT = "without"
-"""An entry of an arm that is no hyperparameter: the components that an ablation leaves out, by dotted name."""
+ABLATED = "without"
+"""The entry of an arm with the components that an ablation leaves out, by dotted name."""
 NAMED = "arm"
-"""The other: what the search space calls a set of changes to the experiment."""
-IN_WORDS = (NAMED, WITHOUT)
+"""The entry of an arm with the search space's name for a set of changes to the experiment."""
+IN_WORDS = (NAMED, ABLATED)
+"""Entries that are no hyperparameters."""
 
 
 class ReferenceArm(Config):
@@ -53,15 +54,15 @@ class Reference(Config):
         return self
 
     def metrics(self) -> list[str]:
-        """All metrics that it has a value of."""
+        """Return all metrics that it has a value of."""
         return list(dict.fromkeys(metric for one in self.arms for metric in one.values))
 
     def of_arm(self, arm: Mapping[str, Json]) -> dict[str, float]:
-        """What is printed for an arm, by metric."""
+        """Return the printed values of an arm by metric."""
         return next((one.values for one in self.arms if identity(one.arm) == identity(arm)), {})
 
     def value(self, arm: Mapping[str, Json], metric: str) -> float | None:
-        """The paper's value in our unit, accuracies from 0 to 1, or None where it has none.
+        """Return the paper's value, accuracies from 0 to 1, or None where it has none.
 
         >>> paper = Reference(source="Table 1", arms=(ReferenceArm(arm={"rank": 4}, values={"accuracy/mean": 54.73}),))
         >>> paper.value({"rank": 4}, "accuracy/mean"), paper.value({"rank": 8}, "accuracy/mean")
@@ -74,22 +75,22 @@ class Reference(Config):
 
 
 def is_accuracy(metric: str) -> bool:
-    """Whether the metric is a share from 0 to 1, shown in percent, with differences in percentage points."""
+    """Return whether the metric is a share from 0 to 1, shown in percent, with differences in percentage points."""
     return metric.startswith("accuracy/")
 
 
 def identity(values: Json | Mapping[str, Json]) -> str:
-    """A key for an arm or a value. JSON, because in Python `1`, `1.0` and `True` are one key and lists are none."""
+    """Return a key for an arm or a value: JSON, since Python has one key for `1`, `1.0`, `True` and none for lists."""
     return json.dumps(values, sort_keys=True)
 
 
 def agrees(part: Mapping[str, Json], arm: Mapping[str, Json]) -> bool:
-    """Whether the arm has every value of the part."""
+    """Return whether the arm has every value of the part."""
     return all(name in arm and identity(arm[name]) == identity(value) for name, value in part.items())
 
 
 def parse_arm(text: str) -> Arm:
-    """`lora.rank=4,seed=0` as values by name; values are YAML, commas within brackets and quotes do not part.
+    """Parse `lora.rank=4,seed=0`; values are YAML, so that commas within brackets and quotes do not separate.
 
     >>> parse_arm("federation.depths=[12, 6],arm='a, b'")
     {'federation.depths': [12, 6], 'arm': 'a, b'}
@@ -109,7 +110,7 @@ def parse_arm(text: str) -> Arm:
 
 
 def arm_argument(arm: Mapping[str, Json]) -> str:
-    """What `parse_arm` reads back.
+    """Return the text that `parse_arm` parses as this arm.
 
     >>> arm_argument({"lora.rank": 4, "without": ["method.cross"], "arm": "a, b"})
     'lora.rank=4,without=["method.cross"],arm="a, b"'
@@ -118,11 +119,7 @@ def arm_argument(arm: Mapping[str, Json]) -> str:
 
 
 def at_commas(text: str) -> list[str]:
-    """Parts of a text between commas outside of brackets and quotes.
-
-    >>> at_commas("federation.depths=[12, 6],arm='a, b',seed=0")
-    ['federation.depths=[12, 6]', "arm='a, b'", 'seed=0']
-    """
+    """Split a text at the commas outside of brackets and quotes."""
     parts, depth = [""], 0
     for piece in re.findall(r"""(?s)"(?:\\.|[^"\\])*"|'[^']*'|.""", text):
         depth += (piece in "[{(") - (piece in "]})")
@@ -134,10 +131,10 @@ def at_commas(text: str) -> list[str]:
 
 
 def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Json]) -> dict[str, Arm]:
-    """By the `identity` of an arm the one that it is compared to, which may be itself.
+    """Return, by the `identity` of an arm, the arm that it is compared to, which may be itself.
 
-    That has the baseline's values, and the arm's own of what the baseline leaves open. An arm that lacks one of those
-    has none.
+    That arm has the baseline's values, and the arm's own of the hyperparameters that the baseline leaves open. An arm
+    that lacks one of those has no counterpart.
 
     >>> rank_8 = {"lora.rank": 8, "optimizer.lr": 0.1}
     >>> counterparts([{"lora.rank": 4, "optimizer.lr": 0.1}, rank_8], {"lora.rank": 8}) == {
@@ -163,7 +160,7 @@ def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Js
 
 
 def arm_label(arm: Mapping[str, Json]) -> str:
-    """`name=value` pairs; floats in six significant digits.
+    """Return `name=value` pairs; floats in six significant digits.
 
     >>> arm_label({"lora.rank": 4, "optimizer.lr": 0.012345678})
     'lora.rank=4, optimizer.lr=0.0123457'
@@ -178,20 +175,16 @@ def arm_label(arm: Mapping[str, Json]) -> str:
 
 
 def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
-    """One entry of an arm for people.
-
-    >>> setting("rank", 4), setting("without", ["method.cross"]), setting("without", [])
-    ('rank 4', 'without cross', 'full')
-    """
+    """Return one entry of an arm for people, e.g. `rank 4` or `without cross`."""
     if name == NAMED:
         return str(value)
-    if name == WITHOUT and isinstance(value, list):
+    if name == ABLATED and isinstance(value, list):
         return f"without {', '.join(one.removeprefix('method.') for one in value)}" if value else "full"
     return f"{name}{sign}{shown_setting(value, digits)}"
 
 
 def shown_setting(value: Json, digits: int = 4) -> str:
-    """A hyperparameter's value for people: as in YAML, floats in significant digits, an object by its name.
+    """Return a value for people: as in YAML, floats in significant digits, an object by its name.
 
     >>> shown_setting({"name": "all_small", "depth": 3}), shown_setting([4, 4]), shown_setting(["l0", None])
     ('all_small (depth 3)', '[4, 4]', '[l0, null]')

@@ -14,12 +14,12 @@ from fedsweep.results.history import History, RoundRecord, from_json, to_json
 from fedsweep.types import ServerState
 
 FIRST_BYTES = 256 * 1024
-"""Read at first of a checkpoint elsewhere: the rounds of most, so that the tensors can stay there."""
+"""Read first of a remote checkpoint. In most, this contains all rounds, so that no tensor is downloaded."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on after `round`."""
+    """All that a run needs to continue after `round`."""
 
     round: int
     state: ServerState
@@ -49,11 +49,7 @@ def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
 
 
 def load_history(path: Path) -> History:
-    """The history alone, without torch.
-
-    Raises:
-        UserError: the file is damaged, as a part of a copy is: fedsweep itself replaces checkpoints whole.
-    """
+    """Read the history alone, without torch; raise UserError for a damaged file, such as an incomplete copy."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -64,13 +60,7 @@ def load_history(path: Path) -> History:
 
 
 def without_tensors(file: BinaryIO) -> bytes:
-    """Of a checkpoint that is open for reading, one with the same rounds and no tensors: the least that tells them.
-
-    A file that is replaced while it is read is seen as it was before, or as it is after.
-
-    Raises:
-        OSError: what is read is no checkpoint.
-    """
+    """Read a checkpoint without its tensors; one that is replaced meanwhile is read as it was before or is after."""
     from safetensors.numpy import save as to_bytes
 
     size = FIRST_BYTES
@@ -86,7 +76,7 @@ def without_tensors(file: BinaryIO) -> bytes:
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
-    """Plain JSON for `node`, its tensors moved to `tensors` under their path."""
+    """Return plain JSON for `node`, with its tensors moved to `tensors` under their path."""
     if hasattr(node, "numel"):
         path = path if path not in tensors else f"{path}#{len(tensors)}"
         tensors[path] = node.detach().cpu().contiguous().clone()
@@ -102,7 +92,6 @@ def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
 
 
 def _unpack(node: dict[str, Any], fill: Callable[[str], Any]) -> Any:
-    """The inverse of `_pack`."""
     match node:
         case {"tensor": path}:
             return fill(path)

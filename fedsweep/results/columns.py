@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsweep.common.errors import UserError, near
@@ -54,13 +54,7 @@ def _mean_of_rounds(metric: str) -> Callable[[TrialRecord], float | None]:
     return value
 
 
-def megabytes(trial: TrialRecord) -> float | None:
-    """MB (10^6 bytes) sent in both directions in the whole run."""
-    return total_megabytes(trial.history)
-
-
-def gpu_seconds(trial: TrialRecord) -> float | None:
-    """Seconds of its rounds times the fraction of a GPU that each was played with; None of a trial without any."""
+def _gpu_seconds(trial: TrialRecord) -> float | None:
     if not trial.attempts:
         return None
     seconds, gpus = 0.0, [(one.gpus, one.round) for one in trial.attempts]
@@ -71,20 +65,13 @@ def gpu_seconds(trial: TrialRecord) -> float | None:
     return seconds
 
 
-def gpu_memory(trial: TrialRecord) -> float | None:
-    """MB (10^6 bytes) that it held of its GPU at most."""
-    peaks = [one.peak for one in trial.attempts if one.peak is not None]
-    return max(peaks) / 1e6 if peaks else None
-
-
-def peak_memory(trial: TrialRecord) -> float | None:
-    """MB (10^6 bytes) of main memory that the process that played it has held at most."""
-    known = [record.memory for record in trial.history if record.memory is not None]
+def _most_megabytes(numbers_of_bytes: Iterable[int | None]) -> float | None:
+    known = [number for number in numbers_of_bytes if number is not None]
     return max(known) / 1e6 if known else None
 
 
-def rounds_to(target: float, metric: str, mode: Mode) -> Callable[[TrialRecord], float | None]:
-    """The first round after which the metric is as good as the target; None of a trial that never was."""
+def _rounds_to(target: float, metric: str, mode: Mode) -> Callable[[TrialRecord], float | None]:
+    """Return how to find the first round after which the metric is as good as the target, if there is one."""
     sign = 1 if mode == "max" else -1
 
     def value(trial: TrialRecord) -> float | None:
@@ -111,7 +98,8 @@ COLUMNS: Mapping[str, Column] = {
                "accuracy in percent of each seed's worst client with its own model", percent=True),
         Column("bottom_clients", "bottom 10% clients", _last("accuracy/clients/bottom_10"),
                "mean accuracy in percent of each seed's worst tenth of the clients", percent=True),
-        Column("megabytes", "MB sent", megabytes, "10^6 bytes, both directions, whole run"),
+        Column("megabytes", "MB sent", lambda trial: total_megabytes(trial.history),
+               "10^6 bytes, both directions, whole run"),
         Column("megabytes_up", "MB up", _sum_of("bytes/up", 1e6), "10^6 bytes sent by clients, whole run"),
         Column("megabytes_down", "MB down", _sum_of("bytes/down", 1e6), "10^6 bytes sent to clients, whole run"),
         Column("parameters_trained", "trained parameters", _mean_of_rounds("parameters/trained"),
@@ -120,12 +108,12 @@ COLUMNS: Mapping[str, Column] = {
                "of a client, frozen ones included, mean over clients and rounds", digits=0),
         Column("seconds", "seconds", lambda trial: sum(one.seconds for one in trial.history),
                "training and evaluation as measured, whole run", measured=True),
-        Column("gpu_seconds", "GPU seconds", gpu_seconds,
+        Column("gpu_seconds", "GPU seconds", _gpu_seconds,
                "the same times the fraction of a GPU that a trial had", measured=True),
-        Column("peak_memory", "peak MB", peak_memory,
+        Column("peak_memory", "peak MB", lambda trial: _most_megabytes(one.memory for one in trial.history),
                "10^6 bytes of main memory that a trial's process held at most while it played the trial",
                measured=True),
-        Column("gpu_memory", "peak GPU MB", gpu_memory,
+        Column("gpu_memory", "peak GPU MB", lambda trial: _most_megabytes(one.peak for one in trial.attempts),
                "10^6 bytes of its GPU that a trial held at most", measured=True),
     )
 }  # fmt: skip
@@ -133,7 +121,7 @@ COLUMNS: Mapping[str, Column] = {
 
 
 def column(name: str, metric: str, mode: Mode) -> Column:
-    """A column by its name; `rounds_to` is of the objective `metric`, accuracies from 0 to 1.
+    """Return a column by its name; `rounds_to` is of the objective `metric`, accuracies from 0 to 1.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
@@ -144,17 +132,13 @@ def column(name: str, metric: str, mode: Mode) -> Column:
         target = float(name.removeprefix(TARGET))
         shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
         meaning = "the first round after which the objective was there, on every seed or `by k of n`"
-        return Column(name, f"rounds to {shown}", rounds_to(target, metric, mode), meaning, digits=1)
+        return Column(name, f"rounds to {shown}", _rounds_to(target, metric, mode), meaning, digits=1)
     percent = is_accuracy(name)
     return Column(name, name, _last(name), "at the last round" + ", in percent" * percent, percent=percent)
 
 
 def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
-    """Refuse what is neither a column nor one of these metrics, and targets that the objective cannot reach.
-
-    Raises:
-        UserError: one is not, or stands twice.
-    """
+    """Raise UserError for a name that is neither a column nor a metric or stands twice, and for a bad target."""
     known = [*COLUMNS, *metrics]
     taken = set[str | float]()
     for name in names:

@@ -51,15 +51,13 @@ def last(history: History, metric: str) -> float | None:
 
 
 ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
-"""What a run costs, so that a run's value is the sum over its rounds."""
+"""Costs, of which a run's value is the sum over its rounds."""
 
 
 def over_the_run(history: History, metric: str) -> float | None:
-    """What a whole run has of a metric: the sum over rounds of what accumulates, of any other its last value."""
+    """Return a metric of a whole run: the sum over rounds of what accumulates, of any other its last value."""
     if not history or metric not in ACCUMULATED:
         return last(history, metric)
     if metric == "megabytes/sent":
         return total_megabytes(history)
-    if metric == "seconds/round":
-        return sum(record.seconds for record in history)
-    return sum(record.metrics.get(metric, 0) for record in history)
+    return sum(one.seconds if metric == "seconds/round" else one.metrics.get(metric, 0) for one in history)

@@ -20,21 +20,20 @@ class Against(Config):
     mode: Mode = Field("min", description="whether more or less of it is better")
 
 
-def efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:
-    """Of each point whether no other dominates it, that is, is as good in both values and better in one.
+def pareto_efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:
+    """Return, for each point, whether no other is at least as good in both values and better in one.
 
-    Equal points do not dominate each other. Takes n log n steps: of the points in the order of the first value, best
-    first, one is efficient whose second value is the best so far.
+    Takes n log n steps: of the points ordered by the first value, those with the best second value so far.
 
-    >>> efficient([(0.9, 5.0), (0.8, 3.0), (0.7, 4.0), (0.9, 5.0)], ("max", "min"))
+    >>> pareto_efficient([(0.9, 5.0), (0.8, 3.0), (0.7, 4.0), (0.9, 5.0)], ("max", "min"))
     [True, True, False, True]
     """
     signs = [1 if mode == "min" else -1 for mode in modes]
     costs = [(signs[0] * first, signs[1] * second) for first, second in points]
-    front: set[tuple[float, float]] = set()
+    efficient: set[tuple[float, float]] = set()
     best = float("inf")
     for first, second in sorted(set(costs)):
         if second < best:
-            front.add((first, second))
+            efficient.add((first, second))
             best = second
-    return [cost in front for cost in costs]
+    return [cost in efficient for cost in costs]

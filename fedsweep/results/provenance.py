@@ -1,4 +1,4 @@
-"""What a run says of itself beside its numbers: tags of its trials, and sentences where one must not be missed."""
+"""Provenance of a run: tags of its trials, and the warning about images that no generator made."""
 
 from collections.abc import Mapping
 
@@ -11,20 +11,20 @@ SYNTHETIC = "synthetic"
 STAND_INS = {
     "surrogate": "surrogates, drawn from the statistics of images held out for the server and made by no generator"
 }
-"""What the sources made in a generator's place are."""
+"""What the sources that replace a generator make."""
 
 
-def stand_in(marks: Mapping[str, str]) -> str | None:
-    """What took a generator's place in a run with these marks, or None.
+def stand_in(tags: Mapping[str, str]) -> str | None:
+    """Return what replaced a generator in a run with these tags, or None.
 
     >>> stand_in({"synthetic": "folder"}), stand_in({})
     (None, None)
     """
-    return STAND_INS.get(marks.get(SYNTHETIC, ""))
+    return STAND_INS.get(tags.get(SYNTHETIC, ""))
 
 
 def warning(made: str, where: str = "") -> str:
-    """The sentence about what stood in.
+    """Return the warning about what replaced a generator.
 
     >>> warning("surrogates", "all arms")
     'Synthetic images: surrogates (all arms).'

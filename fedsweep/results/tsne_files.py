@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TABLE = "tsne.csv"
 PICTURE = "tsne.png"
 FILES = (TABLE, PICTURE)
-"""What a run leaves beside its checkpoint where its configuration asks for a t-SNE."""
+"""Files that a run writes in addition to its checkpoint where its configuration asks for a t-SNE."""
 COLUMNS = ("x", "y", "class", "domain", "silhouette")
 
 
@@ -91,7 +91,7 @@ class Look:
 
     @classmethod
     def of(cls, embeddings: Iterable[Embedding]) -> Look:
-        """The same look for all pictures that stand side by side."""
+        """Return the common look of pictures that are shown side by side."""
         shown = list(embeddings)
         classes = list(dict.fromkeys(name for one in shown for name in one.classes))
         domains = list(dict.fromkeys(name for one in shown for name in one.domains))
@@ -100,7 +100,7 @@ class Look:
 
 
 def palette(count: int) -> Sequence[str]:
-    """That many colours: `COLOURS`, or evenly over a rainbow where they do not suffice."""
+    """Return `count` colours: `COLOURS`, or evenly spaced ones of a rainbow where those do not suffice."""
     if count <= len(COLOURS):
         return COLOURS[:count]
     from matplotlib import colormaps
@@ -110,13 +110,16 @@ def palette(count: int) -> Sequence[str]:
 
 
 def files(embedding: Embedding) -> dict[str, bytes]:
-    """The content of `tsne.csv` and `tsne.png`."""
+    """Return the content of `tsne.csv` and `tsne.png`."""
     return {TABLE: embedding.csv().encode(), PICTURE: png(embedding)}
 
 
 def png(embedding: Embedding) -> bytes:
-    """One picture with its legends, about 1000 pixels wide where the names are short."""
-    figure = blank(6.2, 5.4)
+    """Draw the points with their legends, about 1000 pixels wide where the names are short.
+
+    Without matplotlib's version in it, the same points give the same bytes.
+    """
+    figure, written = blank(6.2, 5.4), io.BytesIO()
     axes, look = figure.add_subplot(), Look.of([embedding])
     scatter(axes, embedding, look, size=26)
     axes.set_title(
@@ -125,11 +128,12 @@ def png(embedding: Embedding) -> bytes:
         fontsize=10.5, color=INK, loc="left",
     )  # fmt: skip
     legends(figure, look)
-    return to_png(figure)
+    figure.savefig(written, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+    return written.getvalue()
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure of this size in inches. No pyplot: it would keep the figure and choose a screen."""
+    """Return an empty figure of this size in inches. No pyplot: it would keep the figure and choose a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -139,11 +143,11 @@ def blank(width: float, height: float) -> Figure:
 
 
 def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
-    """Draw the points, markers of `size` square points; the plane of a t-SNE has no unit, hence no ticks."""
+    """Draw the points with markers of `size` square points; the plane of a t-SNE has no unit, hence no ticks."""
     for domain, marker in look.markers.items():
-        here = [point for point in embedding.points if point.domain == domain]
+        dots = [point for point in embedding.points if point.domain == domain]
         axes.scatter(
-            [point.x for point in here], [point.y for point in here], c=[look.colours[point.label] for point in here],
+            [point.x for point in dots], [point.y for point in dots], c=[look.colours[point.label] for point in dots],
             marker=marker, s=size, linewidths=0.4, edgecolors="white",
         )  # fmt: skip
     axes.set_xticks([])
@@ -153,26 +157,15 @@ def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
 
 
 def legends(figure: Figure, look: Look) -> None:
-    """Classes right of everything, domains below."""
+    """Add the legend of the classes at the right and that of the domains at the bottom."""
     from matplotlib.lines import Line2D
 
-    coloured = [
-        Line2D([], [], linestyle="", marker="o", color=colour, label=name) for name, colour in look.colours.items()
-    ]
-    marked = [
-        Line2D([], [], linestyle="", marker=marker, color=INK, label=name) for name, marker in look.markers.items()
-    ]
-    beside = int(figure.get_figwidth())  # a name takes about an inch
+    classes = [Line2D([], [], linestyle="", marker="o", color=one, label=name) for name, one in look.colours.items()]
+    domains = [Line2D([], [], linestyle="", marker=one, color=INK, label=name) for name, one in look.markers.items()]
+    widest = int(figure.get_figwidth())  # a name takes about an inch
     common: dict[str, Any] = {
         "loc": "upper left", "frameon": False, "fontsize": 9.5, "title_fontsize": 9.5, "alignment": "left",
         "handletextpad": 0.2,
     }  # fmt: skip
-    figure.legend(handles=coloured, title="class", bbox_to_anchor=(1, 1), ncols=1 + len(coloured) // 16, **common)
-    figure.legend(handles=marked, title="domain", bbox_to_anchor=(0, 0), ncols=min(beside, len(marked)), **common)
-
-
-def to_png(figure: Figure) -> bytes:
-    """The figure and all that stands beside it. Without matplotlib's version, the same points give the same bytes."""
-    written = io.BytesIO()
-    figure.savefig(written, format="png", dpi=150, bbox_inches="tight", metadata={"Software": None})
-    return written.getvalue()
+    figure.legend(handles=classes, title="class", bbox_to_anchor=(1, 1), ncols=1 + len(classes) // 16, **common)
+    figure.legend(handles=domains, title="domain", bbox_to_anchor=(0, 0), ncols=min(widest, len(domains)), **common)

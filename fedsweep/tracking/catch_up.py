@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsweep.common.errors import UserError
-from fedsweep.common.files import held
+from fedsweep.common.files import LockedError, locked
 from fedsweep.results import Store, SweepStore, TrialStore, count_outcomes
 from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.recorder import Recorder, Tell, silently
@@ -21,12 +21,8 @@ def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -
         sweep.fetch()
         if sweep.remote.is_taken():
             continue
-        try:
-            with held(sweep.folder / ".lock", "taken"):
-                yield f"{sweep.manifest().name} {sweep.manifest().id}", _deliver_sweep(store, sweep, destination, tell)
-        except UserError as error:
-            if str(error) != "taken":
-                raise
+        with contextlib.suppress(LockedError), locked(sweep.folder / ".lock", "taken"):
+            yield f"{sweep.manifest().name} {sweep.manifest().id}", _deliver_sweep(store, sweep, destination, tell)
     runs = store.root / "runs"
     for run in store.runs():
         yield run.folder.relative_to(runs).as_posix(), _deliver_run(store, run.folder, runs, destination, tell)

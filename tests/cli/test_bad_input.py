@@ -96,7 +96,6 @@ def test_an_impossible_override_is_refused_by_run_and_by_tune(refused: Refused, 
         assert refused("tune", SPACE, override) == f"search space {SPACE}: {sentence}"
 
 
-@pytest.mark.parametrize("verb", [("run", "fedra_digits"), ("tune", SPACE), ("show", "fedra_digits")])
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -110,8 +109,13 @@ def test_an_impossible_override_is_refused_by_run_and_by_tune(refused: Refused, 
          "5000 digits."),
     ],
 )  # fmt: skip
-def test_a_malformed_override_is_refused(refused: Refused, verb, words, sentence):
-    assert refused(*verb, *words) == sentence
+def test_a_malformed_override_is_refused(refused: Refused, words, sentence):
+    assert refused("run", "fedra_digits", *words) == sentence
+
+
+def test_all_verbs_refuse_it_alike(refused: Refused):
+    told = {refused(*verb, "=4") for verb in (("run", "fedra_digits"), ("tune", SPACE), ("show", "fedra_digits"))}
+    assert told == {"an override must look like `federation.rounds=5`, but got `=4`."}
 
 
 @pytest.mark.parametrize(
@@ -207,31 +211,14 @@ def test_a_wrong_experiment_file_is_refused(refused: Refused, change, sentence):
     assert refused("run", "mine") == f"experiment mine: {sentence}"
 
 
+# What makes a file unreadable has its own table in tests/common/test_yaml_values.py.
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("verb", "kind", "content", "sentence"),
     [
-        (b"", "{} must hold names and values, but it is empty."),
-        (b"# only a comment\n", "{} must hold names and values, but it is empty."),
-        (b"- a\n- b\n", "{} must hold names and values, but it holds list."),
-        (b"hello\n", "{} must hold names and values, but it holds str."),
-        (b'name: "\xe9"\n', "{} cannot be read: it is not UTF-8 text (byte 7)."),
-        ("name: 1".encode("utf-16-le"), "{} is not valid YAML: unacceptable character #x0000: special characters are "
-         'not allowed in "<unicode string>", position 1.'),
-        (b"a: 1\nb: 2\na: 3\n", "{}: the key `a` stands twice (line 3)."),
-        (b"a:\n  b: 1\n  b: 1\n", "{}: the key `b` stands twice (line 3)."),
-        (b"a: 1\nb: [1, 2\nc: 3\n", "{} is not valid YAML at line 3, column 2: expected ',' or ']', but got ':'."),
-        (b"a:\n\tb: 1\n",
-         "{} is not valid YAML at line 2, column 1: found character '\\t' that cannot start any token."),
-        (b"a: 1\n---\nb: 1\n", "{} is not valid YAML at line 2, column 1: but found another document."),
-        (b"a: 1\nb: 1" + b"0" * 400, "{} is not valid YAML at line 2, column 4: a number of 401 digits."),
-        (b"[" * 2000, "{} is not valid YAML: its brackets are nested too deeply."),
-        (b"a: !!bool maybe\n",
-         "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
-        (b"a: !!timestamp soon\n",
-         "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
+        ("run", "experiments", b"", "{} must hold names and values, but it is empty."),
+        ("tune", "search_spaces", b"a: 1\nb: 2\na: 3\n", "{}: the key `a` stands twice (line 3)."),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize(("verb", "kind"), [("run", "experiments"), ("tune", "search_spaces")])
+)
 def test_a_file_that_is_no_mapping_is_refused(refused: Refused, verb, kind, content, sentence):
     path = write(kind, "mine", "")
     path.write_bytes(content)
@@ -406,14 +393,17 @@ def test_a_part_of_what_is_varied_as_a_whole_cannot_be_overridden(refused: Refus
     assert refused("tune", "mine", override) == (f"`{name}` is varied by search space mine and cannot be overridden.")
 
 
-@pytest.mark.parametrize("words", [("run", "fedra_digits"), ("tune", SPACE)])
+RUN, TUNE = ("run", "fedra_digits"), ("tune", SPACE)
+
+
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("words", "fault", "reason"),
     [
-        ("a file", "File exists"),
-        ("below a file", "Not a directory"),
-        ("no database", "file is not a database (mlflow.db)"),
-        ("a folder", "unable to open database file (mlflow.db)"),
+        (RUN, "a file", "File exists"),
+        (TUNE, "a file", "File exists"),
+        (RUN, "below a file", "Not a directory"),
+        (RUN, "no database", "file is not a database (mlflow.db)"),
+        (TUNE, "a folder", "unable to open database file (mlflow.db)"),
     ],
 )
 def test_a_store_that_cannot_be_written_is_refused(refused: Refused, tmp_path, words, fault, reason):

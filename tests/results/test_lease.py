@@ -1,25 +1,38 @@
-"""One driver at a time on a sweep in an object store."""
+"""One driver at a time per sweep in an object store."""
 
 import json
-import os
+import random
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
+from obstore.store import MemoryStore
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.remote import lease
-from fedsweep.results.remote.lease import NAME, Lease, is_dead, process
-from fedsweep.results.remote.objects import put, read
+from fedsweep.results.remote.conditional import ConditionalObjects, objects_of
+from fedsweep.results.remote.lease import NAME, Found, Lease, UnconditionalObjects, is_dead, process
+from tests.sweep.objects import URI, object_store
+
+Objects = ConditionalObjects | UnconditionalObjects
+FOLDER = "bucket/s"
+PATH = f"{FOLDER}/{NAME}"
+
+client = pytest.fixture(object_store, scope="module")
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Any) -> FileSystem:
-    return SubTreeFileSystem(str(tmp_path), LocalFileSystem())
+@pytest.fixture(params=["conditional", "unconditional"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
+    if request.param == "conditional":
+        return ConditionalObjects(MemoryStore())
+    return UnconditionalObjects(SubTreeFileSystem(str(tmp_path), LocalFileSystem()))
 
 
 @pytest.fixture(autouse=True)
@@ -28,104 +41,179 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEWED", 0.02)
 
 
-def others(elsewhere: FileSystem, seconds_ago: float = 0.0, **more: Any) -> None:
-    """The lease of a process on another machine."""
-    put(elsewhere, f"s/{NAME}", json.dumps({"nonce": "theirs", "host": "worker-7", **more}).encode())
-    then = time.time() - seconds_ago
-    os.utime(f"{elsewhere.base_path}/s/{NAME}", (then, then))
+def others(remote: Objects, **more: Any) -> None:
+    """Write the lease of a process on another machine."""
+    content = json.dumps({"nonce": "theirs", "host": "worker-7", **more}).encode()
+    remote.write(PATH, content, remote.read(PATH).version)
 
 
-def test_it_is_renewed_while_it_is_held_and_gone_afterwards(elsewhere: FileSystem) -> None:
-    with Lease(elsewhere, "s").held("sweep x"):
-        first = read(elsewhere, f"s/{NAME}")
+def acquire(remote: Objects) -> None:
+    with Lease(remote, FOLDER).acquired("sweep x"):
+        pass
+
+
+@pytest.fixture(scope="module")
+def dead() -> str:
+    """What told a process of this machine from others, which has ended."""
+    code = "from fedsweep.results.remote.lease import process; print(process())"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_it_is_renewed_while_it_is_held_and_gone_afterwards(remote: Objects) -> None:
+    with Lease(remote, FOLDER).acquired("sweep x"):
+        first = remote.read(PATH)
         deadline = time.monotonic() + 10
-        while read(elsewhere, f"s/{NAME}") == first and time.monotonic() < deadline:
+        while remote.read(PATH).content == first.content and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert read(elsewhere, f"s/{NAME}") != first
-        with (
-            pytest.raises(UserError, match=r"^sweep x is being run by a process on .*; wait for it or end it\."),
-            Lease(elsewhere, "s").held("sweep x"),
-        ):
-            pass
-    assert not os.listdir(f"{elsewhere.base_path}/s")
-    with Lease(elsewhere, "s").held("sweep x"):
-        pass
+        assert remote.read(PATH).content != first.content
+        with pytest.raises(UserError, match=r"^sweep x is being run by a process on .*; wait for it or end it\."):
+            acquire(remote)
+    assert remote.read(PATH) == Found()
+    acquire(remote)
 
 
-def test_the_holder_is_named(elsewhere: FileSystem) -> None:
-    others(elsewhere, seconds_ago=100)
-    with pytest.raises(UserError) as refused, Lease(elsewhere, "s").held("sweep x"):
-        pass
-    assert str(refused.value) == (
+def test_the_holder_is_named(remote: Objects) -> None:
+    others(remote)
+    with pytest.raises(UserError) as error:
+        acquire(remote)
+    assert str(error.value) == (
         "sweep x is being run by a process on worker-7; wait for it or end it. "
         "One that was killed gives way after 2 minutes."
     )
-    assert os.listdir(f"{elsewhere.base_path}/s") == [NAME]
 
 
-def test_one_that_was_not_renewed_for_two_minutes_is_taken_over(elsewhere: FileSystem) -> None:
-    others(elsewhere, seconds_ago=121)
-    with Lease(elsewhere, "s").held("sweep x"):
-        assert "theirs" not in read(elsewhere, f"s/{NAME}").decode()
+def test_one_that_was_not_renewed_is_replaced(remote: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    others(remote)
+    monkeypatch.setattr(lease, "STALE", 60.0)
+    with pytest.raises(UserError):
+        acquire(remote)
+    time.sleep(0.3)
+    monkeypatch.setattr(lease, "STALE", 0.2)
+    with Lease(remote, FOLDER).acquired("sweep x"):
+        assert b"theirs" not in remote.read(PATH).content
 
 
-def test_one_of_a_killed_process_of_this_machine_is_taken_over_at_once(elsewhere: FileSystem) -> None:
-    code = "from fedsweep.results.remote.lease import process; print(process())"
-    dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+def test_one_of_a_killed_process_of_this_machine_is_replaced_at_once(remote: Objects, dead: str) -> None:
     assert is_dead(dead)
     assert not is_dead(process())
     boot, *rest = process().split(" ")
     assert not is_dead(" ".join([boot[:-1] + "x", *rest[:-1], "1"])), "of another machine nothing is known"
-    others(elsewhere, process=dead)
-    with Lease(elsewhere, "s").held("sweep x"):
-        pass
-    others(elsewhere, process=process())
-    with pytest.raises(UserError), Lease(elsewhere, "s").held("sweep x"):
-        pass
+    others(remote, process=dead)
+    acquire(remote)
+    others(remote, process=process())
+    with pytest.raises(UserError):
+        acquire(remote)
 
 
 @pytest.mark.parametrize("torn", [b"", b"[]", b"{}", b"\xff"])
-def test_what_is_no_lease_is_none(elsewhere: FileSystem, torn: bytes) -> None:
-    put(elsewhere, f"s/{NAME}", torn)
-    with Lease(elsewhere, "s").held("sweep x"):
-        pass
+def test_what_is_no_lease_is_none(remote: Objects, torn: bytes) -> None:
+    remote.write(PATH, torn, None)
+    acquire(remote)
 
 
-def test_of_several_that_ask_at_once_one_gets_it(elsewhere: FileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "SETTLES", 0.5)
-    leases = [Lease(elsewhere, "s") for _ in range(4)]
-    met: list[str] = []
-    over = threading.Event()
-
-    def take(one: Lease) -> None:
-        try:
-            with one.held("sweep x"):
-                met.append("held")
-                over.wait(10)
-        except UserError as error:
-            met.append(str(error))
-            if len(met) == len(leases):
-                over.set()
-
-    for one in leases:  # all have looked before any has written
-        monkeypatch.setattr(one, "holder", lambda: None)
-    threads = [threading.Thread(target=take, args=(one,)) for one in leases]
-    for thread in threads:
-        thread.start()
-    while len(met) < len(leases) and any(thread.is_alive() for thread in threads):
-        time.sleep(0.01)
-    over.set()
-    for thread in threads:
-        thread.join()
-    assert met.count("held") == 1
-    assert sum("has just been taken by a process on" in one for one in met) == 3
-
-
-def test_who_lost_it_knows_and_leaves_the_other_one_alone(elsewhere: FileSystem) -> None:
-    with Lease(elsewhere, "s").held("sweep x") as mine:
+def test_who_lost_it_knows_and_leaves_the_other_one_alone(remote: Objects) -> None:
+    with Lease(remote, FOLDER).acquired("sweep x") as mine:
         deadline = time.monotonic() + 10
         while not mine.lost and time.monotonic() < deadline:
-            others(elsewhere)
+            others(remote)
             time.sleep(0.01)
         assert mine.lost
-    assert "theirs" in read(elsewhere, f"s/{NAME}").decode()
+    assert b"theirs" in remote.read(PATH).content
+
+
+class Slow:
+    """Objects whose writes arrive late, each at another moment."""
+
+    def __init__(self, real: Objects) -> None:
+        self.real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def write(self, path: str, content: bytes, version: Any) -> None:
+        time.sleep(random.uniform(0, 0.05))
+        self.real.write(path, content, version)
+
+
+def race(remote: Objects, drivers: int) -> Counter[str]:
+    """Let drivers ask for the lease after all have seen that it is free, and count how they fare."""
+    fared: list[str] = []
+    ready, over = threading.Barrier(drivers), threading.Barrier(drivers)
+
+    def drive() -> None:
+        mine = Lease(Slow(remote), FOLDER)  # type: ignore[arg-type]
+        look = mine._look
+
+        def looked() -> Any:
+            seen = look()
+            ready.wait(30)
+            return seen
+
+        mine._look = looked  # type: ignore[method-assign]
+        try:
+            with mine.acquired("sweep x"):
+                fared.append("acquired")
+                over.wait(30)
+        except UserError as error:
+            fared.append(str(error).partition(" by a process")[0])
+            over.wait(30)
+
+    threads = [threading.Thread(target=drive) for _ in range(drivers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return Counter(fared)
+
+
+def race_often(remote: Objects, dead: str, drivers: int) -> Iterator[Counter[str]]:
+    for _ in range(10):
+        yield race(remote, drivers)
+        assert remote.read(PATH) == Found()
+        others(remote, process=dead)
+        yield race(remote, drivers)
+
+
+ONE_OF_TWO = {"acquired": 1, "sweep x has just been taken": 1}
+
+
+def test_of_two_drivers_whose_writes_are_slow_one_acquires_it_whether_free_or_of_a_dead_one(dead: str) -> None:
+    fared = list(race_often(ConditionalObjects(MemoryStore()), dead, 2))
+    assert fared == [ONE_OF_TWO] * 20
+
+
+def test_without_conditional_writes_one_acquires_it_that_waits_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "SETTLES", 0.5)
+    remote = UnconditionalObjects(SubTreeFileSystem(str(tmp_path), LocalFileSystem()))
+    assert race(remote, 4) == {"acquired": 1, "sweep x has just been taken": 3}
+
+
+@pytest.mark.slow
+def test_a_server_lets_one_driver_through(client: Any, dead: str) -> None:
+    remote = objects_of(URI)
+    assert remote.exclusive
+    fared = list(race_often(remote, dead, 2))
+    assert fared == [ONE_OF_TWO] * 20
+    assert "Contents" not in client.list_objects_v2(Bucket="bucket")
+
+
+@pytest.mark.slow
+def test_keys_of_a_profile_and_an_endpoint_in_the_uri_open_the_same_store(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = client.meta.endpoint_url.removeprefix("http://")
+    (tmp_path / "keys").write_text("[group]\naws_access_key_id = someone\naws_secret_access_key = un%guessable\n")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "keys"))
+    monkeypatch.setenv("AWS_PROFILE", "group")
+    remote = objects_of(f"{URI}?endpoint_override={endpoint}&scheme=http&region=us-east-1")
+    assert remote.exclusive
+    acquire(remote)
+
+
+def test_a_store_that_obstore_does_not_open_is_written_unconditionally(tmp_path: Path) -> None:
+    assert not objects_of(f"file://{tmp_path}").exclusive
+    assert not list(tmp_path.iterdir())

@@ -39,11 +39,11 @@ class Failing:
 
 
 @pytest.fixture(params=["folder", "memory"])
-def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> FileSystem:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> FileSystem:
     if request.param == "memory":
         return _MockFileSystem()
-    (tmp_path / "elsewhere").mkdir()
-    return SubTreeFileSystem(str(tmp_path / "elsewhere"), LocalFileSystem())
+    (tmp_path / "store").mkdir()
+    return SubTreeFileSystem(str(tmp_path / "store"), LocalFileSystem())
 
 
 @pytest.fixture(autouse=True)
@@ -68,31 +68,31 @@ Action = st.tuples(st.sampled_from(["write", "remove", "push", "pull"]), st.samp
 @given(st.lists(Action, max_size=25))
 def test_a_fresh_mirror_has_what_was_pushed(tmp_path_factory: pytest.TempPathFactory, actions: list[Any]) -> None:
     tmp_path = tmp_path_factory.mktemp("mirror")
-    elsewhere, here = _MockFileSystem(), tmp_path / "here"
-    mirror = Mirror(elsewhere, "b/runs", here)
+    store, local = _MockFileSystem(), tmp_path / "local"
+    mirror = Mirror(store, "b/runs", local)
     for number, (action, name) in enumerate(actions):
         if action == "write":
-            write_atomically(here / name, b"x" * number)
+            write_atomically(local / name, b"x" * number)
         elif action == "remove":
-            (here / name).unlink(missing_ok=True)
+            (local / name).unlink(missing_ok=True)
         elif action == "push":
             mirror.push()
-            assert fresh(elsewhere, tmp_path / f"at-{number}") == files(here)
+            assert fresh(store, tmp_path / f"at-{number}") == files(local)
         else:
-            before = files(here)
+            before = files(local)
             mirror.pull()
-            assert files(here) == before, "nobody else writes, and what is not sent yet stays"
+            assert files(local) == before, "nobody else writes, and what is not sent yet stays"
     mirror.push()
-    assert fresh(elsewhere, tmp_path / "at-the-end") == files(here)
+    assert fresh(store, tmp_path / "at-the-end") == files(local)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from(NAMES)), max_size=25))
 def test_mirrors_that_take_turns_come_to_the_same(tmp_path_factory: pytest.TempPathFactory, actions: list[Any]) -> None:
     """Each pulls before it writes, as the holder of a sweep does, and remembers what it knew in an earlier process."""
-    tmp_path, elsewhere = tmp_path_factory.mktemp("mirror"), _MockFileSystem()
+    tmp_path, store = tmp_path_factory.mktemp("mirror"), _MockFileSystem()
     expected: dict[str, bytes] = {}
     for number, (who, removes, name) in enumerate(actions):
-        mirror = Mirror(elsewhere, "b/runs", tmp_path / str(who))
+        mirror = Mirror(store, "b/runs", tmp_path / str(who))
         mirror.pull(discard=True)
         assert files(mirror.folder) == expected
         if removes:
@@ -103,35 +103,35 @@ def test_mirrors_that_take_turns_come_to_the_same(tmp_path_factory: pytest.TempP
             expected[name] = b"x" * number
         mirror.push()
         mirror.save()
-    assert fresh(elsewhere, tmp_path / "fresh") == expected
+    assert fresh(store, tmp_path / "fresh") == expected
 
 
-def test_a_prefix_is_pulled_and_pushed_alone(elsewhere: FileSystem, tmp_path: Path) -> None:
-    here = Mirror(elsewhere, "b/runs", tmp_path / "here")
+def test_a_prefix_is_pulled_and_pushed_alone(store: FileSystem, tmp_path: Path) -> None:
+    local = Mirror(store, "b/runs", tmp_path / "local")
     for name in NAMES:
-        write_atomically(here.folder / name, name.encode())
-    here.push("trials/a")
-    assert here.names() == ["trials/a/outcome.json", "trials/a/trial.json"]
-    here.push("sweep.json")
-    assert here.names() == ["sweep.json", "trials/a/outcome.json", "trials/a/trial.json"]
-    there = Mirror(elsewhere, "b/runs", tmp_path / "there")
-    there.pull("trials/a")
-    assert files(there.folder).keys() == {"trials/a/outcome.json", "trials/a/trial.json"}
-    there.pull("trials/ab")
-    there.pull("nowhere")
+        write_atomically(local.folder / name, name.encode())
+    local.push("trials/a")
+    assert local.names() == ["trials/a/outcome.json", "trials/a/trial.json"]
+    local.push("sweep.json")
+    assert local.names() == ["sweep.json", "trials/a/outcome.json", "trials/a/trial.json"]
+    other = Mirror(store, "b/runs", tmp_path / "other")
+    other.pull("trials/a")
+    assert files(other.folder).keys() == {"trials/a/outcome.json", "trials/a/trial.json"}
+    other.pull("trials/ab")
+    other.pull("nowhere")
 
 
-def test_hidden_and_scratch_are_neither_sent_nor_fetched(elsewhere: FileSystem, tmp_path: Path) -> None:
-    here = Mirror(elsewhere, "b/runs", tmp_path / "here")
+def test_hidden_and_scratch_are_neither_sent_nor_fetched(store: FileSystem, tmp_path: Path) -> None:
+    local = Mirror(store, "b/runs", tmp_path / "local")
     for name in (*NAMES, *HIDDEN):
-        write_atomically(here.folder / name, b"x")
-    here.push()
-    here.save()
-    assert here.names() == sorted(NAMES)
+        write_atomically(local.folder / name, b"x")
+    local.push()
+    local.save()
+    assert local.names() == sorted(NAMES)
     for name in HIDDEN:
-        put(elsewhere, f"b/runs/{name}", b"x")
-    assert fresh(elsewhere, tmp_path / "there").keys() == set(NAMES)
-    assert not any((tmp_path / "there" / name).exists() for name in HIDDEN)
+        put(store, f"b/runs/{name}", b"x")
+    assert fresh(store, tmp_path / "other").keys() == set(NAMES)
+    assert not any((tmp_path / "other" / name).exists() for name in HIDDEN)
 
 
 def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
@@ -142,19 +142,19 @@ def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
             names = ["../outside", "trials/../../outside", "/etc/outside", "a//b", "trials/./x"]
             return [SimpleNamespace(path=f"b/{one}", is_file=True, size=1, mtime_ns=1) for one in names]
 
-    Mirror(Wicked(), "b", tmp_path / "here").pull()  # type: ignore[arg-type]
+    Mirror(Wicked(), "b", tmp_path / "local").pull()  # type: ignore[arg-type]
     assert not list(tmp_path.rglob("*outside*"))
 
 
-def test_what_was_changed_here_stays_unless_it_is_to_be_discarded(elsewhere: FileSystem, tmp_path: Path) -> None:
-    mirror = Mirror(elsewhere, "b/runs", tmp_path / "here")
+def test_what_was_changed_here_stays_unless_it_is_to_be_discarded(store: FileSystem, tmp_path: Path) -> None:
+    mirror = Mirror(store, "b/runs", tmp_path / "local")
     for name in ("changed", "removed", "gone"):
-        put(elsewhere, f"b/runs/{name}", b"theirs")
+        put(store, f"b/runs/{name}", b"theirs")
     mirror.pull()
     (mirror.folder / "changed").write_bytes(b"mine")
     (mirror.folder / "removed").unlink()
     (mirror.folder / "new").write_bytes(b"mine")
-    elsewhere.delete_file("b/runs/gone")
+    store.delete_file("b/runs/gone")
     mirror.pull()
     assert files(mirror.folder) == {"changed": b"mine", "new": b"mine"}
     mirror.pull(discard=True)
@@ -173,10 +173,10 @@ def state(rounds: int) -> Checkpoint:
 
 @pytest.mark.parametrize("left", range(9))
 def test_a_push_cut_off_anywhere_leaves_what_a_resume_can_go_on_from(
-    elsewhere: FileSystem, tmp_path: Path, left: int
+    store: FileSystem, tmp_path: Path, left: int
 ) -> None:
     """Whatever arrived: no outcome without its checkpoint, no plan of a trial that starts from one without that."""
-    sweep = SweepStore(tmp_path / "here")
+    sweep = SweepStore(tmp_path / "local")
     other = sweep.trial("other")
     save(other.checkpoint, state(2))
     other.plan(PLAN)
@@ -185,28 +185,28 @@ def test_a_push_cut_off_anywhere_leaves_what_a_resume_can_go_on_from(
     trial.end(Outcome(outcome="pruned", round=1))  # in the wrong order, all within a moment
     trial.plan(PLAN)
     trial.begin_from(other, 2)
-    mirror = Mirror(Failing(elsewhere, left), "b/runs", sweep.folder)  # type: ignore[arg-type]
+    mirror = Mirror(Failing(store, left), "b/runs", sweep.folder)  # type: ignore[arg-type]
     with contextlib.suppress(OSError):
         mirror.push()
-    arrived = SweepStore(tmp_path / "there")
-    fresh(elsewhere, arrived.folder)
+    arrived = SweepStore(tmp_path / "other")
+    fresh(store, arrived.folder)
     for key in ("k", "other"):
         at = arrived.trial(key)
         assert at.checkpoint.exists() or not at.planned
         assert at.planned or at.outcome() is None
-    mirror.filesystem = elsewhere
+    mirror.filesystem = store
     mirror.push()
-    assert fresh(elsewhere, tmp_path / "whole") == files(sweep.folder)
+    assert fresh(store, tmp_path / "whole") == files(sweep.folder)
 
 
-def test_an_outcome_is_taken_back_before_its_checkpoint(elsewhere: FileSystem, tmp_path: Path) -> None:
-    sweep = SweepStore(tmp_path / "here")
+def test_an_outcome_is_taken_back_before_its_checkpoint(store: FileSystem, tmp_path: Path) -> None:
+    sweep = SweepStore(tmp_path / "local")
     trial = sweep.trial("k")
     save(trial.checkpoint, state(1))
     trial.plan(PLAN)
     trial.end(Outcome(outcome="failed", round=1))
-    Mirror(elsewhere, "b/runs", sweep.folder).push()
-    mirror = Mirror(Failing(elsewhere, 1), "b/runs", sweep.folder)  # type: ignore[arg-type]
+    Mirror(store, "b/runs", sweep.folder).push()
+    mirror = Mirror(Failing(store, 1), "b/runs", sweep.folder)  # type: ignore[arg-type]
     mirror.pull(discard=True)
     for path in trial.folder.iterdir():
         path.unlink()
@@ -216,26 +216,26 @@ def test_an_outcome_is_taken_back_before_its_checkpoint(elsewhere: FileSystem, t
 
 
 def test_only_the_rounds_of_a_checkpoint_are_fetched_until_it_is_wanted_as_a_whole(
-    elsewhere: FileSystem, tmp_path: Path
+    store: FileSystem, tmp_path: Path
 ) -> None:
-    trial = SweepStore(tmp_path / "here").trial("k")
+    trial = SweepStore(tmp_path / "local").trial("k")
     save(trial.checkpoint, state(3))
-    here = Mirror(elsewhere, "b/runs", trial.folder)
-    here.push()
+    local = Mirror(store, "b/runs", trial.folder)
+    local.push()
     shorten = {trial.checkpoint.name: without_tensors}
-    there = Mirror(elsewhere, "b/runs", tmp_path / "there", shorten)
-    copy = there.folder / trial.checkpoint.name
-    there.pull()
+    other = Mirror(store, "b/runs", tmp_path / "other", shorten)
+    copy = other.folder / trial.checkpoint.name
+    other.pull()
     assert list(load_history(copy)) == list(trial.recorded())
     assert copy.stat().st_size < trial.checkpoint.stat().st_size - 64 * 64 * 4
-    there.push()
-    assert read(elsewhere, f"b/runs/{copy.name}") == trial.checkpoint.read_bytes(), "what is short is not sent back"
-    there.pull(whole=True)
+    other.push()
+    assert read(store, f"b/runs/{copy.name}") == trial.checkpoint.read_bytes(), "what is short is not sent back"
+    other.pull(whole=True)
     assert copy.read_bytes() == trial.checkpoint.read_bytes()
     save(trial.checkpoint, state(4))
-    here.push()
-    there.save()
-    later = Mirror(elsewhere, "b/runs", tmp_path / "there", shorten)
+    local.push()
+    other.save()
+    later = Mirror(store, "b/runs", tmp_path / "other", shorten)
     later.pull()
     assert len(load_history(copy)) == 5
     later.pull(whole=True)
@@ -250,19 +250,19 @@ def test_the_rounds_of_a_long_history_are_read_in_a_second_piece(tmp_path: Path,
     assert list(load_history(tmp_path / "short")) == list(state(3).history)
 
 
-def test_nothing_is_fetched_twice(tmp_path: Path, elsewhere: FileSystem) -> None:
+def test_nothing_is_fetched_twice(tmp_path: Path, store: FileSystem) -> None:
     class Counting:
         reads = 0
 
         def __getattr__(self, name: str) -> Any:
             self.reads += name == "open_input_file"
-            return getattr(elsewhere, name)
+            return getattr(store, name)
 
     counting = Counting()
     for name in NAMES:
-        put(elsewhere, f"b/{name}", b"1")
+        put(store, f"b/{name}", b"1")
     for attempt in range(3):
-        mirror = Mirror(counting, "b", tmp_path / "here")  # type: ignore[arg-type]
+        mirror = Mirror(counting, "b", tmp_path / "local")  # type: ignore[arg-type]
         mirror.pull(discard=attempt == 2)
         mirror.pull()
         mirror.save()
@@ -274,17 +274,17 @@ def test_nothing_is_fetched_twice(tmp_path: Path, elsewhere: FileSystem) -> None
 
 
 @pytest.mark.parametrize("torn", ["", "[1]", "{", '{"x": 1}', '{"x": [[1], 2, 3]}', json.dumps({"x": [[1, 2], None]})])
-def test_a_torn_memory_costs_bytes_and_nothing_else(elsewhere: FileSystem, tmp_path: Path, torn: str) -> None:
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / STATE).write_text(torn)
-    put(elsewhere, "b/x", b"1")
-    mirror = Mirror(elsewhere, "b", tmp_path / "here")
+def test_a_torn_memory_costs_bytes_and_nothing_else(store: FileSystem, tmp_path: Path, torn: str) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / STATE).write_text(torn)
+    put(store, "b/x", b"1")
+    mirror = Mirror(store, "b", tmp_path / "local")
     mirror.pull(discard=True)
     assert files(mirror.folder) == {"x": b"1"}
 
 
-def test_what_cannot_be_sent_is_sent_with_the_next(elsewhere: FileSystem, tmp_path: Path) -> None:
-    mirror = Mirror(Failing(elsewhere, 0), "b", tmp_path / "here")  # type: ignore[arg-type]
+def test_what_cannot_be_sent_is_sent_with_the_next(store: FileSystem, tmp_path: Path) -> None:
+    mirror = Mirror(Failing(store, 0), "b", tmp_path / "local")  # type: ignore[arg-type]
     remote = Remote(mirror)
     write_atomically(mirror.folder / "trials/a/outcome.json", b"1")
     remote.below("trials", "a").push()
@@ -292,7 +292,7 @@ def test_what_cannot_be_sent_is_sent_with_the_next(elsewhere: FileSystem, tmp_pa
     write_atomically(mirror.folder / "trials/b/trial.json", b"1")
     with pytest.raises(UnreachableError, match="the network is gone"):
         remote.below("trials", "b").push(needed=True)
-    mirror.filesystem = elsewhere
+    mirror.filesystem = store
     remote.below("sweep.json").push()
     assert mirror.names() == ["trials/a/outcome.json", "trials/b/trial.json"]
     assert remote.unsent == {}

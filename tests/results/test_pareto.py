@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.results.history import RoundRecord, over_the_run
-from fedsweep.results.pareto import efficient
+from fedsweep.results.pareto import pareto_efficient
 
 FEW = st.sampled_from([0.0, -0.0, 0.5, 1.0, 1.5, 2.0])  # so that values are often equal
 ANY = st.floats(allow_nan=False, allow_infinity=False)
@@ -20,7 +20,7 @@ def dominates(one: tuple[float, float], other: tuple[float, float], modes: tuple
 @given(st.lists(st.tuples(FEW, FEW) | st.tuples(ANY, ANY), max_size=12), st.tuples(MODES, MODES))
 def test_efficient_is_what_no_other_dominates(points, modes):
     expected = [not any(dominates(other, one, modes) for other in points) for one in points]
-    assert efficient(points, modes) == expected
+    assert pareto_efficient(points, modes) == expected
 
 
 def test_what_accumulates_is_summed_over_the_rounds_and_anything_else_is_of_the_last():

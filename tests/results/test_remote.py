@@ -182,9 +182,9 @@ def test_trials_of_an_earlier_sweep_are_taken_from_elsewhere(machines: Machines)
     fetched = {path.name for path in (store.root / "sweeps").glob("**/s1/**/*") if path.is_file()}
     assert fetched == {"sweep.json"}, "what is not taken is not fetched"
     reuse.give(plan())
-    there = machines.objects / "sweeps" / MANIFEST.name
+    objects = machines.objects / "sweeps" / MANIFEST.name
     for name in ("checkpoint.safetensors", "outcome.json"):
-        assert (there / "s2/trials/k" / name).read_bytes() == (there / "s1/trials/k" / name).read_bytes()
+        assert (objects / "s2/trials/k" / name).read_bytes() == (objects / "s1/trials/k" / name).read_bytes()
     assert new.trial("k").read().outcome is not None
 
 

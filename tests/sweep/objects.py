@@ -8,6 +8,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from fedsweep.results.remote.conditional import objects_of
 from fedsweep.results.remote.objects import filesystem
 
 BUCKET = "bucket"
@@ -19,7 +20,8 @@ def object_store() -> Iterator[Any]:
     import boto3  # heavy, and modules of slow tests are imported by all others too
     from moto.server import ThreadedMotoServer
 
-    filesystem.cache_clear()  # of another server
+    for opened in (filesystem, objects_of):
+        opened.cache_clear()  # of another server
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.arm_style import COLOURS, GREY
 from fedsweep.report.figures.canvas import INK, logarithmic, spans_decades
-from fedsweep.results.pareto import Mode, efficient
+from fedsweep.results.pareto import Mode, pareto_efficient
 
 if TYPE_CHECKING:
     from matplotlib import figure as pictures
@@ -33,7 +33,7 @@ class Point:
 def draw(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[str, str]) -> "pictures.Figure":
     """Modes and words of y and x, in that order; efficient arms are numbered, named and joined by what they beat."""
     figure, axes = canvas.plain(6.4, 4.0)
-    flags = efficient([(one.y[1], one.x[1]) for one in points], modes)
+    flags = pareto_efficient([(one.y[1], one.x[1]) for one in points], modes)
     kept = sorted((one for one, best in zip(points, flags, strict=True) if best), key=lambda one: (one.x[1], one.y[1]))
     beaten = sorted((one for one, best in zip(points, flags, strict=True) if not best), key=lambda one: one.x[1])
     across = [value for one in points for value in one.x]

@@ -1,4 +1,4 @@
-"""What lies behind a folder of a store: objects elsewhere, or nothing where the folder itself is the store."""
+"""The remote part of a folder in the results folder, if there is one: objects of which the folder is a mirror."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.results.checkpoint import without_tensors
-from fedsweep.results.remote.lease import Lease
+from fedsweep.results.remote.lease import Lease, UnconditionalObjects
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, filesystem, persistently
 
@@ -18,37 +18,33 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 SHORTEN = {"checkpoint.safetensors": without_tensors}
-"""What a driver needs of large files: the rounds, and no tensors."""
+"""How a driver reads large files: the rounds without the tensors."""
 LOST = "another process has taken the sweep over"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of a store elsewhere: all that a worker needs to find it, without a secret."""
+    """The address of a folder in a remote store, without secrets, so that it can be sent to workers."""
 
     uri: str
     path: str
 
     @property
     def filesystem(self) -> FileSystem:
-        """Where it is; opened once in each process."""
+        """The file system, opened once per process."""
         return filesystem(self.uri)[0]
 
     @property
     def base(self) -> str:
-        """Its path there."""
+        """The path in the file system."""
         return f"{filesystem(self.uri)[1].rstrip('/')}/{self.path}"
 
     def below(self, *names: str) -> Place:
-        """A folder within it."""
+        """Return a folder within this one."""
         return Place(self.uri, "/".join((self.path, *names)))
 
     def folders(self, marker: str, known: Callable[[str], bool]) -> Iterator[str]:
-        """Names of folders below that hold this file; those that are `known` to are not asked.
-
-        Raises:
-            OSError: the store does not tell.
-        """
+        """Yield the names of folders below that contain the file `marker`; those that are `known` to are not asked."""
         from pyarrow.fs import FileSelector
 
         found = self.filesystem.get_file_info(FileSelector(self.base, allow_not_found=True))
@@ -64,7 +60,10 @@ class Place:
 
 
 class Remote:
-    """The part of a mirror that is below a prefix, or nothing."""
+    """The part of a mirror below a prefix, or nothing.
+
+    Methods raise UnreachableError if the store does not answer, however often it is asked.
+    """
 
     def __init__(self, mirror: Mirror | None = None, place: Place | None = None) -> None:
         self.mirror, self.place = mirror, place
@@ -72,39 +71,33 @@ class Remote:
         self.unsent: dict[str, str] = {}
         """Prefixes below which a push has failed, with the reason; all parts of a mirror share it."""
         self.is_lost: Callable[[], bool] = lambda: False
-        """Whether another process writes there by now."""
+        """Returns whether another process has taken the remote folder over."""
 
     @classmethod
     def of(cls, place: Place, folder: Path, plays: bool = False) -> Remote:
-        """What lies behind a folder of a driver, whose checkpoints hold rounds alone until they are wanted whole.
+        """Return the remote part of a folder.
 
-        Of one that `plays` itself, they are its own and always whole.
+        Checkpoints are fetched without tensors until they are needed whole, unless this process `plays`, that is,
+        writes them itself.
         """
         return cls(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
 
     def below(self, *names: str) -> Remote:
-        """What lies behind a folder, or a file, within this one."""
+        """Return the remote part of a folder or file within this one."""
         part = Remote(self.mirror, self.place)
         part.prefix = "/".join((*([self.prefix] if self.prefix else ()), *names))
         part.unsent, part.is_lost = self.unsent, self.is_lost
         return part
 
     def pull(self, whole: bool = False, discard: bool = False) -> None:
-        """Bring the folder up to the objects, as `Mirror.pull` does.
-
-        Raises:
-            UnreachableError: the store does not answer.
-        """
+        """Update the folder from the objects, as `Mirror.pull` does."""
         if self.mirror is not None:
             persistently(partial(self.mirror.pull, self.prefix, whole, discard))
 
     def push(self, needed: bool = False) -> None:
         """Send what is new in the folder, and what could not be sent before.
 
-        What is not `needed` at once is tried once, and again at the next push.
-
-        Raises:
-            UnreachableError: the store does not take what is needed.
+        What is not `needed` at once is tried only once, without an error, and again at the next push.
         """
         if self.mirror is None:
             return
@@ -121,38 +114,36 @@ class Remote:
                 return
 
     def clear(self, name: str) -> None:
-        """Remove a folder there that no file of this one is in, as far as the store lets us at this moment."""
+        """Remove a remote folder that is not mirrored, if the store allows it at this moment."""
         if self.place is not None:
             with contextlib.suppress(OSError):
                 self.place.filesystem.delete_dir(f"{self.place.base}/{name}")
 
     def save(self) -> None:
-        """Let later processes know what need not be fetched again."""
+        """Record for later processes what need not be fetched again."""
         if self.mirror is not None:
             self.mirror.save()
 
     def is_taken(self) -> bool:
-        """Whether another process, here or on another machine, writes there at this moment.
-
-        Raises:
-            UnreachableError: the store does not answer.
-        """
+        """Return whether another process on any machine writes there at this moment."""
         if self.place is None:
             return False
-        return persistently(Lease(self.place.filesystem, self.place.base).holder) is not None
+        lease = Lease(UnconditionalObjects(self.place.filesystem), self.place.base)
+        return persistently(lease.holder) is not None
 
     @contextlib.contextmanager
-    def alone(self, what: str) -> Iterator[None]:
-        """Be the only process that writes there; `is_lost` says whether another one has taken over all the same.
+    def exclusively(self, what: str) -> Iterator[None]:
+        """Be the only process that writes there; `is_lost` tells whether another one has taken over all the same.
 
         Raises:
-            UserError: another process, here or on another machine, is.
-            UnreachableError: the store does not answer.
+            UserError: another process on any machine writes there.
         """
         if self.place is None:
             yield
             return
-        with Lease(self.place.filesystem, self.place.base).held(what) as lease:
+        from fedsweep.results.remote.conditional import objects_of
+
+        with Lease(objects_of(self.place.uri), self.place.base).acquired(what) as lease:
             self.is_lost = lambda: lease.lost
             yield
 

@@ -1,6 +1,7 @@
-"""One driver at a time on a sweep in an object store, which has no locks: a small object that is renewed while it runs.
+"""One driver at a time per sweep in an object store: an object that its driver creates, renews and removes.
 
-Ages are told by the store's clock alone, because those of machines differ.
+Each write is conditional on the version read before it where the store allows that, so that of several drivers exactly
+one gets through. Ages are measured by the store's clock alone, because those of machines differ.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.remote.objects import persistently, put, read, remove
@@ -22,41 +23,80 @@ from fedsweep.results.remote.objects import persistently, put, read, remove
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
+    from fedsweep.results.remote.conditional import ConditionalObjects
+
 NAME = ".lease"
 RENEWED = 30.0
 """Seconds from one renewal to the next."""
 STALE = 120.0
-"""Seconds without one after which the holder is taken for dead."""
+"""Seconds without a renewal after which the holder counts as dead."""
 SETTLES = 1.0
-"""Seconds in which another one that asks at the same moment is done with its writing."""
+"""Seconds between writing and reading back where the store has no conditional writes."""
+
+
+class Found(NamedTuple):
+    """An object as it was read; `version` is None where there is none."""
+
+    content: bytes = b""
+    seconds: float = 0.0
+    """When it was written, by the store's clock."""
+    version: Any = None
+
+
+class UnconditionalObjects:
+    """Objects of a pyarrow file system, where the last of two simultaneous writers wins."""
+
+    exclusive = False
+
+    def __init__(self, files: FileSystem) -> None:
+        self.files = files
+
+    def read(self, path: str) -> Found:
+        """Read an object."""
+        try:
+            content = read(self.files, path)
+        except FileNotFoundError:
+            return Found()
+        return Found(content, (self.files.get_file_info(path).mtime_ns or time.time_ns()) / 1e9)
+
+    def write(self, path: str, content: bytes, version: Any) -> None:
+        """Write an object, whatever is there."""
+        put(self.files, path, content)
+
+    def remove(self, path: str) -> None:
+        """Delete an object if it exists."""
+        remove(self.files, path)
 
 
 class Lease:
-    """The right to write a sweep, once taken; `lost` says that another process has it now."""
+    """The right to write a sweep, once acquired; `lost` says that another process has it now."""
 
-    def __init__(self, filesystem: FileSystem, folder: str) -> None:
-        self.filesystem, self.path = filesystem, f"{folder}/{NAME}"
+    def __init__(self, objects: ConditionalObjects | UnconditionalObjects, folder: str) -> None:
+        self.objects, self.path = objects, f"{folder}/{NAME}"
         self.lost = False
         self._mine = {"nonce": secrets.token_hex(8), "host": socket.gethostname(), "process": process()}
         self._over = threading.Event()
 
     @contextlib.contextmanager
-    def held(self, what: str) -> Iterator[Lease]:
+    def acquired(self, what: str) -> Iterator[Lease]:
         """Have the lease until the end, renewed by a thread. `what` names the sweep.
 
         Raises:
             UserError: another process has it.
             UnreachableError: the store does not answer.
         """
-        if (other := persistently(self.holder)) is not None:
+        other, version = persistently(self._look)
+        if other:
             raise UserError(
                 f"{what} is being run by a process on {other['host']}; wait for it or end it. "
                 f"One that was killed gives way after {STALE / 60:g} minutes."
             )
-        self._write()
-        time.sleep(SETTLES)
-        if (other := self._read()) is None or other["nonce"] != self._mine["nonce"]:
-            host = other["host"] if other else "another machine"
+        persistently(lambda: self._write(version))
+        if not self.objects.exclusive:
+            time.sleep(SETTLES)
+        holder, _ = persistently(self._read)  # a write whose answer was lost may have been the one that succeeded
+        if not self._is_mine(holder):
+            host = holder["host"] if holder else "another machine"
             raise UserError(f"{what} has just been taken by a process on {host}; wait for it or end it.")
         thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         thread.start()
@@ -68,55 +108,57 @@ class Lease:
             self._give_back()
 
     def holder(self) -> dict[str, Any] | None:
-        """Who has it, if that is another process that lives.
+        """Return who has the lease if that is another living process."""
+        return self._look()[0]
 
-        Raises:
-            OSError: the store does not answer.
-        """
-        if (other := self._read()) is None or other["nonce"] == self._mine["nonce"]:
-            return None
-        if is_dead(other.get("process", "")):
-            return None
-        return other if self._age() < STALE else None
+    def _look(self) -> tuple[dict[str, Any] | None, Any]:
+        """Return the living holder, if any, and the version of the object that a successor has to replace."""
+        other, found = self._read()
+        if other is None or self._is_mine(other) or is_dead(other.get("process", "")):
+            return None, found.version
+        return (other if self._now() - found.seconds < STALE else None), found.version
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> tuple[dict[str, Any] | None, Found]:
+        found = self.objects.read(self.path)
         try:
-            found = json.loads(read(self.filesystem, self.path))
-            return found if isinstance(found, dict) and {"nonce", "host"} <= found.keys() else None
-        except (FileNotFoundError, ValueError):
-            return None
+            holder = json.loads(found.content)
+        except ValueError:
+            return None, found
+        return (holder if isinstance(holder, dict) and {"nonce", "host"} <= holder.keys() else None), found
 
-    def _age(self) -> float:
-        """Seconds since the last renewal, by the times that the store gives to it and to an object written now."""
-        probe, now = f"{self.path}-{self._mine['nonce']}", time.time_ns()
-        with contextlib.suppress(OSError):  # who may only read goes by the clock of this machine
-            put(self.filesystem, probe, b"")
-            now = self.filesystem.get_file_info(probe).mtime_ns or now
-            remove(self.filesystem, probe)
-        then = self.filesystem.get_file_info(self.path).mtime_ns
-        return (now - then) / 1e9 if then else 0.0
+    def _now(self) -> float:
+        """Return the store's time, which it gives to an object written now."""
+        probe = f"{self.path}-{self._mine['nonce']}"
+        with contextlib.suppress(OSError):  # without the right to write, this machine's clock must do
+            self.objects.write(probe, b"", None)
+            now = self.objects.read(probe).seconds
+            self.objects.remove(probe)
+            return now or time.time()
+        return time.time()
 
-    def _write(self) -> None:
-        content = json.dumps({**self._mine, "time": time.time()}).encode()
-        persistently(lambda: put(self.filesystem, self.path, content))
+    def _is_mine(self, holder: dict[str, Any] | None) -> bool:
+        return holder is not None and holder["nonce"] == self._mine["nonce"]
+
+    def _write(self, version: Any) -> None:
+        self.objects.write(self.path, json.dumps({**self._mine, "time": time.time()}).encode(), version)
 
     def _renew(self) -> None:
         while not self._over.wait(RENEWED):
             with contextlib.suppress(OSError):  # the next time, or another process has it by then
-                other = self._read()
-                if other is not None and other["nonce"] != self._mine["nonce"]:
+                holder, found = self._read()
+                if holder and not self._is_mine(holder):
                     self.lost = True
                     return
-                self._write()
+                self._write(found.version)
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError):
-            if not self.lost and (found := self._read()) and found["nonce"] == self._mine["nonce"]:
-                remove(self.filesystem, self.path)
+            if not self.lost and self._is_mine(self._read()[0]):
+                self.objects.remove(self.path)
 
 
 def process() -> str:
-    """What tells this process from all others of this machine, where the system tells that; else empty."""
+    """Return an identity of this process among all machines' and all times', or nothing where the system has none."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getpid()} {_started(os.getpid())}"
@@ -125,7 +167,7 @@ def process() -> str:
 
 
 def is_dead(other: str) -> bool:
-    """Whether a process of this machine is over; of another machine, or container, that cannot be told.
+    """Return whether a process of this machine has ended; of other machines and containers this is unknown.
 
     >>> is_dead(process()), is_dead("")
     (False, False)

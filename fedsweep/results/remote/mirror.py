@@ -1,7 +1,7 @@
-"""A folder here and objects elsewhere, each brought up to the other: whole files, none of them torn.
+"""A local folder and remote objects, each updated from the other: whole files, none of them torn.
 
-The objects are the truth. Contents are not compared: a file is as it was when its size and time are, and so is an
-object. A store may tell times in whole seconds, but what is rewritten there within one, a checkpoint, grows each time.
+The objects are the truth. Contents are not compared: a file or an object is unchanged if its size and time are. A store
+may give times in whole seconds, but the only files rewritten within a second, checkpoints, grow each time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 STATE = ".mirror.json"
 SCRATCH = "ray"
-"""A folder that is nobody else's business."""
+"""A folder that is not mirrored."""
 LAST = ("checkpoint.safetensors", "gpus.json", "trial.json", "sweep.json", "outcome.json")
 """Files that vouch for what was written before them, in this order; times do not tell, where a clock ticks slowly."""
 AT_ONCE = 16
-"""Objects that are fetched side by side."""
+"""How many objects are fetched in parallel."""
 READS = 5
-"""How often an object is read that changes meanwhile."""
+"""How often an object is read again that changes while it is read."""
 
 
 class Mark(NamedTuple):
-    """What tells that a file or an object is as it was."""
+    """What identifies a version of a file or an object."""
 
     size: int
     time: int
@@ -41,7 +41,7 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A file when it was last as its object; `remote` is None where it was sent from here and not seen since."""
+    """A file when it last equalled its object; `remote` is None where it was sent and not listed since."""
 
     local: Mark
     remote: Mark | None
@@ -64,53 +64,46 @@ class Mirror:
         self._known = _load(folder / STATE)
 
     def pull(self, prefix: str = "", whole: bool = False, discard: bool = False) -> None:
-        """Fetch what is new or has changed, and remove what is gone; what was changed here and not sent stays.
+        """Fetch objects that are new or changed, and remove files whose objects are gone.
 
-        With `whole`, large files are fetched as a whole too; with `discard`, nothing that was changed here stays.
-
-        Raises:
-            OSError: the store, or this machine's disk, did not allow it.
+        Files that were changed locally and not sent stay, unless `discard` is set. With `whole`, large files are
+        fetched whole too. Raises OSError where the store, or this machine's disk, does not allow it.
         """
-        found, there = self._objects(prefix), self._files(prefix)
-        wanted = [name for name, mark in found.items() if self._lacks(name, mark, there.get(name), whole, discard)]
+        remote, local = self._objects(prefix), self._files(prefix)
+        wanted = [name for name, mark in remote.items() if self._lacks(name, mark, local.get(name), whole, discard)]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            fetched = pool.map(lambda one: self._fetch(one, found[one], whole), wanted)
+            fetched = pool.map(lambda one: self._fetch(one, remote[one], whole), wanted)
             self._known |= {name: known for name, known in zip(wanted, fetched, strict=True) if known is not None}
-        for name in self._below(prefix, {**there, **self._known}):
-            if name in found:
+        for name in self._below(prefix, {**local, **self._known}):
+            if name in remote:
                 continue
             known = self._known.get(name)
-            if discard or (known and known.local == there.get(name)):
+            if discard or (known and known.local == local.get(name)):
                 (self.folder / name).unlink(missing_ok=True)
-            if discard or (known and there.get(name) in (known.local, None)):
+            if discard or (known and local.get(name) in (known.local, None)):
                 self._known.pop(name, None)
 
     def push(self, prefix: str = "") -> None:
-        """Remove what was removed here, then send what is new or has changed: what vouches for others after these.
+        """Remove objects whose files were removed, then send files that are new or changed, in the order of `LAST`.
 
-        Raises:
-            OSError: the store did not take it; what was sent by then is all that comes before in this order.
+        Where the store does not take one, OSError is raised and all before it in this order have been sent.
         """
-        there = self._files(prefix)
-        gone = [name for name in self._below(prefix, self._known) if name not in there]
+        local = self._files(prefix)
+        gone = [name for name in self._below(prefix, self._known) if name not in local]
         for name in sorted(gone, key=lambda one: _turn(one, self._known[one].local), reverse=True):
             remove(self.filesystem, f"{self.base}/{name}")
             del self._known[name]
-        changed = [name for name, mark in there.items() if self._changed(name, mark)]
-        for name in sorted(changed, key=lambda one: _turn(one, there[one])):
+        changed = [name for name, mark in local.items() if self._changed(name, mark)]
+        for name in sorted(changed, key=lambda one: _turn(one, local[one])):
             put(self.filesystem, f"{self.base}/{name}", (self.folder / name).read_bytes())
-            self._known[name] = Known(there[name], None, True)
+            self._known[name] = Known(local[name], None, True)
 
     def names(self, prefix: str = "") -> list[str]:
-        """What objects there are, by their names below the base.
-
-        Raises:
-            OSError: the store does not tell.
-        """
+        """Return the names of the objects, below the base."""
         return sorted(self._objects(prefix))
 
     def save(self) -> None:
-        """Remember for later processes what is alike, so that they need not fetch it again."""
+        """Record for later processes what is in sync, so that they need not fetch it again."""
         write_atomically(self.folder / STATE, json.dumps(self._known).encode())
 
     def _objects(self, prefix: str) -> dict[str, Mark]:
@@ -137,21 +130,20 @@ class Mirror:
         return [name for name in names if not prefix or name == prefix or name.startswith(f"{prefix}/")]
 
     def _lacks(self, name: str, remote: Mark, local: Mark | None, whole: bool, discard: bool) -> bool:
-        """Whether an object is to be fetched."""
         known = self._known.get(name)
         if known is None or self._changed(name, local):
             return discard or (known is None and local is None)
-        if known.remote is None and known.local.size == remote.size:  # sent from here
+        if known.remote is None and known.local.size == remote.size:  # sent from this folder
             known = self._known[name] = known._replace(remote=remote)
         return known.remote != remote or (whole and not known.whole)
 
     def _changed(self, name: str, local: Mark | None) -> bool:
-        """Whether a file was changed here since it was as its object. What is read short is only ever made here."""
+        """Return whether a file was changed locally; files that are fetched shortened never are."""
         known = self._known.get(name)
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
 
     def _fetch(self, name: str, mark: Mark, whole: bool) -> Known | None:
-        """Put an object into its place here; None where there is none any more."""
+        """Write an object's content to its file; return None if the object is gone."""
         short = None if whole else self._shorten.get(Path(name).name)
         place, path = inside(self.folder, name), f"{self.base}/{name}"
         for _ in range(READS):
@@ -175,13 +167,12 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _ours(name: str) -> bool:
-    """Whether a file is kept alike. What is hidden is torn or a lock, and `..` leads elsewhere."""
+    """Return whether a file is mirrored. Hidden ones are torn or locks, and `..` leads out of the folder."""
     parts = name.split("/")
     return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)
 
 
 def _turn(name: str, mark: Mark) -> tuple[int, int, str]:
-    """When a file is sent among others."""
     last = Path(name).name
     return (LAST.index(last) if last in LAST else -1, mark.time, name)
 
@@ -192,7 +183,7 @@ def _mark(path: Path) -> Mark:
 
 
 def _load(path: Path) -> dict[str, Known]:
-    """What an earlier process knew. Where that is torn or of another make, all is fetched anew."""
+    """Return what an earlier process recorded, or nothing where that is torn or of another format."""
     try:
         found = json.loads(path.read_text())
         return {

@@ -1,4 +1,4 @@
-"""Stores that are no folder: what pyarrow reaches by a URI, such as s3://BUCKET/RUNS. Credentials stay out of it."""
+"""Stores that pyarrow opens by a URI without credentials, such as s3://BUCKET/RUNS; their objects as whole files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UnreachableError(OSError):
 
 
 def is_uri(address: str | Path) -> bool:
-    """Whether that is a URI and no folder.
+    """Return whether that is a URI and not a folder.
 
     >>> is_uri("s3://bucket/runs"), is_uri("mlruns"), is_uri(Path("mlruns"))
     (True, False, False)
@@ -41,10 +41,10 @@ def is_uri(address: str | Path) -> bool:
 
 @cache
 def filesystem(uri: str) -> tuple[FileSystem, str]:
-    """What a URI names: a file system of pyarrow, and a path there.
+    """Return pyarrow's file system for a URI, and the path in it.
 
     Raises:
-        UserError: no such kind, nothing that answers, or a secret within the address.
+        UserError: an unknown kind of store, none that answers, or a secret within the address.
     """
     _check_secrets(uri)
     from pyarrow import ArrowException
@@ -68,7 +68,7 @@ def filesystem(uri: str) -> tuple[FileSystem, str]:
 
 
 def _check_secrets(uri: str) -> None:
-    """What is typed may be seen by others: in the history of a shell, in logs, in the list of processes."""
+    """Others may see what is typed: in the history of a shell, in logs, in the list of processes."""
     try:
         parts = urlsplit(uri)
         named = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if SECRETS.search(name)]
@@ -84,11 +84,7 @@ def _check_secrets(uri: str) -> None:
 
 
 def check_there(uri: str) -> None:
-    """Find out whether a store's bucket is there and lets us in.
-
-    Raises:
-        UserError: it is not, or does not.
-    """
+    """Raise UserError unless the store's bucket exists and lets us in."""
     found, base = filesystem(uri)
     if found.type_name not in FLAT:
         return
@@ -104,11 +100,7 @@ def check_there(uri: str) -> None:
 
 
 def check_writable(uri: str) -> None:
-    """Find out whether objects can be written, read and removed below a URI.
-
-    Raises:
-        UserError: they cannot.
-    """
+    """Raise UserError unless objects below the URI can be written, read and removed."""
     check_there(uri)
     found, base = filesystem(uri)
     name, content = f"{base}/.write-{secrets.token_hex(4)}", secrets.token_bytes(8)
@@ -123,11 +115,7 @@ def check_writable(uri: str) -> None:
 
 
 def put(filesystem: FileSystem, path: str, content: bytes) -> None:
-    """Write an object as a whole or not at all.
-
-    Raises:
-        OSError: it could not be written.
-    """
+    """Write an object as a whole, or raise OSError and leave it as it was."""
     flat = filesystem.type_name in FLAT
     folder, _, name = path.rpartition("/")
     target = path if flat else f"{folder}/.{name}.{secrets.token_hex(4)}"
@@ -141,32 +129,24 @@ def put(filesystem: FileSystem, path: str, content: bytes) -> None:
 
 
 def read(filesystem: FileSystem, path: str) -> bytes:
-    """The content of an object.
-
-    Raises:
-        OSError: there is none, or it could not be read.
-    """
+    """Return the content of an object, or raise OSError."""
     with filesystem.open_input_file(path) as file:
         content: bytes = file.readall()
     return content
 
 
 def remove(filesystem: FileSystem, path: str) -> None:
-    """Delete an object, if it is there.
-
-    Raises:
-        OSError: it could not be deleted.
-    """
+    """Delete an object if it exists, or raise OSError."""
     with contextlib.suppress(FileNotFoundError):
         filesystem.delete_file(path)
 
 
 def persistently(do: Callable[[], Answer], pauses: Sequence[float] | None = None) -> Answer:
-    """Do something that an object store takes part in, once more after each of the pauses if need be.
+    """Call a function that uses an object store, and again after each of the pauses while it fails.
 
     Raises:
         UnreachableError: it failed each time.
-        OSError: what is on this machine is in the way: no space is left, or a file is missing.
+        OSError: the cause is on this machine: no space is left, or a file is missing.
     """
     for pause in (*(PAUSES if pauses is None else pauses), None):
         try:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError, near
-from fedsweep.results.arms import WITHOUT, Arm, agrees, arm_label, counterparts, identity, shown_setting
+from fedsweep.results.arms import ABLATED, Arm, agrees, arm_label, counterparts, identity, shown_setting
 from fedsweep.results.columns import check_columns
 from fedsweep.results.history import ACCUMULATED
 from fedsweep.sweep.plan.model_counts import COUNTS
@@ -102,10 +102,10 @@ def _check_conditions(resolved: ResolvedSpace) -> None:
 def _check_components(resolved: ResolvedSpace) -> None:
     """Raise UserError where a component to be left out is one that the full method lacks."""
     seed = resolved.space.seeds[0]
-    for full in [arm for arm in resolved.arms if arm.get(WITHOUT) == []]:
+    for full in [arm for arm in resolved.arms if arm.get(ABLATED) == []]:
         whole = resolved.resolve(full, seed)
         for name, value in resolved.left_out.items():
-            if resolved.resolve({**full, WITHOUT: [name]}, seed) == whole:
+            if resolved.resolve({**full, ABLATED: [name]}, seed) == whole:
                 raise UserError(
                     f"{resolved.request.where}: `ablate` leaves `{name}` out by {shown_setting(value)}, "
                     f"which it is already in the arm {arm_label(full)}."

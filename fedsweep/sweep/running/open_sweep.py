@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held
+from fedsweep.common.files import locked
 from fedsweep.results import Outcome, Store, SweepManifest, SweepStore
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep.cluster.cluster import Cluster, processor
@@ -111,7 +111,7 @@ def exclusively(sweep: SweepStore) -> Iterator[None]:
     """
     name = f"sweep {sweep.folder.name}"
     busy = f"{name} is being run by another process; wait for it or end it."
-    with held(sweep.folder / ".lock", busy), sweep.remote.alone(name):
+    with locked(sweep.folder / ".lock", busy), sweep.remote.exclusively(name):
         sweep.remote.pull(discard=True)
         try:
             yield

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ray import tune
 
 from fedsweep.common.errors import DivergenceError, UserError, disk_is_full
-from fedsweep.common.files import held
+from fedsweep.common.files import locked
 from fedsweep.results import SweepStore, TrialStore
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
@@ -56,7 +56,7 @@ def _locked(stack: ExitStack) -> Path:
     while True:
         lock = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}.lock"
         with suppress(UserError):
-            stack.enter_context(held(lock, LOCKED))
+            stack.enter_context(locked(lock, LOCKED))
             return lock
 
 
@@ -64,7 +64,7 @@ def _remove_leftovers() -> None:
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*.lock"):
         with suppress(UserError, OSError):  # a living worker's, or just removed
             if stat.S_ISREG((found := lock.lstat()).st_mode) and found.st_uid == os.getuid():
-                with held(lock, LOCKED):
+                with locked(lock, LOCKED):
                     _remove(lock)
 
 

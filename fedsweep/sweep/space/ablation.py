@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import IN_WORDS, NAMED, WITHOUT, Arm
+from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm
 
 Subsets = Literal["one", "all"]
 SWITCH = {"on": True, "off": False}
@@ -22,7 +22,7 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
     """
     most = len(components) if subsets == "all" else min(len(components), 1)
     sizes = range(most + 1)
-    return [{WITHOUT: list(chosen)} for size in sizes for chosen in itertools.combinations(components, size)]
+    return [{ABLATED: list(chosen)} for size in sizes for chosen in itertools.combinations(components, size)]
 
 
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:
@@ -49,7 +49,7 @@ def changes(
     >>> changes({"arm": "FedAvg"}, {}, {"FedAvg": {"method": "ft", "optimizer.lr": 0.1}})
     {'method': 'ft', 'optimizer.lr': 0.1}
     """
-    left_out, name = arm.get(WITHOUT), arm.get(NAMED)
+    left_out, name = arm.get(ABLATED), arm.get(NAMED)
     own = dict((named or {})[name]) if isinstance(name, str) else {}
     axes = {name: value for name, value in arm.items() if name not in IN_WORDS}
     return own | axes | {name: values[name] for name in (left_out if isinstance(left_out, list) else [])}

@@ -9,7 +9,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import near
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import NAMED, WITHOUT, Arm, Reference
+from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.sweep.space.ablation import Subsets, ablation_arms
 from fedsweep.sweep.space.axes import Axis, check_points, names_of
 from fedsweep.sweep.space.conditions import Conditions, Resolve, asking_order, concerns
@@ -88,7 +88,7 @@ class SearchSpace(Config):
     )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(
-        default_factory=lambda given: {WITHOUT: []} if given.get("ablate") else None,
+        default_factory=lambda given: {ABLATED: []} if given.get("ablate") else None,
         description="the arm that others are compared to, each at its own values of what is not named here; "
         "of an `ablate` the full method",
     )
@@ -251,7 +251,7 @@ class SearchSpace(Config):
         if self.named is not None:
             factors[NAMED] = [{NAMED: name} for name in self.named]
         if self.ablate is not None:
-            factors[WITHOUT] = ablation_arms(list(self.ablate), self.subsets)
+            factors[ABLATED] = ablation_arms(list(self.ablate), self.subsets)
         return factors
 
     def _order(self, factors: Factors) -> list[str]:

@@ -66,15 +66,15 @@ def test_what_a_killed_worker_left_goes_with_the_next_one_and_a_living_ones_stay
 
 
 def test_a_lock_that_another_worker_sweeps_up_before_it_is_held_is_followed_by_another_one(temporary, monkeypatch):
-    real, names = scratch_module.held, []
+    real, names = scratch_module.locked, []
 
-    def held(lock: Path, taken: str):
+    def locked(lock: Path, taken: str):
         names.append(lock)
         if len(names) == 1:
             raise UserError(taken)
         return real(lock, taken)
 
-    monkeypatch.setattr(scratch_module, "held", held)
+    monkeypatch.setattr(scratch_module, "locked", locked)
     with scratch() as folder:
         assert folder == names[1].with_suffix("")
     assert len({*names}) == 2

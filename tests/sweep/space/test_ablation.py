@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
-from fedsweep.results.arms import WITHOUT, arm_label
+from fedsweep.results.arms import ABLATED, arm_label
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep
 from fedsweep.sweep.space.ablation import ablation_arms, left_out_values
@@ -60,7 +60,7 @@ def test_a_component_more_is_an_arm_more_and_of_all_sets_twice_as_many(component
 
 @given(SOME, SUBSETS)
 def test_the_full_method_comes_first_and_no_set_comes_twice(components, subsets):
-    sets = [arm[WITHOUT] for arm in ablation_arms(components, subsets)]
+    sets = [arm[ABLATED] for arm in ablation_arms(components, subsets)]
     assert sets[0] == []
     assert len({frozenset(one) for one in sets}) == len(sets)
     assert sorted(sets, key=len) == sets
@@ -72,7 +72,7 @@ def test_an_ablation_crosses_with_every_axis(components, subsets, crossed):
     ablate = {name: LEFT_OUT[name] for name in components}
     arms = space(ablate=ablate, subsets=subsets, space=RANKS if crossed else {}).arms(dict)
     alone = ablation_arms(components, subsets)
-    assert [{WITHOUT: arm[WITHOUT]} for arm in arms] == alone * (2 if crossed else 1)
+    assert [{ABLATED: arm[ABLATED]} for arm in arms] == alone * (2 if crossed else 1)
     assert [arm.get("lora.rank") for arm in arms] == (
         [4] * len(alone) + [8] * len(alone) if crossed else [None] * len(alone)
     )
@@ -84,15 +84,15 @@ def test_an_arm_differs_from_the_full_method_in_its_components_only(read, axes):
     arms = plan.arms
     assert len(arms) == 2 ** len(LEFT_OUT) * (2 if axes else 1)
     for arm in arms:
-        full, found = (flat(plan.resolve(one, 3)) for one in ({**arm, WITHOUT: []}, arm))
+        full, found = (flat(plan.resolve(one, 3)) for one in ({**arm, ABLATED: []}, arm))
         assert {name: found[name] for name in found if found[name] != full[name]} == {
-            name: LEFT_OUT[name] for name in arm[WITHOUT]
+            name: LEFT_OUT[name] for name in arm[ABLATED]
         }
 
 
 def test_the_full_method_is_the_experiment_with_what_is_fixed(read):
     plan = read({"local.steps": 2}, fixed={"federation.rounds": 3})
-    full = plan.resolve({WITHOUT: []}, 0)
+    full = plan.resolve({ABLATED: []}, 0)
     assert full == plan.base
     assert (full.local.steps, full.federation.rounds) == (2, 3)
 
@@ -100,7 +100,7 @@ def test_the_full_method_is_the_experiment_with_what_is_fixed(read):
 @pytest.mark.parametrize("word", ["off", False])
 def test_off_and_false_say_the_same(read, word):
     plan = read(ablate={"method.compensate": word})
-    assert plan.resolve({WITHOUT: ["method.compensate"]}, 0).method.compensate is False
+    assert plan.resolve({ABLATED: ["method.compensate"]}, 0).method.compensate is False
 
 
 def test_off_and_on_are_words_where_words_are_meant():
@@ -111,11 +111,11 @@ def test_off_and_on_are_words_where_words_are_meant():
 
 
 def test_the_full_method_is_the_baseline_unless_another_is_named(read):
-    assert space().baseline == {WITHOUT: []}
-    assert space(space=RANKS).baseline == {WITHOUT: []}
+    assert space().baseline == {ABLATED: []}
+    assert space(space=RANKS).baseline == {ABLATED: []}
     assert space(baseline=None).baseline is None
     assert space(ablate=None, space=RANKS).baseline is None
-    named = {WITHOUT: ["method.anneal"]}
+    named = {ABLATED: ["method.anneal"]}
     assert space(baseline=named).baseline == named
     assert space(baseline={"lora.rank": 4}, space=RANKS).baseline == {"lora.rank": 4}
 
@@ -129,15 +129,15 @@ def test_trials_of_an_ablation_have_readable_names_everywhere(read, tmp_path):
     assert len({trial.key for trial in trials}) == 8
     manifest = new_sweep(plan, Store(tmp_path / "mlruns")).manifest()
     assert manifest.varied == ("lora.rank", "method.anneal", "method.compensate")
-    assert manifest.baseline == {WITHOUT: []}
+    assert manifest.baseline == {ABLATED: []}
 
 
 def test_names_outside_of_the_method_are_whole():
-    assert arm_label({WITHOUT: ["method.momentum", "optimizer.momentum"]}) == "without momentum, optimizer.momentum"
+    assert arm_label({ABLATED: ["method.momentum", "optimizer.momentum"]}) == "without momentum, optimizer.momentum"
 
 
 def test_a_paper_may_name_any_arm(read):
-    arms = [{WITHOUT: []}, {WITHOUT: ["method.anneal"]}]
+    arms = [{ABLATED: []}, {ABLATED: ["method.anneal"]}]
     printed = [{"arm": arm, "values": {"accuracy/mean": 50 + place}} for place, arm in enumerate(arms)]
     paper = read(reference={"source": "Table 4", "arms": printed}).reference
     assert [paper.value(arm, "accuracy/mean") for arm in space().arms(dict)] == [0.5, 0.51, None]
@@ -191,7 +191,7 @@ def test_a_paper_may_name_any_arm(read):
         ),
         ({"subsets": "every"}, "`subsets` must be 'one' or 'all', but it is \"every\"."),
         (
-            {"baseline": {WITHOUT: ["method.compensate", "method.anneal"]}},
+            {"baseline": {ABLATED: ["method.compensate", "method.anneal"]}},
             "`baseline` must be one of the arms, but {'without': ['method.compensate', 'method.anneal']} is not.",
         ),
         ({"baseline": {}}, "`baseline` must be one of the arms, but {} is not."),

@@ -1,0 +1,279 @@
+"""The results folder, the folder of one sweep and the folder of one trial, whether local or a mirror of objects."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.files import LockedError, locked, write_atomically
+from fedsweep.common.paths import inside, mirror_folder
+from fedsweep.common.yaml_values import read_json
+from fedsweep.results.checkpoint import load_history
+from fedsweep.results.history import RoundRecord
+from fedsweep.results.records import Attempts, Outcome, OutcomeName, SweepManifest, TrialPlan, TrialRecord
+from fedsweep.results.remote import NOTHING, Place, Remote
+from fedsweep.results.remote.mirror import AT_ONCE
+from fedsweep.results.remote.objects import check_there, check_writable, filesystem, is_uri, persistently, read
+from fedsweep.results.tsne_files import FILES
+
+Record = TypeVar("Record", bound=Config)
+
+
+def _read(kind: type[Record], path: Path) -> Record:
+    return kind.of(read_json(path), str(path))
+
+
+def _write(path: Path, record: Config) -> None:
+    write_atomically(path, record.model_dump_json(indent=2).encode())
+
+
+class TrialStore:
+    """The folder of one trial. What the driver writes is also sent to the remote store, if there is one.
+
+    Methods raise UnreachableError if the remote store does not answer, or does not take what workers need.
+    """
+
+    def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
+        self.folder, self.remote = folder, remote
+        self.checkpoint = folder / "checkpoint.safetensors"
+
+    def plan(self, plan: TrialPlan) -> None:
+        """Write the trial's plan, before any of it runs."""
+        _write(self.folder / "trial.json", plan)
+        self.remote.push(needed=True)
+
+    @property
+    def planned(self) -> bool:
+        """Whether the plan is there."""
+        return (self.folder / "trial.json").exists()
+
+    def recorded(self) -> Sequence[RoundRecord]:
+        """Return all rounds on disk."""
+        return load_history(self.checkpoint) if self.checkpoint.exists() else []
+
+    def history(self) -> Sequence[RoundRecord]:
+        """Return the trial's rounds, without those that ran after the round at which it was decided to end."""
+        outcome = self.outcome()
+        return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
+
+    def outcome(self) -> Outcome | None:
+        """Return how the trial ended, or None."""
+        path = self.folder / "outcome.json"
+        return _read(Outcome, path) if path.exists() else None
+
+    def begin_from(self, other: TrialStore, round: int) -> None:
+        """Start with the state and history of another trial, or raise ValueError if its last round is another one."""
+        other.remote.pull(whole=True)
+        history = other.recorded()
+        if not history or history[-1].round != round:
+            stands = history[-1].round if history else "none"
+            raise ValueError(f"trial {other.folder.name} must stand at round {round}, but it stands at {stands}")
+        write_atomically(self.checkpoint, other.checkpoint.read_bytes())
+
+    def end(self, outcome: Outcome) -> None:
+        """Record how the trial ended."""
+        self._end(outcome)
+        self.remote.push()
+
+    def reopen(self) -> None:
+        """Remove the outcome, so that the trial continues from its checkpoint."""
+        (self.folder / "outcome.json").unlink(missing_ok=True)
+        self.remote.push()
+
+    def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
+        """Copy the same trial of another sweep, before its plan: its rounds, and its outcome if that is in `ends`."""
+        other.remote.pull(whole=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (*FILES, self.checkpoint.name):
+            if (other.folder / name).exists():
+                write_atomically(self.folder / name, (other.folder / name).read_bytes())
+        outcome = other.outcome()
+        if outcome is not None and outcome.outcome in ends:
+            self._end(outcome)
+
+    def read(self) -> TrialRecord:
+        """Return everything about the trial."""
+        plan = _read(TrialPlan, self.folder / "trial.json")
+        artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
+        return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
+
+    def attempts(self) -> Attempts:
+        """Return the share of a GPU that each attempt at the trial was given and used."""
+        path = self.folder / "gpus.json"
+        return _read(Attempts, path) if path.exists() else Attempts()
+
+    def keep_attempts(self, attempts: Attempts) -> None:
+        """Write the attempts."""
+        _write(self.folder / "gpus.json", attempts)
+        self.remote.push()
+
+    def _end(self, outcome: Outcome) -> None:
+        _write(self.folder / "outcome.json", outcome)
+
+
+class SweepStore:
+    """The folder of one sweep. Methods raise UnreachableError if the remote store does not answer."""
+
+    def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
+        self.folder, self.remote = folder, remote
+
+    def create(self, manifest: SweepManifest, files: Mapping[str, str]) -> None:
+        """Make the folder with the manifest and copies of the YAMLs."""
+        for name, text in files.items():
+            write_atomically(self.folder / name, text.encode())
+        _write(self.folder / "sweep.json", manifest)
+        self.remote.push(needed=True)
+
+    def manifest(self) -> SweepManifest:
+        """Return the sweep's manifest."""
+        return _read(SweepManifest, self.folder / "sweep.json")
+
+    def show(self, columns: tuple[str, ...], asked: bool) -> None:
+        """Let reports have these columns from now on; those that were `asked` for outlive a change of the YAML."""
+        manifest = self.manifest()
+        if manifest.columns != columns:
+            options = {**manifest.options, "columns": list(columns)} if asked else manifest.options
+            _write(self.folder / "sweep.json", manifest.model_copy(update={"columns": columns, "options": options}))
+
+    def fetch(self) -> None:
+        """Update the folder from the remote store, unless a process of this machine runs the sweep and does so."""
+        if self.remote is not NOTHING:
+            with contextlib.suppress(LockedError), locked(self.folder / ".lock", "taken"):
+                self.remote.pull(discard=True)
+                self.remote.save()
+
+    def trial(self, key: str) -> TrialStore:
+        """Return one trial's folder."""
+        return TrialStore(inside(self.folder / "trials", key), self.remote.below("trials", key))
+
+    def ended(self) -> list[str]:
+        """Return the keys of the trials that have ended."""
+        if (mirror := self.remote.mirror) is not None:
+            names = persistently(lambda: mirror.names("trials"))
+            return [Path(name).parent.name for name in names if name.endswith("/outcome.json")]
+        return [path.parent.name for path in (self.folder / "trials").glob("*/outcome.json")]
+
+    def trials(self) -> list[TrialRecord]:
+        """Return all trials in the order of the plan."""
+        folders = [path.parent for path in (self.folder / "trials").glob("*/trial.json")]
+        return sorted((TrialStore(folder).read() for folder in folders), key=lambda trial: trial.plan.number)
+
+
+class Store:
+    """The results folder, `mlruns/` by default, or a local mirror of a remote one.
+
+    Methods that return a folder raise UserError if the names lead out of the results folder.
+    """
+
+    def __init__(self, root: Path, uri: str | None = None) -> None:
+        self.root, self.uri = root.resolve(), uri
+        self._found: list[Path] | None = None
+
+    @classmethod
+    def at(cls, address: str | Path) -> Store:
+        """Open a folder, or the URI of an object store, of which this machine then keeps a mirror.
+
+        Raises UserError if there is no such store, or if it does not let us in.
+        """
+        if not is_uri(address):
+            return cls(Path(address))
+        uri = str(address).rstrip("/")
+        found, base = filesystem(uri)
+        if found.type_name == "local":
+            return cls(Path(base))
+        check_there(uri)
+        return cls(mirror_folder(uri), uri)
+
+    @property
+    def where(self) -> str:
+        """The address to show to a user."""
+        return self.uri or str(self.root)
+
+    def check_writable(self) -> None:
+        """Raise UserError unless objects can be written to the remote store, if there is one."""
+        if self.uri:
+            check_writable(self.uri)
+
+    def remote(self, folder: Path, plays: bool = False) -> Remote:
+        """Return the remote part of a folder; `plays` where this process writes the checkpoints."""
+        if self.uri is None:
+            return NOTHING
+        return Remote.of(Place(self.uri, folder.relative_to(self.root).as_posix()), folder, plays)
+
+    def sweep(self, name: str, sweep_id: str) -> SweepStore:
+        """Return the folder of a sweep, whether it exists or not."""
+        folder = inside(self.root / "sweeps", name, sweep_id)
+        return SweepStore(folder, self.remote(folder))
+
+    def run(self, name: str, stamp: str) -> TrialStore:
+        """Return the folder of a run outside a sweep."""
+        folder = inside(self.root / "runs", name, stamp)
+        return TrialStore(folder, self.remote(folder, plays=True))
+
+    def runs(self) -> list[TrialStore]:
+        """Return the existing runs outside sweeps, updated from the remote store."""
+        folder = self.root / "runs"
+        self._pull_run(self.remote(folder))
+        return [TrialStore(path.parent) for path in sorted(folder.glob("**/trial.json"))]
+
+    def whole_run(self, name: str, stamp: str) -> TrialStore:
+        """Return one of these runs with its tensors."""
+        folder = self.run(name, stamp).folder
+        # Through the mirror of `runs`, which knows what of them it has only in part.
+        self._pull_run(self.remote(self.root / "runs").below(name, stamp), whole=True)
+        return TrialStore(folder)
+
+    @staticmethod
+    def _pull_run(remote: Remote, whole: bool = False) -> None:
+        remote.pull(whole=whole)
+        remote.save()
+
+    def sweeps(self, name: str | None = None) -> list[SweepStore]:
+        """Return the existing sweeps, of search space `name` if given, oldest first.
+
+        Of remote sweeps, only the manifest is downloaded.
+        """
+        local = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))
+        folders = self._remote_sweeps(self.uri) if self.uri else local
+        found = [SweepStore(folder, self.remote(folder)) for folder in folders]
+        named = [sweep for sweep in found if name is None or sweep.manifest().name == name]
+        return sorted(named, key=lambda sweep: sweep.manifest().created)
+
+    def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
+        """Return the newest sweep of a search space, or the one of that id, updated; raise UserError without one."""
+        existing = self.sweeps()
+        mine = [sweep for sweep in existing if sweep.manifest().name == name]
+        if sweep_id is not None:
+            ids = [sweep.folder.name for sweep in mine]
+            mine = [sweep for sweep in mine if sweep.folder.name == sweep_id]
+            if not mine:
+                raise UserError(f"there is no sweep `{sweep_id}` of {name} in {self.where}{near(sweep_id, ids) or '.'}")
+        if not mine:
+            names = sorted({sweep.manifest().name for sweep in existing})
+            raise UserError(f"there is no sweep of {name} in {self.where}{near(name, names) or '.'}")
+        mine[-1].fetch()
+        return mine[-1]
+
+    def _remote_sweeps(self, uri: str) -> list[Path]:
+        """Return local folders of the remote sweeps, each with its manifest. The remote store is asked only once."""
+        place, root = Place(uri, "sweeps"), self.root / "sweeps"
+
+        def manifest(name: str) -> Path:
+            path = inside(root, name, "sweep.json")
+            if not path.exists():
+                write_atomically(path, read(place.filesystem, f"{place.base}/{name}/sweep.json"))
+            return path.parent
+
+        def look() -> list[Path]:
+            names = list(place.folders("sweep.json", lambda one: (root / one / "sweep.json").exists()))
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                return list(pool.map(manifest, names))
+
+        if self._found is None:
+            self._found = persistently(look)
+        return self._found
