@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedsweep.report.trials_by_arm import ended, final, recorded
+from fedsweep.report.arm_statistics import ended, final, recorded
 from fedsweep.results import SweepManifest, TrialRecord
 
 POPULATION = "pbt"
@@ -99,7 +99,7 @@ def sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[st
     return said
 
 
-def write_table(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> bool:
+def write_schedules(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> bool:
     """Write the table of a population as CSV; say whether there is one that has played a round."""
     if found := played(manifest, trials):
         path.write_text(table(manifest, found).to_csv(index=False), encoding="utf-8")

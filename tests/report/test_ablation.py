@@ -6,10 +6,10 @@ import io
 import pytest
 from rich.console import Console
 
+from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.figures import curves
-from fedsweep.report.formats import data_frame as frame
+from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.terminal import TerminalTable
-from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 
 FULL, CROSS, BOTH = [], ["method.cross"], ["method.cross", "lora.dropout"]
@@ -46,7 +46,7 @@ def crossed(manifest, trials) -> AblationTable:
 def test_arms_are_called_by_what_they_lack(alone):
     assert [one["arm"] for one in alone.cells()] == list(WORDS)
     assert "without" not in alone.cells()[0]
-    assert [one["arm"] for one in csv.DictReader(io.StringIO(frame.csv(alone)))] == list(WORDS)
+    assert [one["arm"] for one in csv.DictReader(io.StringIO(data_frame.csv(alone)))] == list(WORDS)
     assert "| arm | n | mean |" in alone.markdown()
     assert "## By domain\n\n| arm | n | photo |" in alone.markdown()
 

@@ -4,9 +4,9 @@ import pytest
 
 from fedsweep.common.randomness import stream
 from fedsweep.report import importance
+from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.effects import Effects
 from fedsweep.report.importance import LEAST, importances
-from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 
 NAMES = ("optimizer.lr", "lora.rank", "method")
@@ -17,7 +17,7 @@ def _fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importance, "FORESTS", 2)
 
 
-def sample(trials, value, count=60) -> None:
+def sample(trials, value, count=40) -> None:
     rng = stream(0, "samples")
     for _ in range(count):
         arm = {

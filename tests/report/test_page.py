@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from fedsweep.report import write_report
+from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.formats import page
 from fedsweep.report.formats.page import question
-from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 from tests.report.conftest import Trials, make_manifest
 
