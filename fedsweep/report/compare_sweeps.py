@@ -11,7 +11,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
 from fedsweep.report.formats import data_frame
 from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
-from fedsweep.report.sentences import finding
+from fedsweep.report.sentences import about_comparison
 from fedsweep.report.text_tables import HEAD, Section, cells, explained
 from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
@@ -136,7 +136,7 @@ class Pairing:
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
         said = [
             f"{self._label(*pair)}, B against A{', over different images' * (not self._same_images(pair))}: "
-            f"{finding(manifest, found, self.units)}."
+            f"{about_comparison(manifest, found, self.units)}."
             for pair, found in zip(self.pairs, self.comparisons, strict=True)
         ]
         caution = ["A and B are over different images: a difference says nothing of what else differs in them."]

@@ -15,17 +15,21 @@ from fedsweep.report.arm_statistics import (
 )
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.intervals_and_power import LEVEL
-from fedsweep.report.population_schedule import sentences
+from fedsweep.report.population_schedule import schedule_sentences
 from fedsweep.report.text_tables import exact
 from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, Units, arm_words, names, shown_p
 from fedsweep.results import SweepManifest
-from fedsweep.results.arms import IN_WORDS, Arm, Reference, is_accuracy, setting, shown_setting
+from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
 from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.provenance import stand_in, warning
 
 SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
 LABELLED = 8
 """Efficient arms that are named in the sentence; all of them are marked in the table."""
+PAPER = (
+    "Paper: {}, as printed there and in no mean or test; "
+    "from other data, weights or seeds than these unless they were made the same."
+)
 
 
 def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
@@ -40,7 +44,7 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
             apart = one.comparison.seeds and not same_images(manifest.metric, [one, other])
             pair = _against(one.arm.values, other.arm.values, manifest.baseline, dotted)
             different = ", over different images" * bool(apart)
-            found.append(f"{pair}{different}: {finding(manifest, one.comparison, units)}.")
+            found.append(f"{pair}{different}: {about_comparison(manifest, one.comparison, units)}.")
     return [*found, *_about_efficient(manifest, arms)]
 
 
@@ -78,8 +82,8 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         ),
         *_about_columns(manifest, shown),
         *_about_held_out(manifest.metric, arms, shown),
-        *([_about_paper(manifest.reference)] if manifest.reference else []),
-        *sentences(manifest, [trial for one in arms for trial in one.arm.trials]),
+        *([PAPER.format(manifest.reference.source)] if manifest.reference else []),
+        *schedule_sentences(manifest, [trial for one in arms for trial in one.arm.trials]),
         _about_lost(arms),
     ]
 
@@ -151,13 +155,6 @@ def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> li
     return said
 
 
-def _about_paper(reference: Reference) -> str:
-    return (
-        f"Paper: {reference.source}, as printed there and in no mean or test; "
-        "from other data, weights or seeds than these unless they were made the same."
-    )
-
-
 def _about_lost(arms: Sequence[ArmStatistics]) -> str:
     counts = Counter(ended(trial) for one in arms for trial in one.arm.trials)
     lost = ", ".join(f"{counts[how]} {how}" for how in ("pruned", "diverged", "failed", "unfinished"))
@@ -202,7 +199,7 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
     return f"{here}{arm_words(arm, differing)} against {arm_words(other, differing)}"
 
 
-def finding(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
+def about_comparison(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
     """Return what may be said of one comparison, without a full stop."""
     seeds, verdict = len(comparison.seeds), comparison.verdict
     if comparison.difference is None:

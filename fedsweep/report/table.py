@@ -34,9 +34,6 @@ from fedsweep.results.columns import TARGET, Column
 PROSE = {"arm", "worst domain", "efficient", "note"}
 """Columns that are words: left-aligned, as are the hyperparameters."""
 
-MEGABYTES = "megabytes/sent"
-"""A second objective that has a column in any case."""
-
 
 @dataclass(frozen=True)
 class AblationTable:
@@ -78,8 +75,11 @@ class AblationTable:
             row["difference"] = "baseline" if one.is_baseline else units.difference(found.difference)
             row["95% interval"] = units.interval(found.interval)
             row["Holm p"] = shown_p(found.p_holm)
-        row |= self._asked(one) if self.manifest.columns else self._usual(one)
-        row |= self._second(one)
+        asked = asked_columns(self.manifest)
+        row |= {column.heading: self._cell(one, column) for column in asked} if asked else self._usual(one)
+        row |= {metric: Units.of_second(metric, self.arms).value(one.second) for metric in self.second_column}
+        if self.manifest.against is not None:
+            row["efficient"] = "yes" if one.key in self.efficient else NOTHING
         # An arm without a mean is ranked by what it had reached: say it, apart from the means.
         reached = None if one.n else units.value
         return row | {"note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING}
@@ -92,9 +92,6 @@ class AblationTable:
             row["worst domain"] = " ".join(filter(None, [PERCENT.value(one.worst_domain), one.worst_domain_name]))
         digits = decimals(other.megabytes for other in self.arms)
         return row | {"MB sent": Units(percent=False, decimals=digits).value(one.megabytes)}
-
-    def _asked(self, one: ArmStatistics) -> dict[str, str]:
-        return {column.heading: self._cell(one, column) for column in asked_columns(self.manifest)}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
         """A mean over seeds; where some never reached a target, how many did."""
@@ -117,18 +114,16 @@ class AblationTable:
         """Return the number of finished seeds that reached the target."""
         return sum(target.of(trial) is not None for trial in one.arm.finished(self.manifest.metric).values())
 
+    @property
+    def second_column(self) -> tuple[str, ...]:
+        """The metric of the second objective, unless it has a column in any case."""
+        against = self.manifest.against
+        return () if against is None or against.metric == "megabytes/sent" else (against.metric,)
+
     @cached_property
     def efficient(self) -> set[str]:
         """The keys of the arms that no other beats in two objectives."""
         return {one.key for one in efficient_arms(self.manifest, self.arms)}
-
-    def _second(self, one: ArmStatistics) -> dict[str, str]:
-        """The second objective, unless it has a column already, and whether the arm is efficient."""
-        if self.manifest.against is None:
-            return {}
-        metric = self.manifest.against.metric
-        own = {} if metric == MEGABYTES else {metric: Units.of_second(metric, self.arms).value(one.second)}
-        return own | {"efficient": "yes" if one.key in self.efficient else NOTHING}
 
     def paper(self, one: ArmStatistics) -> float | None:
         """Return what a paper printed for the objective of this arm."""

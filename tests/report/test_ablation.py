@@ -4,20 +4,14 @@ import csv
 import io
 
 import pytest
-from rich.console import Console
 
-from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.figures import curves
 from fedsweep.report.formats import data_frame
-from fedsweep.report.formats.terminal import TerminalTable
 from fedsweep.report.table import AblationTable
+from tests.report.helpers import printed, tabulate
 
 FULL, CROSS, BOTH = [], ["method.cross"], ["method.cross", "lora.dropout"]
 WORDS = {"full": FULL, "without cross": CROSS, "without cross, lora.dropout": BOTH}
-
-
-def tabulate(manifest, trials) -> AblationTable:
-    return AblationTable(manifest, summarise(manifest, trials.records))
 
 
 def row(table: AblationTable, **cells: str) -> dict[str, str]:
@@ -65,9 +59,7 @@ def test_without_a_baseline_the_best_arm_is_named(manifest, trials, alone):
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_a_long_name_is_folded_and_no_number_cut(alone, width):
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(TerminalTable(alone))
-    said = console.file.getvalue()
+    said = printed(alone, width)
     assert max(map(len, said.splitlines())) <= width
     assert "…" not in said
     for one in alone.cells():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.holm_corrected_tests import Comparison, holm, paired_tests
 from fedsweep.report.table import AblationTable
+from tests.report.helpers import tabulate
 
 ACCURACY = st.integers(0, 10_000).map(lambda count: count / 10_000)
 THREE = st.tuples(ACCURACY, ACCURACY, ACCURACY)
@@ -191,7 +192,7 @@ def test_where_some_arms_have_pairs_for_an_exact_test_the_caption_says_which(man
 
 def test_what_no_accuracy_can_differ_by_is_not_said_to_be_detectable(manifest, trials):
     trials.arms({4: [0.5, 0.7], 8: [0.6, 0.6]})
-    table = AblationTable(manifest(), summarise(manifest(), trials.records))
+    table = tabulate(manifest, trials)
     assert table.findings()[0].endswith("2 seeds with such a spread detect no difference that there can be.")
 
 

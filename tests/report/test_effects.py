@@ -9,7 +9,7 @@ from statsmodels.stats.anova import AnovaRM
 
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.effects import Effects, Factorial, decompose
-from fedsweep.report.table import AblationTable
+from tests.report.helpers import tabulate
 
 NAMES = ("lora.rank", "optimizer.lr")
 RANKS, RATES = (4, 8, 16), (0.01, 0.1)
@@ -155,7 +155,7 @@ def test_names_that_vary_together_are_one_factor(manifest, trials):
 def test_the_report_says_what_each_factor_does(manifest, trials):
     fill(trials, noisy())
     sweep = manifest(varied=NAMES, baseline=BASELINE)
-    table = AblationTable(sweep, summarise(sweep, trials.records))
+    table = tabulate(sweep, trials)
     markdown = table.markdown()
     assert "## Main effects and interactions" in markdown
     assert "## Marginal means" in markdown

@@ -9,15 +9,12 @@ import subprocess
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
-from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.latex import PREAMBLE, latex
-from fedsweep.report.formats.terminal import TerminalTable
-from fedsweep.report.table import AblationTable
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import Reference, ReferenceArm
+from tests.report.helpers import printed, tabulate
 
 PDFLATEX = shutil.which("pdflatex")
 PAPER = Reference(source="FedMS, Fig. 9", arms=(ReferenceArm(arm={"lora.rank": 4}, values={"accuracy/mean": 54.73}),))
@@ -31,19 +28,8 @@ def ablation(trials):
     return trials
 
 
-def tabulate(manifest, trials, **changes) -> AblationTable:
-    sweep = manifest(**changes)
-    return AblationTable(sweep, summarise(sweep, trials.records))
-
-
 def _empty(value: object) -> bool:
     return value is None or value != value
-
-
-def printed(table: AblationTable, width: int = 220) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(TerminalTable(table))
-    return console.file.getvalue()
 
 
 @pytest.mark.parametrize("columns", [(), COLUMNS])
@@ -64,7 +50,7 @@ def test_parquet_and_csv_are_the_same_numbers(manifest, ablation, columns):
 def test_what_the_table_shows_is_what_csv_has_rounded(manifest, ablation):
     table = tabulate(manifest, ablation, columns=COLUMNS)
     numbers = data_frame.data_frame(table).to_dict("records")
-    said = re.sub(r"\s+", " ", printed(table))
+    said = re.sub(r"\s+", " ", printed(table, 220))
     for row, record in zip(table.cells(), numbers, strict=True):
         if row["mean"] == "-":
             assert pd.isna(record["mean"])
@@ -109,7 +95,7 @@ def test_words_beside_numbers_are_kept_apart_in_parquet(manifest, trials):
     for seed, value in enumerate([1, True, "1", None, [1, 2], {"name": "a"}]):
         trials.add({"x": value}, seed, [0.1, 0.2])
     sweep = manifest(baseline=None, varied=("x",))
-    table = AblationTable(sweep, summarise(sweep, trials.records))
+    table = tabulate(sweep, trials)
     stored = pq.read_table(io.BytesIO(data_frame.parquet(table)))["x"].to_pylist()
     assert len({str(value) for value in stored}) == 6
 

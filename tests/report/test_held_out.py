@@ -11,8 +11,7 @@ from fedsweep.report.formats import data_frame
 from fedsweep.report.units_and_labels import title
 from fedsweep.results.arms import Reference
 from fedsweep.training.evaluation import metric_names
-from tests.report.test_reference import by_domain
-from tests.report.test_table import printed, rows_of, tabulate
+from tests.report.helpers import by_domain, printed, rows_of, tabulate
 
 HELD_OUT = "data.held_out_domains"
 

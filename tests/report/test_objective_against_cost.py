@@ -10,9 +10,9 @@ from fedsweep.report import write_report
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.figures import objective_against_cost
 from fedsweep.report.formats import data_frame
-from fedsweep.report.table import AblationTable
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.pareto import Against
+from tests.report.helpers import tabulate
 
 SENT = Against(metric="megabytes/sent", mode="min")
 ENDS = {1: (0.5, 1.0), 2: (0.6, 2.0), 4: (0.6, 3.0), 8: (0.7, 4.0), 16: (0.55, 9.0)}
@@ -37,10 +37,6 @@ def fill(trials):
     return give
 
 
-def table_of(manifest, trials):
-    return AblationTable(manifest, summarise(manifest, trials.records))
-
-
 def marked(table):
     return {int(row["lora.rank"]) for row in table.cells() if row["efficient"] == "yes"}
 
@@ -49,7 +45,7 @@ def test_efficient_samples_are_marked_named_and_drawn(manifest, fill, tmp_path):
     sweep = manifest(baseline=None, seeds=(0,), against=SENT)
     trials = fill()
     trials.add(32, 0, [0.2, 0.99], "pruned")
-    table = table_of(sweep, trials)
+    table = tabulate(sweep, trials)
     assert marked(table) == {1, 2, 8}
     best, caution = table.findings()
     assert best == (
@@ -67,7 +63,7 @@ def test_efficient_samples_are_marked_named_and_drawn(manifest, fill, tmp_path):
 
 
 def test_arms_of_a_grid_are_compared_by_their_means_over_seeds(manifest, fill):
-    table = table_of(manifest(against=SENT), fill(seeds=(0, 1, 2)))
+    table = tabulate(manifest(against=SENT), fill(seeds=(0, 1, 2)))
     assert marked(table) == {1, 2, 8}
     assert table.findings()[-1].startswith("Efficient in accuracy/mean against megabytes/sent, 3 of 5 arms:")
     assert len(table.findings()) == 5
@@ -76,7 +72,7 @@ def test_arms_of_a_grid_are_compared_by_their_means_over_seeds(manifest, fill):
 def test_another_second_objective_has_a_column(manifest, fill):
     """More rank takes less time here, so that only what is fast or accurate is kept."""
     against = Against(metric="seconds/round", mode="min")
-    table = table_of(manifest(baseline=None, against=against), fill())
+    table = tabulate(manifest(baseline=None, against=against), fill())
     assert marked(table) == {8, 16}
     assert {int(row["lora.rank"]): row["seconds/round"] for row in table.cells()}[16] == "0.725"
     assert next(csv.DictReader(io.StringIO(data_frame.csv(table))))["seconds/round"] == "1.35"
@@ -138,7 +134,7 @@ def test_bytes_are_not_drawn_of_arms_over_different_images(manifest, drawn, tria
 def test_with_one_objective_nothing_of_it_is_there(manifest, fill, drawn):
     sweep = manifest(baseline=None)
     trials = fill()
-    table = table_of(sweep, trials)
+    table = tabulate(sweep, trials)
     assert "efficient" not in table.cells()[0]
     assert "efficient" not in data_frame.csv(table)
     assert drawn(objective_against_cost.draw_front, sweep, table.arms) is None

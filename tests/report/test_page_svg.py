@@ -8,7 +8,7 @@ import pytest
 
 from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.figures import curves, write_figures
-from fedsweep.report.table import AblationTable
+from tests.report.helpers import tabulate
 
 TEXT = "{http://www.w3.org/2000/svg}text"
 CASES = {}
@@ -68,7 +68,7 @@ def test_every_drawing_is_two_files_with_the_arms_in_words(manifest, trials, tmp
     sweep = manifest(**changes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = write_figures(AblationTable(sweep, summarise(sweep, trials.records)), trials.records, tmp_path)
+        made = write_figures(tabulate(sweep, trials), trials.records, tmp_path)
     names = ["curves"] if name == "nothing_finished" else ["curves", "domains", "heatmap"]
     assert [one.name for one in made] == names
     for one in made:

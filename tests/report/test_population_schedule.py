@@ -11,7 +11,7 @@ import pytest
 
 from fedsweep.report import write_report
 from fedsweep.report.figures import population as figure
-from fedsweep.report.population_schedule import Lineage, best, lineages, sentences, write_schedules
+from fedsweep.report.population_schedule import Lineage, best, lineages, schedule_sentences, write_schedules
 from fedsweep.results import Start, TrialRecord
 
 POPULATION: dict[str, Any] = {
@@ -59,7 +59,7 @@ def test_the_table_has_every_round_of_every_member(
 
 
 def test_the_best_schedule_is_said(population: list[TrialRecord], manifest: Callable[..., Any]) -> None:
-    said = sentences(manifest(**POPULATION), population)
+    said = schedule_sentences(manifest(**POPULATION), population)
     assert said[0].startswith("Population: 2 of 5 trials go on from another one's state")
     assert said[1] == "The best member by round: lr 0.1 from 1, 0.08 from 3, 0.064 from 5."
     smallest = best(manifest(**POPULATION, mode="min"), lineages(population))
@@ -71,7 +71,7 @@ def test_other_sweeps_have_no_schedules(
     population: list[TrialRecord], manifest: Callable[..., Any], tmp_path: Path
 ) -> None:
     of_another = manifest(**{**POPULATION, "scheduler": "none"})
-    assert sentences(of_another, population) == []
+    assert schedule_sentences(of_another, population) == []
     assert not write_schedules(of_another, population, tmp_path / "population.csv")
     assert figure.draw(of_another, population, tmp_path / "population.png") is None
     assert [*tmp_path.iterdir()] == []

@@ -12,7 +12,7 @@ from fedsweep.data.synthetic import SyntheticConfig
 from fedsweep.report.formats import data_frame
 from fedsweep.results import TrialPlan
 from fedsweep.results.provenance import STAND_INS, SYNTHETIC
-from tests.report.test_table import printed, tabulate
+from tests.report.helpers import printed, tabulate
 
 SENTENCE = f"Synthetic images: {STAND_INS['surrogate']} "
 

@@ -10,7 +10,7 @@ from fedsweep.report.formats import data_frame
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import Reference
 from tests.report.conftest import make_manifest
-from tests.report.test_table import printed, rows_of, tabulate
+from tests.report.helpers import by_domain, printed, rows_of, tabulate
 
 SOURCE = "A Paper, Table 1"
 PAPER = Reference.of(
@@ -31,11 +31,6 @@ PAPER = Reference.of(
 @pytest.fixture
 def finished(trials):
     return trials.arms({4: [0.50, 0.52, 0.49], 8: [0.60, 0.62, 0.59], 16: [0.61, 0.62, 0.60]})
-
-
-def by_domain(markdown: str) -> list[list[str]]:
-    section = markdown.partition("## By domain")[2].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in section if line[:1] == "|"]
 
 
 def test_the_table_has_the_papers_value_after_our_mean(manifest, finished):

@@ -5,22 +5,9 @@ import io
 import re
 
 import pytest
-from rich.console import Console
 
-from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.formats import data_frame
-from fedsweep.report.formats.terminal import TerminalTable
-from fedsweep.report.table import AblationTable
-
-
-def tabulate(manifest, trials) -> AblationTable:
-    return AblationTable(manifest, summarise(manifest, trials.records))
-
-
-def printed(table: AblationTable, width: int = 100) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(TerminalTable(table))
-    return console.file.getvalue()
+from tests.report.helpers import printed, rows_of, tabulate
 
 
 @pytest.fixture
@@ -33,12 +20,6 @@ def ablation(trials):
     trials.add(2, 1, [0.2, 0.3, 0.4], "failed")
     trials.add(2, 2, [0.2, 0.3, 0.4, 0.4], "pruned")
     return trials
-
-
-def rows_of(markdown: str) -> list[list[str]]:
-    """The ablation table's rows, without those of the section below it."""
-    lines = markdown.partition("\n## ")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
 
 
 def test_markdown_by_hand(manifest, ablation):

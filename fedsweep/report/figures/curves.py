@@ -75,10 +75,10 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
     axes.set_ylabel(title(manifest.metric))
     axes.set_xlim(0, max(1, *(trial.last_round for one in arms for trial in one.arm.trials)))
     axes.locator_params(axis="x", integer=True)
-    named = {place: (*ends[place], label, colour) for place, (_, colour, label) in enumerate(drawn) if place in ends}
-    shown = {place: end for place, end in named.items() if end[-1] != GREY}
+    named = [(place, label, colour) for place, (_, colour, label) in enumerate(drawn) if place in ends]
+    shown = {place: (*ends[place], label, colour) for place, label, colour in named if colour != GREY}
     lowest = _label_ends(axes, [end for place, end in shown.items() if arms[place].n])
-    lost = [(shown[place][2], shown[place][3], _fate(arms[place])) for place in shown if not arms[place].n]
+    lost = [(*end[2:], _fate(arms[place])) for place, end in shown.items() if not arms[place].n]
     _label_lost(axes, lost, lowest)
     _legend(axes, kinds)
     return canvas.save(figure, path, f"{heading_of(manifest.metric)} by round", _reading(kinds, bounded))
@@ -110,16 +110,13 @@ def _reading(kinds: set[str], bounded: bool) -> str:
     elif "mean" in kinds or "finished" in kinds:
         said.append("Lines are single finished seeds.")
     if lost := [kind for kind in LOOKS if kind in kinds]:
-        said.append(f"{_listed(lost).capitalize()} trials stand alone and are in no mean.")
+        listed = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
+        said.append(f"{listed.capitalize()} trials stand alone and are in no mean.")
         if not bounded:
             said.append("Of those, values far from all finished ones lie outside the picture.")
     if "grey" in kinds and kinds & {"mean", "finished"}:
         said.append("The best arms are in colour, the others in grey.")
     return " ".join(said)
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _legend(axes: "Axes", kinds: set[str]) -> None:

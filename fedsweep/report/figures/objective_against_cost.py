@@ -27,20 +27,13 @@ if TYPE_CHECKING:
     from matplotlib import figure as pictures
     from matplotlib.axes import Axes
 
-WHOLE_RUN = {
-    "megabytes/sent": "Sent in the whole run (MB)",
-    "bytes/up": "Sent by clients in the whole run (bytes)",
-    "bytes/down": "Sent to clients in the whole run (bytes)",
-    "seconds/round": "Time of all rounds (s)",
-}
-"""Titles of an axis of metrics that accumulate."""
 COSTS = {
-    "megabytes/sent": "megabytes sent",
-    "bytes/up": "bytes sent by clients",
-    "bytes/down": "bytes sent to clients",
-    "seconds/round": "time",
+    "megabytes/sent": ("Sent in the whole run (MB)", "megabytes sent"),
+    "bytes/up": ("Sent by clients in the whole run (bytes)", "bytes sent by clients"),
+    "bytes/down": ("Sent to clients in the whole run (bytes)", "bytes sent to clients"),
+    "seconds/round": ("Time of all rounds (s)", "time"),
 }
-"""Their names in a heading."""
+"""Of metrics that accumulate, the title of the axis and the name in a heading."""
 SENT = Against(metric="megabytes/sent", mode="min")
 ALIKE = 1e-9
 """Relative spread of means below which all arms cost the same."""
@@ -91,10 +84,9 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
     points = _points(manifest, arms, against)
     if not points:
         return None
-    words = title(manifest.metric), WHOLE_RUN.get(against.metric) or title(against.metric)
-    figure = draw_points(points, (manifest.mode, against.mode), words)
-    heading = f"{heading_of(manifest.metric)} against {COSTS.get(against.metric) or against.metric}"
-    return canvas.save(figure, path, heading, READING)
+    across, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
+    figure = draw_points(points, (manifest.mode, against.mode), (title(manifest.metric), across))
+    return canvas.save(figure, path, f"{heading_of(manifest.metric)} against {cost}", READING)
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
@@ -120,9 +112,9 @@ def draw_points(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[
     flags = efficient([(one.y[1], one.x[1]) for one in points], modes)
     kept = sorted((one for one, best in zip(points, flags, strict=True) if best), key=lambda one: (one.x[1], one.y[1]))
     beaten = sorted((one for one, best in zip(points, flags, strict=True) if not best), key=lambda one: one.x[1])
-    across = [value for one in points for value in one.x]
-    if spans_decades(across, decades=1):
-        logarithmic(axes, axes.xaxis, across)
+    costs = [value for one in points for value in one.x]
+    if spans_decades(costs, decades=1):
+        logarithmic(axes, axes.xaxis, costs)
     few = len(points) <= LABELLED
     named = [*kept, *beaten] if few else _ends_and_between(kept, [one for one in beaten if one.is_baseline])
     for group, colour, size in ((beaten, OTHER if few else GREY, 5), (kept, EFFICIENT, 6)):
@@ -131,11 +123,11 @@ def draw_points(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[
             if one in named:
                 axes.plot([one.x[0], one.x[2]], [one.y[1]] * 2, color=colour, alpha=0.5, **RANGE)
                 axes.plot([one.x[1]] * 2, [one.y[0], one.y[2]], color=colour, alpha=0.5, **RANGE)
-        means = [[one.x[1] for one in group], [one.y[1] for one in group]]
-        axes.plot(*means, "o", color=colour, markersize=size, zorder=3)
+        across, up = [one.x[1] for one in group], [one.y[1] for one in group]
+        axes.plot(across, up, "o", color=colour, markersize=size, zorder=3)
     # From left to right x grows. Where less of x is better, the left arm's y holds until the next arm.
     where: Any = "post" if modes[1] == "min" else "pre"
-    axes.step(*means, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)
+    axes.step(across, up, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)  # of the efficient arms, drawn last
     axes.set_xlabel(words[1])
     axes.set_ylabel(words[0])
     axes.margins(0.08)

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedsweep.report.arm_statistics import ArmStatistics, domain_metric, ended, notes
 from fedsweep.report.holm_corrected_tests import Comparison
-from fedsweep.report.table import MEGABYTES, AblationTable
+from fedsweep.report.table import AblationTable
 from fedsweep.report.units_and_labels import settings
 from fedsweep.results.arms import IN_WORDS
 from fedsweep.results.provenance import SYNTHETIC
@@ -81,7 +81,8 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         **{metric: one.accuracies.get(metric) for metric in _accuracies(table)},
         **({SYNTHETIC: one.marks.get(SYNTHETIC)} if _synthetic(table) else {}),
         "megabytes_sent": one.megabytes,
-        **_second(table, one),
+        **dict.fromkeys(table.second_column, one.second),
+        **({"efficient": one.key in table.efficient} if table.manifest.against else {}),
         **{name: value for name, value in one.columns.items() if name not in DROPPED},
         **{f"{target.name}_seeds": table.reached(one, target) for target in table.targets},
         **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
@@ -106,14 +107,6 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
         **{name: getattr(own, name) for name in TESTED},
         "verdict": own.verdict if found else None,
     }
-
-
-def _second(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
-    if table.manifest.against is None:
-        return {}
-    metric = table.manifest.against.metric
-    own: dict[str, object] = {} if metric == MEGABYTES else {metric: one.second}
-    return own | {"efficient": one.key in table.efficient}
 
 
 def _accuracies(table: AblationTable) -> list[str]:
