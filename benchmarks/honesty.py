@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from fedsweep.report.paired_comparison import holm
-from fedsweep.report.statistics import ArmStatistics, summarise
+from fedsweep.report.arm_statistics import ArmStatistics, summarise
+from fedsweep.report.holm_corrected_tests import holm
 from fedsweep.results import Outcome, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
 

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from fedsweep.report.intervals import LEVEL, seeds_needed
-from fedsweep.report.statistics import summarise
-from fedsweep.report.wording import arm_words, markdown_table, names
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.intervals_and_power import LEVEL, seeds_needed
+from fedsweep.report.text_tables import markdown_table
+from fedsweep.report.units_and_labels import arm_words, names
 from fedsweep.results import Store, SweepStore
 from fedsweep.results.arms import counterparts, identity
 

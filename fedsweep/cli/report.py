@@ -105,8 +105,9 @@ def _show(console: Console, found: Pairing) -> None:
 
     from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST
 
-    section, hidden = found.section().fitting(console.width, LEFT_OUT_FIRST)
-    console.print(section.terminal())
+    section = found.section()
+    table, hidden = section.terminal(console.width, LEFT_OUT_FIRST)
+    console.print(table)
     console.print()
     for sentence in found.findings():
         console.print(Text(sentence))

@@ -5,22 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.report import population_schedule as population
+from fedsweep.report.arm_statistics import ArmStatistics, summarise
 from fedsweep.report.figures import Figure, write_figures
-from fedsweep.report.formats import data_frame as frame
-from fedsweep.report.formats import page
+from fedsweep.report.formats import data_frame, page
 from fedsweep.report.formats.latex import latex
-from fedsweep.report.formats.page import question
 from fedsweep.report.formats.terminal import TerminalTable
-from fedsweep.report.paired_comparison import Comparison
-from fedsweep.report.statistics import ArmStatistics, summarise
+from fedsweep.report.holm_corrected_tests import Comparison
+from fedsweep.report.population_schedule import write_schedules
 from fedsweep.report.table import AblationTable
 from fedsweep.results import SweepManifest, TrialRecord
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `write_report` made: arms in the order of the table, and the files."""
+    """The result of `write_report`: arms in the order of the table, and the files."""
 
     arms: Sequence[ArmStatistics]
     renderable: TerminalTable
@@ -47,8 +45,8 @@ class Report:
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
     """Write the table in four formats, report.html and the figures into the folder, which is made where it is missing.
 
-    What was asked is read from `search_space.yaml` beside the folder, where there is one. population.csv is there where
-    trials go on from one another.
+    The page shows the question of `search_space.yaml` beside the folder, if there is one. population.csv is written if
+    trials continue one another.
 
     Raises:
         UserError: no trial has recorded a round.
@@ -69,14 +67,14 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         latex=folder / "table.tex",
         page=folder / "report.html",
         figures=write_figures(table, trials, folder),
-        population=schedules if population.write_table(manifest, trials, schedules) else None,
+        population=schedules if write_schedules(manifest, trials, schedules) else None,
     )
-    report.csv.write_text(frame.csv(table), encoding="utf-8")
-    report.parquet.write_bytes(frame.parquet(table))
+    report.csv.write_text(data_frame.csv(table), encoding="utf-8")
+    report.parquet.write_bytes(data_frame.parquet(table))
     report.latex.write_text(latex(table), encoding="utf-8")
     report.markdown.write_text(table.markdown(), encoding="utf-8")
-    asked = question(folder.parent / "search_space.yaml")
-    report.page.write_text(page.html(table, report.figures, trials, asked), encoding="utf-8")
+    question = page.question(folder.parent / "search_space.yaml")
+    report.page.write_text(page.html(table, report.figures, trials, question), encoding="utf-8")
     return report
 
 

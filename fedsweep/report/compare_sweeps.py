@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
-from fedsweep.report.formats import data_frame as frame
-from fedsweep.report.paired_comparison import Comparison, compare
-from fedsweep.report.sections import HEAD, Section, cells, explained
-from fedsweep.report.sentences import finding, same_images
-from fedsweep.report.statistics import ArmStatistics, summarise
-from fedsweep.report.wording import Units
+from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
+from fedsweep.report.formats import data_frame
+from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
+from fedsweep.report.sentences import about_comparison
+from fedsweep.report.text_tables import HEAD, Section, cells, explained
+from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
-from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label, identity
+from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label
 
 SHOWN = 12
 """Hyperparameters in which two sides differ that are named; of more, their number."""
@@ -37,7 +37,7 @@ class Side:
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """All arms of a sweep, or the one with these values.
+        """Summarise all arms of a sweep, or the one with these values.
 
         Raises:
             UserError: none has them, or several do.
@@ -55,7 +55,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Arms of two sides with what the second has over the first."""
+    """Pairs of arms of two sides, with the differences of the second from the first."""
 
     sides: tuple[Side, Side]
     pairs: tuple[tuple[ArmStatistics, ArmStatistics], ...]
@@ -63,7 +63,7 @@ class Pairing:
 
     @classmethod
     def of(cls, first: Side, second: Side, by_arm: bool) -> Pairing:
-        """The one arm of each, or with `by_arm` those that both have.
+        """Compare the one arm of each, or with `by_arm` those that both have.
 
         Raises:
             UserError: they have different objectives, are the same, or have no arm in common.
@@ -75,8 +75,8 @@ class Pairing:
                 f"{one.metric} ({one.mode}) and {other.metric} ({other.mode})."
             )
         if by_arm:
-            known = {identity(arm.arm.values): arm for arm in second.arms}
-            pairs = [(arm, known[key]) for arm in first.arms if (key := identity(arm.arm.values)) in known]
+            known = {arm.key: arm for arm in second.arms}
+            pairs = [(arm, known[arm.key]) for arm in first.arms if arm.key in known]
         else:
             pairs = [(first.arms[0], second.arms[0])]
         if not pairs:
@@ -86,15 +86,15 @@ class Pairing:
             )
         if one.id == other.id and all(a.arm.values == b.arm.values for a, b in pairs):
             raise UserError(f"`{first.name}` and `{second.name}` are the same.")
-        return cls((first, second), tuple(pairs), tuple(compare([(b.values, a.values) for a, b in pairs])))
+        return cls((first, second), tuple(pairs), tuple(paired_tests([(b.values, a.values) for a, b in pairs])))
 
     @property
     def units(self) -> Units:
-        """Of the objective."""
+        """The units of the objective."""
         return Units.of(self.sides[0].manifest.metric, [one for pair in self.pairs for one in pair])
 
     def section(self) -> Section:
-        """A row for each pair: second minus first."""
+        """Return a row for each pair: second minus first."""
         units = self.units
         rows = [
             [
@@ -104,12 +104,16 @@ class Pairing:
             for pair, found in zip(self.pairs, self.comparisons, strict=True)
         ]  # fmt: skip
         head = ["arm", "n of A", "mean of A", "n of B", "mean of B", "pairs", *OF_COMPARISON]
+        who = [
+            f"{letter}: {side.manifest.name}, sweep {side.manifest.id}, around {side.manifest.experiment}."
+            for letter, side in zip("AB", self.sides, strict=True)
+        ]
         tested = [one for one in self.comparisons if one.p is not None]
-        said = " ".join([*self._who(), "Differences are B minus A.", *explained(tested, units)])
+        said = " ".join([*who, "Differences are B minus A.", *explained(tested, units)])
         return Section("Comparison", head, rows, 1, said)
 
     def csv(self) -> str:
-        """A row for each pair in full precision, in the objective's own unit, with the columns of table.csv."""
+        """Return a row for each pair in full precision, in the objective's own unit, with the columns of table.csv."""
         rows = []
         for pair, found in zip(self.pairs, self.comparisons, strict=True):
             sides = zip("ab", self.sides, pair, strict=True)
@@ -121,45 +125,33 @@ class Pairing:
                 }
                 for letter, side, one in sides
             ]  # fmt: skip
-            rows.append({**own[0], **own[1], "same_images": self._same_images(pair), **frame.tests(found)})
-        return frame.of_records(rows).to_csv(index=False)
+            rows.append(
+                {**own[0], **own[1], "same_images": self._same_images(pair), **data_frame.comparison_columns(found)}
+            )
+        return data_frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
-        """A sentence on each pair, and in what the two sides differ."""
-        manifest = self.sides[1].manifest
-        seeds = manifest.model_copy(update={"seeds": self._seeds()})
+        """Return a sentence on each pair, and one on the hyperparameters in which the two sides differ."""
+        seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
+        manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
         said = [
             f"{self._label(*pair)}, B against A{', over different images' * (not self._same_images(pair))}: "
-            f"{finding(seeds, found, self.units)}."
+            f"{about_comparison(manifest, found, self.units)}."
             for pair, found in zip(self.pairs, self.comparisons, strict=True)
         ]
-        return [*self._other_images(), *said, self._apart()]
-
-    def _seeds(self) -> tuple[int, ...]:
-        """All seeds that either side was to have."""
-        return tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
+        caution = ["A and B are over different images: a difference says nothing of what else differs in them."]
+        return [*caution * (not all(map(self._same_images, self.pairs))), *said, self._apart()]
 
     def _label(self, first: ArmStatistics, second: ArmStatistics) -> str:
         here, there = arm_label(first.arm.values), arm_label(second.arm.values)
         return here if here == there else f"{here} / {there}"
 
-    def _who(self) -> list[str]:
-        return [
-            f"{letter}: {side.manifest.name}, sweep {side.manifest.id}, around {side.manifest.experiment}."
-            for letter, side in zip("AB", self.sides, strict=True)
-        ]
-
-    def _trials(self) -> tuple[TrialRecord, TrialRecord]:
-        """A trial of each side, of the first pair and of a common seed where there is one."""
-        first, second = (one.arm.trials for one in self.pairs[0])
-        seeds = {trial.plan.seed: trial for trial in second}
-        return next(
-            ((trial, seeds[trial.plan.seed]) for trial in first if trial.plan.seed in seeds), (first[0], second[0])
-        )
-
     def _apart(self) -> str:
-        """The hyperparameters that differ, from the resolved runs."""
-        here, there = (flat(trial.plan.config) for trial in self._trials())
+        """The hyperparameters that differ between two trials of the first pair, of a common seed where there is one."""
+        first, second = (one.arm.trials for one in self.pairs[0])
+        by_seed = {trial.plan.seed: trial for trial in second}
+        pairs = [(trial, by_seed[trial.plan.seed]) for trial in first if trial.plan.seed in by_seed]
+        here, there = (flat(trial.plan.config) for trial in (*pairs, (first[0], second[0]))[0])
         different = [name for name in {**here, **there} if name != "seed" and here.get(name) != there.get(name)]
         if not different:
             return "A and B are the same runs, but for what recorded them: every hyperparameter is equal."
@@ -171,12 +163,6 @@ class Pairing:
         """Whether the objective of both is over the same data and the same domains of it."""
         digests = {trial.plan.digests.get("data") for one in pair for trial in one.arm.trials}
         return len(digests) == 1 and same_images(self.sides[0].manifest.metric, pair)
-
-    def _other_images(self) -> list[str]:
-        """A caution where the images are not the same."""
-        if all(map(self._same_images, self.pairs)):
-            return []
-        return ["A and B are over different images: a difference says nothing of what else differs in them."]
 
 
 def _shown(values: dict[str, Json], name: str) -> str:

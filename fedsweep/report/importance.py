@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.report.trials_by_arm import ended, final
+from fedsweep.report.arm_statistics import ended, final
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import identity
 
@@ -34,9 +34,14 @@ class Share:
     high: float | None = None
     """Least and most of the forests: how much depends on their draw. It says nothing of other trials."""
 
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Least and most of the forests in percent."""
+        return None if self.low is None or self.high is None else (100 * self.low, 100 * self.high)
+
 
 def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
-    """fANOVA of what every finished trial has, most important first, or in a clause why there is none.
+    """Return the fANOVA of the finished trials, most important first, or a clause on why there is none.
 
     Ranges are those that the trials span, over a logarithm where the search draws them so. A hyperparameter that is
     there in some trials only is left out.
@@ -46,11 +51,12 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
     """
     ends = [(trial, final(trial, manifest.metric)) for trial in trials if ended(trial) == "finished"]
     known = [(trial, value) for trial, value in ends if value is not None]
-    names = [name for name in manifest.varied if known and all(name in trial.plan.arm for trial, _ in known)]
-    values = {
-        name: _coordinates([trial.plan.arm[name] for trial, _ in known], name in manifest.logarithmic) for name in names
-    }
-    values = {name: found for name, found in values.items() if len(set(found)) > 1}
+    values = {}
+    for name in manifest.varied:
+        if known and all(name in trial.plan.arm for trial, _ in known):
+            axis = _coordinates([trial.plan.arm[name] for trial, _ in known], name in manifest.logarithmic)
+            if len(set(axis)) > 1:
+                values[name] = axis
     if len(known) < LEAST:
         return f"{len(known)} trials finished, and it takes {LEAST}"
     if len(values) < 2:
@@ -58,16 +64,12 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
     if len({value for _, value in known}) < 2:
         return "all trials ended alike"
     drawn = _forests(values, [value for _, value in known])
-    found = [
-        Share(name, float(np.mean(shares)), min(shares), max(shares))
-        for name in values
-        for shares in [[one[name] for one in drawn]]
-    ]
+    by_name = {name: [one[name] for one in drawn] for name in values}
+    found = [Share(name, float(np.mean(shares)), min(shares), max(shares)) for name, shares in by_name.items()]
     return sorted(found, key=lambda one: -one.share)
 
 
 def _forests(values: Mapping[str, Sequence[float | str]], ends: Sequence[float]) -> list[dict[str, float]]:
-    """The shares by each of several forests, of what the trials have by name and how they ended."""
     import optuna
 
     axes = {name: _axis(found) for name, found in values.items()}
@@ -83,7 +85,6 @@ def _forests(values: Mapping[str, Sequence[float | str]], ends: Sequence[float])
 
 
 def _axis(values: Sequence[float | str]) -> BaseDistribution:
-    """The range of numbers, or the different words."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
     numbers = [value for value in values if not isinstance(value, str)]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedsweep.report.trials_by_arm import ended, final, recorded
+from fedsweep.common.yaml_values import Json
+from fedsweep.report.arm_statistics import ended, final, recorded
 from fedsweep.results import SweepManifest, TrialRecord
 
 POPULATION = "pbt"
@@ -15,13 +16,13 @@ POPULATION = "pbt"
 
 @dataclass(frozen=True)
 class Lineage:
-    """A trial with all that it goes on from, the first one first."""
+    """A trial with all that it continues, the first one first."""
 
     trials: tuple[TrialRecord, ...]
 
     @classmethod
     def of(cls, trial: TrialRecord, by_key: Mapping[str, TrialRecord]) -> "Lineage":
-        """That of a trial; as far as its ancestors are known."""
+        """Follow a trial back as far as its ancestors are known."""
         found = [trial]
         while (start := found[-1].plan.start) is not None and start.key in by_key:
             found.append(by_key[start.key])
@@ -33,14 +34,14 @@ class Lineage:
         return self.trials[-1]
 
     def segments(self) -> list[tuple[int, int, TrialRecord]]:
-        """First and last round that each trial of the lineage played, from round 1 on, if it played any."""
+        """Return first and last round that each trial of the lineage played, from round 1 on, if it played any."""
         firsts = [one.plan.start.round + 1 if one.plan.start else 1 for one in self.trials]
         lasts = [*(first - 1 for first in firsts[1:]), self.end.last_round]
         found = zip(firsts, lasts, self.trials, strict=True)
         return [(first, last, one) for first, last, one in found if last >= first]
 
     def values(self, name: str) -> list[tuple[int, int, float]]:
-        """First and last round, and the value of a hyperparameter there."""
+        """Return first and last round of each segment, and the value of a hyperparameter there."""
         return [
             (first, last, float(value))
             for first, last, one in self.segments()
@@ -49,13 +50,13 @@ class Lineage:
 
 
 def lineages(trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """Those of all members, in the order of the plan: of every trial but those that were replaced where they stood."""
+    """Return the lineages of all members, in the order of the plan; trials that were replaced are no members."""
     by_key = {one.plan.key: one for one in trials}
     return [Lineage.of(one, by_key) for one in trials if ended(one) != "pruned"]
 
 
 def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
-    """The finished one with the best last value of the objective."""
+    """Return the finished lineage with the best last value of the objective."""
     sign = 1 if manifest.mode == "max" else -1
     ends = [(final(one.end, manifest.metric), one) for one in found if ended(one.end) == "finished"]
     ranked = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]
@@ -63,24 +64,12 @@ def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
 
 
 def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """The members that have played a round; none where there is no population."""
+    """Return the members that have played a round; none where there is no population."""
     return [one for one in lineages(trials) if one.segments()] if manifest.scheduler == POPULATION else []
 
 
-def table(manifest: SweepManifest, found: Sequence[Lineage]) -> pd.DataFrame:
-    """A row for every member and round: which trial played it, its hyperparameters, and the objective after it."""
-    rows = []
-    for lineage in found:
-        objective = recorded(lineage.end.history, manifest.metric)
-        for first, last, one in lineage.segments():
-            for round in range(first, last + 1):
-                names = {"member": lineage.end.plan.number, "round": round, "trial": one.plan.number}
-                rows.append({**names, **one.plan.arm, manifest.metric: objective.get(round)})
-    return pd.DataFrame(rows, columns=["member", "round", "trial", *manifest.varied, manifest.metric])
-
-
-def sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[str]:
-    """How many trials go on from others, and the schedule of the best one; nothing where there is no population."""
+def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[str]:
+    """Return how many trials continue others, and the best schedule; nothing where there is no population."""
     if manifest.scheduler != POPULATION:
         return []
     found = lineages(trials)
@@ -99,8 +88,19 @@ def sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[st
     return said
 
 
-def write_table(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> bool:
-    """Write the table of a population as CSV; say whether there is one that has played a round."""
-    if found := played(manifest, trials):
-        path.write_text(table(manifest, found).to_csv(index=False), encoding="utf-8")
+def write_schedules(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> bool:
+    """Write a population's hyperparameters as CSV; return whether there is a population that has played a round.
+
+    Each member has a row for every round: the trial that played it, its hyperparameters, and the objective after it.
+    """
+    rows: list[dict[str, Json]] = []
+    for lineage in (found := played(manifest, trials)):
+        objective = recorded(lineage.end.history, manifest.metric)
+        for first, last, one in lineage.segments():
+            for round in range(first, last + 1):
+                place: dict[str, Json] = {"member": lineage.end.plan.number, "round": round, "trial": one.plan.number}
+                rows.append({**place, **one.plan.arm, manifest.metric: objective.get(round)})
+    if found:
+        columns = ["member", "round", "trial", *manifest.varied, manifest.metric]
+        pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
     return bool(found)

@@ -4,46 +4,69 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.report import two_objectives as front
-from fedsweep.report.intervals import LEVEL
-from fedsweep.report.paired_comparison import Comparison
-from fedsweep.report.population_schedule import sentences
-from fedsweep.report.sections import exact
-from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, asked_columns
-from fedsweep.report.trials_by_arm import ended
-from fedsweep.report.wording import IN_DOMAIN, OUT_OF_DOMAIN, Units, arm_words, names, shown_p
-from fedsweep.results import SweepManifest
-from fedsweep.results.arms import (
-    IN_WORDS,
-    Arm,
-    Reference,
-    counterparts,
-    identity,
-    setting,
-    shown_setting,
+from fedsweep.report.arm_statistics import (
+    MEAN_ACCURACY,
+    MEAN_OUT_OF_DOMAIN,
+    ArmStatistics,
+    asked_columns,
+    efficient_arms,
+    ended,
+    same_images,
 )
+from fedsweep.report.holm_corrected_tests import Comparison
+from fedsweep.report.intervals_and_power import LEVEL
+from fedsweep.report.population_schedule import schedule_sentences
+from fedsweep.report.text_tables import exact
+from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, Units, arm_words, names, shown_p
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
 from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.provenance import stand_in, warning
 
+SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
+LABELLED = 8
+"""Efficient arms that are named in the sentence; all of them are marked in the table."""
+PAPER = (
+    "Paper: {}, as printed there and in no mean or test; "
+    "from other data, weights or seeds than these unless they were made the same."
+)
+
 
 def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """One sentence per arm compared with the baseline; without a baseline, what may be said of the best arm."""
+    """Return one sentence per arm compared with the baseline; without a baseline, what may be said of the best arm."""
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     if manifest.baseline is None or not any(one.is_baseline for one in arms):
         return _about_best(manifest, arms, dotted, units)
-    by_arm, found = {identity(one.arm.values): one for one in arms}, []
-    others = counterparts([one.arm.values for one in arms], manifest.baseline)
+    by_key, found = {one.key: one for one in arms}, []
     for one in arms:
-        if one.comparison is not None:
-            other = others[identity(one.arm.values)]
-            apart = one.comparison.seeds and not same_images(manifest.metric, [one, by_arm[identity(other)]])
-            pair = _against(one.arm.values, other, manifest.baseline, dotted) + ", over different images" * bool(apart)
-            found.append(f"{pair}: {finding(manifest, one.comparison, units)}.")
-    return [*found, *front.finding(manifest, arms)]
+        if one.comparison is not None and one.counterpart is not None:
+            other = by_key[one.counterpart]
+            apart = one.comparison.seeds and not same_images(manifest.metric, [one, other])
+            pair = _against(one.arm.values, other.arm.values, manifest.baseline, dotted)
+            different = ", over different images" * bool(apart)
+            found.append(f"{pair}{different}: {about_comparison(manifest, one.comparison, units)}.")
+    return [*found, *_about_efficient(manifest, arms)]
+
+
+def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
+    """Which arms are efficient, with both values; nothing where there is one objective or no finished arm."""
+    best = efficient_arms(manifest, arms)
+    if manifest.against is None or not best:
+        return []
+    metric, dotted, units = manifest.against.metric, names(manifest, arms), Units.of(manifest.metric, arms)
+    second = Units.of_second(metric, arms)
+    percent, unit = "%" * units.percent, "%" if is_accuracy(metric) else SECOND_UNITS.get(metric, "")
+    said = [
+        f"{arm_words(one.arm.values, dotted)} ({units.value(one.mean)}{percent}, {second.value(one.second)}{unit})"
+        for one in best[:LABELLED]
+    ]
+    more = f" and {len(best) - LABELLED} more" if len(best) > LABELLED else ""
+    count = sum(one.second is not None for one in arms)
+    return [f"Efficient in {manifest.metric} against {metric}, {len(best)} of {count} arms: {'; '.join(said)}{more}."]
 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
-    """Objective, rounds, seeds, baseline, test and correction, columns shown, and how many trials are in no mean."""
+    """Return objective, rounds, seeds, baseline, test, columns shown, and how many trials are in no mean."""
     units = Units.of(manifest.metric, arms)
     seeds = ", ".join(map(str, manifest.seeds))
     return [
@@ -59,14 +82,13 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
         ),
         *_about_columns(manifest, shown),
         *_about_held_out(manifest.metric, arms, shown),
-        *([_about_paper(manifest.reference)] if manifest.reference else []),
-        *sentences(manifest, [trial for one in arms for trial in one.arm.trials]),
+        *([PAPER.format(manifest.reference.source)] if manifest.reference else []),
+        *schedule_sentences(manifest, [trial for one in arms for trial in one.arm.trials]),
         _about_lost(arms),
     ]
 
 
 def _about_columns(manifest: SweepManifest, shown: Collection[str]) -> list[str]:
-    """What stands in the columns beside the objective."""
     if asked := asked_columns(manifest):
         return [f"Columns, means over seeds: {', '.join(f'{one.heading} ({one.meaning})' for one in asked)}."]
     usual = {
@@ -105,12 +127,6 @@ def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatist
     )
 
 
-def same_images(metric: str, arms: Sequence[ArmStatistics]) -> bool:
-    """Whether a metric of these arms is over the same domains; that of a single domain always is."""
-    recorded = {one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}
-    return len(recorded) < 2 or metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
-
-
 def _about_held_out(metric: str, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
     """What is in and out of domain, and that arms may differ in it; nothing where no arm holds a domain out."""
     if not any(one.held_out for one in arms):
@@ -127,7 +143,6 @@ def _about_held_out(metric: str, arms: Sequence[ArmStatistics], shown: Collectio
 
 
 def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> list[str]:
-    """What took a generator's place, and in which arms."""
     found: dict[str, list[ArmStatistics]] = {}
     for one in arms:
         if made := stand_in(one.marks):
@@ -138,13 +153,6 @@ def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> li
         which = "all arms" if len(members) == len(arms) else f"arm{'s' * (len(members) > 1)}: {named}"
         said.append(warning(made, which))
     return said
-
-
-def _about_paper(reference: Reference) -> str:
-    return (
-        f"Paper: {reference.source}, as printed there and in no mean or test; "
-        "from other data, weights or seeds than these unless they were made the same."
-    )
 
 
 def _about_lost(arms: Sequence[ArmStatistics]) -> str:
@@ -164,7 +172,7 @@ def _about_best(
         return [f"No arm is the best: they hold out different domains, and {manifest.metric} is over different images."]
     if manifest.against is not None:
         chosen = [_about_choice(len(arms), "They were", "them")] if len(arms) > 1 else []
-        return [*front.finding(manifest, arms), *chosen]
+        return [*_about_efficient(manifest, arms), *chosen]
     best = finished[0]
     value = units.value(best.mean) + ("%" if units.percent else "")
     found = f"Best: {arm_words(best.arm.values, dotted)} with {manifest.metric} {value} (n = {best.n})."
@@ -178,7 +186,7 @@ def _about_choice(count: int, they_were: str, them: str) -> str:
     return f"{chosen}: confirm {them} on fresh seeds."
 
 
-def _against(arm: Mapping[str, Json], other: Arm, baseline: Arm, dotted: Sequence[str]) -> str:
+def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
     """`rank 4 against 8` where one name differs, otherwise every name that differs on both sides.
 
     What the baseline leaves open, and the other arm has too, stands before: `lr 0.1, rank 4 against 8`.
@@ -191,8 +199,8 @@ def _against(arm: Mapping[str, Json], other: Arm, baseline: Arm, dotted: Sequenc
     return f"{here}{arm_words(arm, differing)} against {arm_words(other, differing)}"
 
 
-def finding(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
-    """What may be said of one comparison, without a full stop."""
+def about_comparison(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
+    """Return what may be said of one comparison, without a full stop."""
     seeds, verdict = len(comparison.seeds), comparison.verdict
     if comparison.difference is None:
         return "no seed that both finished, too few seeds to compare"

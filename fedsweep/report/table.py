@@ -1,37 +1,38 @@
-"""The ablation table: one set of cells for the terminal, Markdown, LaTeX and the page."""
+"""The ablation table and its columns: one set of cells for the terminal, Markdown, LaTeX and the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedsweep.report import two_objectives as front
+from fedsweep.report.arm_statistics import (
+    MEAN_ACCURACY,
+    MEAN_OUT_OF_DOMAIN,
+    ArmStatistics,
+    asked_columns,
+    efficient_arms,
+    notes,
+    printed,
+)
 from fedsweep.report.effects import Effects
-from fedsweep.report.sections import Section, by_domain, comparisons
+from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.sentences import caption, findings
-from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, asked_columns
-from fedsweep.report.trials_by_arm import notes
-from fedsweep.report.wording import (
+from fedsweep.report.text_tables import Section, against_baseline, by_domain, markdown_table
+from fedsweep.report.units_and_labels import (
     IN_DOMAIN,
     NOTHING,
     OUT_OF_DOMAIN,
     PERCENT,
     Units,
     decimals,
-    markdown_table,
     names,
-    of_clients,
     settings,
     shown_p,
 )
 from fedsweep.results import SweepManifest
-from fedsweep.results.arms import identity
 from fedsweep.results.columns import TARGET, Column
 
 PROSE = {"arm", "worst domain", "efficient", "note"}
 """Columns that are words: left-aligned, as are the hyperparameters."""
-
-MEGABYTES = "megabytes/sent"
-"""A second objective that has a column in any case."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class AblationTable:
         return {name: metric for name, metric in columns.items() if held_out and metric != self.manifest.metric}
 
     def cells(self) -> list[dict[str, str]]:
-        """Rows as text by column, without columns that are empty in every row."""
+        """Return the rows as text by column, without columns that are empty in every row."""
         rows = [settings(one, self.names) | self._numbers(one) for one in self.arms]
         optional = {"paper", "sd", *self.means, "worst client", "worst domain", "MB sent", "note"}
         optional -= {column.heading for column in asked_columns(self.manifest)}
@@ -67,40 +68,30 @@ class AblationTable:
         return [{name: cell for name, cell in row.items() if name not in empty} for row in rows]
 
     def _numbers(self, one: ArmStatistics) -> dict[str, str]:
-        units, found = Units.of(self.manifest.metric, self.arms), one.comparison
+        units, found = Units.of(self.manifest.metric, self.arms), one.comparison or Comparison((), None)
         row = {"n": str(one.n), "mean": units.value(one.mean), "paper": units.value(self.paper(one))}
         row["sd"] = units.value(one.sd)
         if self.compared:
-            row |= {
-                "difference": "baseline" if one.is_baseline else units.difference(found.difference if found else None),
-                "95% interval": units.interval(found.interval if found else None),
-                "Holm p": shown_p(found.p_holm if found else None),
-            }
+            row["difference"] = "baseline" if one.is_baseline else units.difference(found.difference)
+            row["95% interval"] = units.interval(found.interval)
+            row["Holm p"] = shown_p(found.p_holm)
+        asked = asked_columns(self.manifest)
+        row |= {column.heading: self._cell(one, column) for column in asked} if asked else self._usual(one)
+        row |= {metric: Units.of_second(metric, self.arms).value(one.second) for metric in self.second_column}
+        if self.manifest.against is not None:
+            row["efficient"] = "yes" if one.key in self.efficient else NOTHING
         # An arm without a mean is ranked by what it had reached: say it, apart from the means.
         reached = None if one.n else units.value
-        return row | {
-            **(self._asked(one) if self.manifest.columns else self._usual(one)),
-            **self._second(one),
-            "note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING,
-        }
+        return row | {"note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING}
 
     def _usual(self, one: ArmStatistics) -> dict[str, str]:
-        """What is shown where no columns are asked for."""
-        worst = PERCENT.value(one.worst_domain)
+        row = {name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()}
+        if self.manifest.metric.startswith("accuracy/client"):  # of clients' own models, not of the global one
+            row["worst client"] = PERCENT.value(one.worst_client)
+        else:
+            row["worst domain"] = " ".join(filter(None, [PERCENT.value(one.worst_domain), one.worst_domain_name]))
         digits = decimals(other.megabytes for other in self.arms)
-        return {
-            **{name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()},
-            **(
-                {"worst client": PERCENT.value(one.worst_client)}
-                if of_clients(self.manifest.metric)
-                else {"worst domain": f"{worst} {one.worst_domain_name}" if one.worst_domain_name else worst}
-            ),
-            "MB sent": NOTHING if one.megabytes is None else f"{one.megabytes:.{digits}f}",
-        }
-
-    def _asked(self, one: ArmStatistics) -> dict[str, str]:
-        """What the search space or `--columns` asks for."""
-        return {column.heading: self._cell(one, column) for column in asked_columns(self.manifest)}
+        return row | {"MB sent": Units(percent=False, decimals=digits).value(one.megabytes)}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
         """A mean over seeds; where some never reached a target, how many did."""
@@ -112,7 +103,7 @@ class AblationTable:
         digits = column.digits
         if digits is None:
             digits = decimals(other.columns[column.name] for other in self.arms)
-        return NOTHING if value is None else f"{value:.{digits}f}"
+        return Units(percent=False, decimals=digits).value(value)
 
     @cached_property
     def targets(self) -> list[Column]:
@@ -120,58 +111,46 @@ class AblationTable:
         return [column for column in asked_columns(self.manifest) if column.name.startswith(TARGET)]
 
     def reached(self, one: ArmStatistics, target: Column) -> int:
-        """The number of finished seeds that reached it."""
+        """Return the number of finished seeds that reached the target."""
         return sum(target.of(trial) is not None for trial in one.arm.finished(self.manifest.metric).values())
 
-    @cached_property
-    def weighed(self) -> dict[str, float]:
-        """The second objective of each arm that has one, by its `identity`."""
-        return front.weighed(self.manifest, self.arms)
+    @property
+    def second_column(self) -> tuple[str, ...]:
+        """The metric of the second objective, unless it has a column in any case."""
+        against = self.manifest.against
+        return () if against is None or against.metric == "megabytes/sent" else (against.metric,)
 
     @cached_property
     def efficient(self) -> set[str]:
-        """The arms that no other beats in two objectives, by their `identity`."""
-        return {identity(one.arm.values) for one in front.on_front(self.manifest, self.arms)}
-
-    def _second(self, one: ArmStatistics) -> dict[str, str]:
-        """The second objective, unless it has a column already, and whether the arm is efficient."""
-        against, key = self.manifest.against, identity(one.arm.values)
-        if against is None:
-            return {}
-        own = (
-            {}
-            if against.metric == MEGABYTES
-            else {against.metric: front.shown(against, self.weighed.get(key), self.weighed)}
-        )
-        return own | {"efficient": "yes" if key in self.efficient else NOTHING}
+        """The keys of the arms that no other beats in two objectives."""
+        return {one.key for one in efficient_arms(self.manifest, self.arms)}
 
     def paper(self, one: ArmStatistics) -> float | None:
-        """What a paper printed for the objective of this arm."""
-        reference = self.manifest.reference
-        return reference.value(one.arm.values, self.manifest.metric) if reference else None
+        """Return what a paper printed for the objective of this arm."""
+        return printed(self.manifest, one, self.manifest.metric)
 
     def findings(self) -> list[str]:
-        """Plain sentences for below the table."""
+        """Return plain sentences on the arms and factors, for below the table."""
         return [*findings(self.manifest, self.arms), *self.effects.findings()]
 
     @cached_property
     def effects(self) -> Effects:
-        """What each of several factors does."""
+        """The effects of several factors."""
         return Effects.of(self.manifest, self.arms)
 
     @property
     def sections(self) -> list[Section]:
-        """What stands below the table."""
-        tables = comparisons(self.manifest, self.arms), by_domain(self.manifest, self.arms)
+        """The tables below this one."""
+        tables = against_baseline(self.manifest, self.arms), by_domain(self.manifest, self.arms)
         return [*(one for one in tables if one is not None), *self.effects.sections()]
 
     def caption(self) -> list[str]:
-        """Sentences that a reader needs to judge the numbers."""
+        """Return the sentences that a reader needs to judge the numbers."""
         said = caption(self.manifest, self.arms, self.cells()[0].keys())
-        return [*said, *([self.effects.missing] if self.effects.missing else [])]
+        return [*said, *filter(None, [self.effects.missing])]
 
     def markdown(self) -> str:
-        """The table with a title, its caption and the sentences; then the accuracies by domain."""
+        """Return title, table, findings and caption, then the sections."""
         rows = self.cells()
         words = [name in PROSE or name in self.names for name in rows[0]]
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fedsweep.report.arm_statistics import domain_metric
 from fedsweep.report.figures import canvas
-from fedsweep.report.statistics import domain_metric
 from fedsweep.results import Outcome, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.tsne_files import Embedding, Point

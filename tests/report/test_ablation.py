@@ -4,20 +4,14 @@ import csv
 import io
 
 import pytest
-from rich.console import Console
 
 from fedsweep.report.figures import curves
-from fedsweep.report.formats import data_frame as frame
-from fedsweep.report.formats.terminal import TerminalTable
-from fedsweep.report.statistics import summarise
+from fedsweep.report.formats import data_frame
 from fedsweep.report.table import AblationTable
+from tests.report.helpers import printed, tabulate
 
 FULL, CROSS, BOTH = [], ["method.cross"], ["method.cross", "lora.dropout"]
 WORDS = {"full": FULL, "without cross": CROSS, "without cross, lora.dropout": BOTH}
-
-
-def tabulate(manifest, trials) -> AblationTable:
-    return AblationTable(manifest, summarise(manifest, trials.records))
 
 
 def row(table: AblationTable, **cells: str) -> dict[str, str]:
@@ -46,7 +40,7 @@ def crossed(manifest, trials) -> AblationTable:
 def test_arms_are_called_by_what_they_lack(alone):
     assert [one["arm"] for one in alone.cells()] == list(WORDS)
     assert "without" not in alone.cells()[0]
-    assert [one["arm"] for one in csv.DictReader(io.StringIO(frame.csv(alone)))] == list(WORDS)
+    assert [one["arm"] for one in csv.DictReader(io.StringIO(data_frame.csv(alone)))] == list(WORDS)
     assert "| arm | n | mean |" in alone.markdown()
     assert "## By domain\n\n| arm | n | photo |" in alone.markdown()
 
@@ -65,9 +59,7 @@ def test_without_a_baseline_the_best_arm_is_named(manifest, trials, alone):
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_a_long_name_is_folded_and_no_number_cut(alone, width):
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(TerminalTable(alone))
-    said = console.file.getvalue()
+    said = printed(alone, width)
     assert max(map(len, said.splitlines())) <= width
     assert "…" not in said
     for one in alone.cells():

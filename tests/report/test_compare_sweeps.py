@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fedsweep.common.errors import UserError
+from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.compare_sweeps import Pairing, Side
-from fedsweep.report.statistics import summarise
 from tests.report.conftest import Trials
 
 

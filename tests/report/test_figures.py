@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.report.figures import curves, domains
-from fedsweep.report.figures.arm_style import GREY, colours
-from fedsweep.report.figures.canvas import apart
-from fedsweep.report.statistics import summarise
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.figures import by_domain, curves
+from fedsweep.report.figures.canvas import GREY, colours
+from fedsweep.report.figures.curves import apart
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_diverged_grey_arm_does_not_flatten_the_others(axes_of, manifest, tria
 def test_domains_show_mean_and_range_in_percent(axes_of, manifest, trials):
     trials.arms({8: [0.6, 0.7], 4: [0.5, 0.5]})
     trials.add(4, 2, [0.2, 0.1], "pruned")
-    axes = axes_of(domains.draw, manifest(), trials)
+    axes = axes_of(by_domain.draw_dots, manifest(), trials)
     dots = [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o" and len(line.get_ydata())]
     assert dots == pytest.approx([60, 40, 75, 55])
     bars = [
@@ -140,7 +140,7 @@ def test_domains_show_mean_and_range_in_percent(axes_of, manifest, trials):
 def test_domains_are_hollow_where_an_arm_holds_them_out(axes_of, manifest, trials):
     for rank, held_out in {2: ["photo"], 4: ["sketch"], 8: []}.items():
         trials.add(rank, 0, [0.2, 0.5 + rank / 100], held_out=held_out)
-    axes = axes_of(domains.draw, manifest(), trials)
+    axes = axes_of(by_domain.draw_dots, manifest(), trials)
     dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_ydata())]
     assert [line.get_markerfacecolor() != line.get_color() for line in dots] == [True, False, False, True, False, False]
     assert [line.get_ydata()[0] for line in dots] == pytest.approx([62, 42, 64, 44, 68, 48])
@@ -152,7 +152,7 @@ def test_domains_are_hollow_where_an_arm_holds_them_out(axes_of, manifest, trial
 def test_grey_arms_are_dotted_where_they_hold_a_domain_out(axes_of, manifest, trials):
     for rank in range(1, 10):
         trials.add(rank, 0, [0.2, rank / 10], held_out=["sketch"])
-    axes = axes_of(domains.draw, manifest(baseline=None), trials)
+    axes = axes_of(by_domain.draw_dots, manifest(baseline=None), trials)
     styles = [line.get_linestyle() for line in axes.lines if line.get_color() == GREY and len(line.get_xdata())]
     assert [style for style in styles if style != "None"] == ["-", ":"] * 4
     assert "hollow or dotted: out of domain" in axes.get_xlabel()

@@ -9,15 +9,12 @@ import subprocess
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
-from fedsweep.report.formats import data_frame as frame
+from fedsweep.report.formats import data_frame
 from fedsweep.report.formats.latex import PREAMBLE, latex
-from fedsweep.report.formats.terminal import TerminalTable
-from fedsweep.report.statistics import summarise
-from fedsweep.report.table import AblationTable
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import Reference, ReferenceArm
+from tests.report.helpers import printed, tabulate
 
 PDFLATEX = shutil.which("pdflatex")
 PAPER = Reference(source="FedMS, Fig. 9", arms=(ReferenceArm(arm={"lora.rank": 4}, values={"accuracy/mean": 54.73}),))
@@ -31,26 +28,15 @@ def ablation(trials):
     return trials
 
 
-def tabulate(manifest, trials, **changes) -> AblationTable:
-    sweep = manifest(**changes)
-    return AblationTable(sweep, summarise(sweep, trials.records))
-
-
 def _empty(value: object) -> bool:
     return value is None or value != value
-
-
-def printed(table: AblationTable, width: int = 220) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(TerminalTable(table))
-    return console.file.getvalue()
 
 
 @pytest.mark.parametrize("columns", [(), COLUMNS])
 def test_parquet_and_csv_are_the_same_numbers(manifest, ablation, columns):
     table = tabulate(manifest, ablation, columns=columns, reference=PAPER)
-    stored = pq.read_table(io.BytesIO(frame.parquet(table)))
-    read = list(csv.DictReader(io.StringIO(frame.csv(table))))
+    stored = pq.read_table(io.BytesIO(data_frame.parquet(table)))
+    read = list(csv.DictReader(io.StringIO(data_frame.csv(table))))
     assert list(read[0]) == stored.column_names
     assert len(read) == stored.num_rows == 4
     for row, other in zip(read, stored.to_pylist(), strict=True):
@@ -63,8 +49,8 @@ def test_parquet_and_csv_are_the_same_numbers(manifest, ablation, columns):
 
 def test_what_the_table_shows_is_what_csv_has_rounded(manifest, ablation):
     table = tabulate(manifest, ablation, columns=COLUMNS)
-    numbers = frame.frame(table).to_dict("records")
-    said = re.sub(r"\s+", " ", printed(table))
+    numbers = data_frame.data_frame(table).to_dict("records")
+    said = re.sub(r"\s+", " ", printed(table, 220))
     for row, record in zip(table.cells(), numbers, strict=True):
         if row["mean"] == "-":
             assert pd.isna(record["mean"])
@@ -101,16 +87,16 @@ def test_a_target_that_some_seeds_never_reach_has_no_mean(manifest, ablation):
     table = tabulate(manifest, ablation, columns=("rounds_to=0.52",))
     four, eight, *_ = table.cells()
     assert (four["rounds to 52%"], eight["rounds to 52%"]) == ("by 1 of 3", "4.0")
-    assert frame.frame(table)["rounds_to=0.52"].isna().tolist() == [True, False, False, True]
-    assert frame.frame(table)["rounds_to=0.52_seeds"].tolist() == [1, 3, 3, 0]
+    assert data_frame.data_frame(table)["rounds_to=0.52"].isna().tolist() == [True, False, False, True]
+    assert data_frame.data_frame(table)["rounds_to=0.52_seeds"].tolist() == [1, 3, 3, 0]
 
 
 def test_words_beside_numbers_are_kept_apart_in_parquet(manifest, trials):
     for seed, value in enumerate([1, True, "1", None, [1, 2], {"name": "a"}]):
         trials.add({"x": value}, seed, [0.1, 0.2])
     sweep = manifest(baseline=None, varied=("x",))
-    table = AblationTable(sweep, summarise(sweep, trials.records))
-    stored = pq.read_table(io.BytesIO(frame.parquet(table)))["x"].to_pylist()
+    table = tabulate(sweep, trials)
+    stored = pq.read_table(io.BytesIO(data_frame.parquet(table)))["x"].to_pylist()
     assert len({str(value) for value in stored}) == 6
 
 

@@ -6,13 +6,12 @@ import re
 
 import pytest
 
-from fedsweep.report.formats import data_frame as frame
-from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, domain_metric
-from fedsweep.report.wording import title
+from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, domain_metric
+from fedsweep.report.formats import data_frame
+from fedsweep.report.units_and_labels import title
 from fedsweep.results.arms import Reference
 from fedsweep.training.evaluation import metric_names
-from tests.report.test_reference import by_domain
-from tests.report.test_table import printed, rows_of, tabulate
+from tests.report.helpers import by_domain, printed, rows_of, tabulate
 
 HELD_OUT = "data.held_out_domains"
 
@@ -58,7 +57,7 @@ def test_means_in_and_out_of_domain_stand_once_in_every_form(swept, trials, obje
     said = re.sub(r"\s+", " ", printed(table, 120))
     assert " ".join(row) in said
     assert "want of width" not in said
-    (line,) = csv.DictReader(io.StringIO(frame.csv(table)))
+    (line,) = csv.DictReader(io.StringIO(data_frame.csv(table)))
     columns = {"in domain": MEAN_ACCURACY, "out of domain": MEAN_OUT_OF_DOMAIN}
     assert [name for name in columns.values() if name in line] == [columns[name] for name in shown]
     assert all(float(line[columns[name]]) == pytest.approx(float(cell) / 100) for name, cell in shown.items())
@@ -67,7 +66,7 @@ def test_means_in_and_out_of_domain_stand_once_in_every_form(swept, trials, obje
 def test_without_held_out_domains_nothing_speaks_of_them(manifest, trials):
     trials.arms({4: [0.5, 0.52], 8: [0.6, 0.61]})
     table = tabulate(manifest(metric="accuracy/mean"), trials)
-    for text in (table.markdown(), frame.csv(table), printed(table)):
+    for text in (table.markdown(), data_frame.csv(table), printed(table)):
         assert not re.search("out.of.domain|in domain|[0-9][*]", text)
 
 
@@ -85,7 +84,7 @@ def test_one_table_has_every_domain_where_arms_hold_out_different_ones(swept, tr
             [mean + 10, mean - 10, mean, mean - 20], 1e-3
         )
     assert "With *: out of domain, no client of that arm has images of the domain." in table.markdown()
-    lines = list(csv.DictReader(io.StringIO(frame.csv(table))))
+    lines = list(csv.DictReader(io.StringIO(data_frame.csv(table))))
     names = [name for name in lines[0] if "domain/" in name]
     assert names == [domain_metric(name, out) for out in (False, True) for name in ("photo", "sketch")]
     filled = [[bool(line[name]) for name in names] for line in lines]

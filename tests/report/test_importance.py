@@ -4,10 +4,10 @@ import pytest
 
 from fedsweep.common.randomness import stream
 from fedsweep.report import importance
+from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.effects import Effects
 from fedsweep.report.importance import LEAST, importances
-from fedsweep.report.statistics import summarise
-from fedsweep.report.table import AblationTable
+from tests.report.helpers import tabulate
 
 NAMES = ("optimizer.lr", "lora.rank", "method")
 
@@ -17,7 +17,7 @@ def _fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importance, "FORESTS", 2)
 
 
-def sample(trials, value, count=60) -> None:
+def sample(trials, value, count=40) -> None:
     rng = stream(0, "samples")
     for _ in range(count):
         arm = {
@@ -84,7 +84,7 @@ def test_what_is_there_in_some_trials_only_is_left_out(sampled, trials):
 def test_why_there_is_none_is_said_below_the_table(sampled, trials, count, value, why):
     sample(trials, value, count)
     assert importances(sampled, trials.records) == why
-    table = AblationTable(sampled, summarise(sampled, trials.records))
+    table = tabulate(sampled, trials)
     assert table.caption()[-1] == f"No importances: {why}."
 
 

@@ -7,11 +7,12 @@ from html.parser import HTMLParser
 import pytest
 
 from fedsweep.report import write_report
+from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.formats import page
 from fedsweep.report.formats.page import question
-from fedsweep.report.statistics import summarise
 from fedsweep.report.table import AblationTable
 from tests.report.conftest import Trials, make_manifest
+from tests.report.helpers import tabulate
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 LOADS = {"src", "srcset", "href", "data", "poster", "action", "formaction", "background", "manifest"}
@@ -129,7 +130,7 @@ def test_what_users_write_is_never_markup(manifest, trials, tmp_path):
         varied=("arm",), baseline={"arm": evil}, name=f"x/{evil}", experiment=evil, domains=("photo", "sketch"),
         overrides={"a": evil}, digests={evil: evil}, seeds=(0,),
     )  # fmt: skip
-    table = AblationTable(sweep, summarise(sweep, trials.records))
+    table = tabulate(sweep, trials)
     figures = write_report(sweep, trials.records, tmp_path).figures
     text = page.html(table, figures, trials.records, f"Why {evil}?")
     found = Page(text)
@@ -152,7 +153,7 @@ def test_the_script_is_the_one_that_the_policy_allows(made):
 
 def test_many_findings_unfold(manifest, trials):
     trials.arms({rank: [rank / 100, rank / 99] for rank in range(1, 15)})
-    table = AblationTable(manifest(), summarise(manifest(), trials.records))
+    table = tabulate(manifest, trials)
     text = page.html(table, (), trials.records)
     assert len(table.findings()) == 13
     assert f"<summary>{13 - page.SENTENCES} more</summary>" in text
@@ -169,7 +170,7 @@ def test_without_a_finished_trial_it_says_so(manifest, trials):
 
 def test_one_arm_alone_has_nothing_to_be_compared_with(manifest, trials):
     trials.arms({8: [0.6, 0.61, 0.62]})
-    table = AblationTable(manifest(), summarise(manifest(), trials.records))
+    table = tabulate(manifest, trials)
     found = Page(page.html(table, (), trials.records))
     assert "There is one arm, and nothing to compare it with." in found.words("p")
 

@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 
 from fedsweep.report import write_report
-from fedsweep.report.population_schedule import Lineage, best, lineages, sentences
+from fedsweep.report.figures import population as figure
+from fedsweep.report.population_schedule import Lineage, best, lineages, schedule_sentences, write_schedules
 from fedsweep.results import Start, TrialRecord
 
 POPULATION: dict[str, Any] = {
-    **{
-        "scheduler": "pbt",
-        "search": "random",
-        "varied": ("optimizer.lr",),
-        "baseline": None,
-        "seeds": (0,),
-        "rounds": 6,
-    }
-}
+    "scheduler": "pbt", "search": "random", "varied": ("optimizer.lr",), "baseline": None, "seeds": (0,), "rounds": 6,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -61,11 +55,11 @@ def test_the_table_has_every_round_of_every_member(
     assert [row["trial"] for row in ours] == ["0", "0", "3", "3", "4", "4"]
     assert [float(row["optimizer.lr"]) for row in ours] == [0.1, 0.1, 0.08, 0.08, 0.064, 0.064]
     assert [float(row["accuracy/mean"]) for row in ours] == [0.2, 0.3, 0.5, 0.6, 0.8, 0.9]
-    assert "population" in [figure.name for figure in made.figures]
+    assert "population" in [one.name for one in made.figures]
 
 
 def test_the_best_schedule_is_said(population: list[TrialRecord], manifest: Callable[..., Any]) -> None:
-    said = sentences(manifest(**POPULATION), population)
+    said = schedule_sentences(manifest(**POPULATION), population)
     assert said[0].startswith("Population: 2 of 5 trials go on from another one's state")
     assert said[1] == "The best member by round: lr 0.1 from 1, 0.08 from 3, 0.064 from 5."
     smallest = best(manifest(**POPULATION, mode="min"), lineages(population))
@@ -77,10 +71,10 @@ def test_other_sweeps_have_no_schedules(
     population: list[TrialRecord], manifest: Callable[..., Any], tmp_path: Path
 ) -> None:
     of_another = manifest(**{**POPULATION, "scheduler": "none"})
-    assert sentences(of_another, population) == []
-    made = write_report(of_another, population, tmp_path)
-    assert made.population is None
-    assert "population" not in [figure.name for figure in made.figures]
+    assert schedule_sentences(of_another, population) == []
+    assert not write_schedules(of_another, population, tmp_path / "population.csv")
+    assert figure.draw(of_another, population, tmp_path / "population.png") is None
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_an_unfinished_population_can_be_reported(
@@ -91,4 +85,4 @@ def test_an_unfinished_population_can_be_reported(
     assert Lineage.of(only[2], {one.plan.key: one for one in only}).values("optimizer.lr")[-1] == (3, 4, 0.08)
     made = write_report(manifest(**POPULATION), only, tmp_path)
     assert made.population in made.paths
-    assert "population" in [figure.name for figure in made.figures]
+    assert "population" in [one.name for one in made.figures]

@@ -9,10 +9,10 @@ from typing import get_args
 import pytest
 
 from fedsweep.data.synthetic import SyntheticConfig
-from fedsweep.report.formats import data_frame as frame
+from fedsweep.report.formats import data_frame
 from fedsweep.results import TrialPlan
 from fedsweep.results.provenance import STAND_INS, SYNTHETIC
-from tests.report.test_table import printed, tabulate
+from tests.report.helpers import printed, tabulate
 
 SENTENCE = f"Synthetic images: {STAND_INS['surrogate']} "
 
@@ -44,19 +44,19 @@ def test_surrogates_are_named_with_their_arms_in_every_form(manifest, trials, so
     table = tabulate(manifest(), marked(trials, sources))
     for text in (printed(table, width), table.markdown()):
         assert re.sub(r"\s+", " ", text).count(SENTENCE + where) == 1
-    rows = csv.DictReader(io.StringIO(frame.csv(table)))
+    rows = csv.DictReader(io.StringIO(data_frame.csv(table)))
     assert {int(row["lora.rank"]): row[SYNTHETIC] or None for row in rows} == sources
 
 
 def test_images_of_a_generator_are_told_in_the_csv_alone(manifest, trials):
     table = tabulate(manifest(), marked(trials, {4: "folder", 8: None}))
     assert "Synthetic" not in table.markdown() + printed(table)
-    assert [row[SYNTHETIC] for row in csv.DictReader(io.StringIO(frame.csv(table)))] == ["folder", ""]
+    assert [row[SYNTHETIC] for row in csv.DictReader(io.StringIO(data_frame.csv(table)))] == ["folder", ""]
 
 
 def test_without_synthetic_images_nothing_speaks_of_them(manifest, trials):
     table = tabulate(manifest(), marked(trials, {4: None, 8: None}))
-    assert "synthetic" not in (table.markdown() + printed(table) + frame.csv(table)).lower()
+    assert "synthetic" not in (table.markdown() + printed(table) + data_frame.csv(table)).lower()
 
 
 def test_a_sweep_of_the_source_keeps_its_own_column(manifest, trials):
@@ -65,7 +65,7 @@ def test_a_sweep_of_the_source_keeps_its_own_column(manifest, trials):
         source = {"name": "surrogate", "share": 0.1} if trial.plan.marks else {"name": "folder", "set": "mine"}
         trials.records[place] = replace(trial, plan=trial.plan.model_copy(update={"arm": {SYNTHETIC: source}}))
     table = tabulate(manifest(varied=(SYNTHETIC,), baseline=None), trials)
-    assert sorted(row[SYNTHETIC][:18] for row in csv.DictReader(io.StringIO(frame.csv(table)))) == [
+    assert sorted(row[SYNTHETIC][:18] for row in csv.DictReader(io.StringIO(data_frame.csv(table)))) == [
         '{"name": "folder",',
         '{"name": "surrogat',
     ]

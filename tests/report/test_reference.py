@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from fedsweep.report.formats import data_frame as frame
+from fedsweep.report.formats import data_frame
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import Reference
 from tests.report.conftest import make_manifest
-from tests.report.test_table import printed, rows_of, tabulate
+from tests.report.helpers import by_domain, printed, rows_of, tabulate
 
 SOURCE = "A Paper, Table 1"
 PAPER = Reference.of(
@@ -31,11 +31,6 @@ PAPER = Reference.of(
 @pytest.fixture
 def finished(trials):
     return trials.arms({4: [0.50, 0.52, 0.49], 8: [0.60, 0.62, 0.59], 16: [0.61, 0.62, 0.60]})
-
-
-def by_domain(markdown: str) -> list[list[str]]:
-    section = markdown.partition("## By domain")[2].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in section if line[:1] == "|"]
 
 
 def test_the_table_has_the_papers_value_after_our_mean(manifest, finished):
@@ -61,21 +56,21 @@ def test_it_changes_none_of_our_numbers(manifest, finished):
         {name: cell for name, cell in row.items() if name != "paper"} for row in with_paper.cells()
     ] == without.cells()
     assert with_paper.findings() == without.findings()
-    found = frame.frame(with_paper)
+    found = data_frame.data_frame(with_paper)
     assert {"reference", "reference_source"} < set(found)
-    assert found.drop(columns=["reference", "reference_source"]).equals(frame.frame(without))
+    assert found.drop(columns=["reference", "reference_source"]).equals(data_frame.data_frame(without))
     assert [row for row in by_domain(with_paper.markdown()) if row[0] != "*paper*"] == by_domain(without.markdown())
 
 
 def test_without_a_reference_nothing_speaks_of_a_paper(manifest, finished):
     table = tabulate(manifest(), finished)
-    for text in (table.markdown(), frame.csv(table), printed(table)):
+    for text in (table.markdown(), data_frame.csv(table), printed(table)):
         assert "paper" not in text.lower()
         assert "reference" not in text
 
 
 def test_the_csv_has_it_in_our_unit_and_every_domain(manifest, finished):
-    rows = list(csv.DictReader(io.StringIO(frame.csv(tabulate(manifest(reference=PAPER), finished)))))
+    rows = list(csv.DictReader(io.StringIO(data_frame.csv(tabulate(manifest(reference=PAPER), finished)))))
     assert [(row["reference"], row["reference_source"]) for row in rows] == [("0.5473", SOURCE), ("", ""), ("", "")]
     for row in rows:  # see conftest: photo lies 0.1 above the mean, sketch 0.1 below
         assert float(row["accuracy/domain/photo"]) == pytest.approx(float(row["mean"]) + 0.1)
@@ -88,7 +83,7 @@ def test_a_loss_of_a_paper_is_no_percentage(manifest, trials):
     loss = manifest(metric="loss/test", mode="min", baseline=None, reference=PAPER)
     table = tabulate(loss, trials)
     assert table.cells()[0]["paper"] == "1.500"
-    assert float(next(csv.DictReader(io.StringIO(frame.csv(table))))["reference"]) == 1.5
+    assert float(next(csv.DictReader(io.StringIO(data_frame.csv(table))))["reference"]) == 1.5
 
 
 def test_the_papers_row_follows_the_arms_own(manifest, finished):

@@ -5,22 +5,9 @@ import io
 import re
 
 import pytest
-from rich.console import Console
 
-from fedsweep.report.formats import data_frame as frame
-from fedsweep.report.formats.terminal import TerminalTable
-from fedsweep.report.statistics import summarise
-from fedsweep.report.table import AblationTable
-
-
-def tabulate(manifest, trials) -> AblationTable:
-    return AblationTable(manifest, summarise(manifest, trials.records))
-
-
-def printed(table: AblationTable, width: int = 100) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(TerminalTable(table))
-    return console.file.getvalue()
+from fedsweep.report.formats import data_frame
+from tests.report.helpers import printed, rows_of, tabulate
 
 
 @pytest.fixture
@@ -33,12 +20,6 @@ def ablation(trials):
     trials.add(2, 1, [0.2, 0.3, 0.4], "failed")
     trials.add(2, 2, [0.2, 0.3, 0.4, 0.4], "pruned")
     return trials
-
-
-def rows_of(markdown: str) -> list[list[str]]:
-    """The ablation table's rows, without those of the section below it."""
-    lines = markdown.partition("\n## ")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
 
 
 def test_markdown_by_hand(manifest, ablation):
@@ -102,7 +83,7 @@ def test_what_finds_no_room_is_named(manifest, ablation):
 
 def test_csv_reads_back_to_the_same_bits(manifest, ablation):
     table = tabulate(manifest(), ablation)
-    rows = list(csv.DictReader(io.StringIO(frame.csv(table))))
+    rows = list(csv.DictReader(io.StringIO(data_frame.csv(table))))
     assert [row["lora.rank"] for row in rows] == ["2", "4", "8", "16", "32"]
     for row, one in zip(rows, table.arms, strict=True):
         found = one.comparison
@@ -199,7 +180,7 @@ def test_a_sampled_search_is_ranked_and_says_that_the_best_is_optimistic(manifes
     ]
     assert table.findings()[0] == "Best: rank 8, lr 0.02 with accuracy/mean 60.00% (n = 1)."
     assert "chosen from 3 arms" in table.findings()[1]
-    assert "p_holm" not in frame.csv(table)
+    assert "p_holm" not in data_frame.csv(table)
 
 
 def test_arms_that_differ_in_several_names_are_named_by_what_differs(manifest, trials):
@@ -216,7 +197,7 @@ def test_values_of_any_kind_stay_in_their_cell(manifest, trials):
     table = tabulate(manifest(baseline=None, varied=("x",)), trials)
     assert "a\\|b" in table.markdown()
     assert "[bold]x" in printed(table)
-    rows = csv.DictReader(io.StringIO(frame.csv(table)))
+    rows = csv.DictReader(io.StringIO(data_frame.csv(table)))
     assert [row["x"] for row in rows] == ["a|b", "[12, 6]", "[bold]x", ""]
 
 
@@ -226,4 +207,4 @@ def test_a_sweep_with_nothing_finished_has_a_table(manifest, trials):
     table = tabulate(manifest(), trials)
     notes = [row["note"] for row in table.cells()]
     assert notes == ["seed 0 unfinished at round 1 (30.00)", "seed 0 not started"]
-    assert "nan" not in (table.markdown() + frame.csv(table) + printed(table)).lower()
+    assert "nan" not in (table.markdown() + data_frame.csv(table) + printed(table)).lower()

@@ -1,40 +1,28 @@
-"""The figures of a report: one file draws one figure, as PNG and as SVG."""
+"""The figures of a report, as PNG and as SVG."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsweep.report.figures import (
-    activation,
-    curves,
-    domains,
-    drift,
-    heatmap,
-    importance,
-    population,
-    tsne,
-)
-from fedsweep.report.figures import (
-    bytes as front,
-)
+from fedsweep.report.figures import by_domain, curves, importance, objective_against_cost, panels, population
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.table import AblationTable
 from fedsweep.results import TrialRecord
 
 
 def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: Path) -> tuple[Figure, ...]:
-    """Draw all that there are numbers for into the folder."""
+    """Draw all figures that there are numbers for into the folder."""
     manifest, arms = table.manifest, table.arms
     drawn = [
         curves.draw(manifest, arms, folder / "curves.png"),
-        front.draw_front(manifest, arms, folder / "front.png"),
-        front.draw_bytes(manifest, arms, folder / "bytes.png"),
-        domains.draw(manifest, arms, folder / "domains.png"),
-        heatmap.draw(manifest, arms, folder / "heatmap.png"),
+        objective_against_cost.draw_front(manifest, arms, folder / "front.png"),
+        objective_against_cost.draw_bytes(manifest, arms, folder / "bytes.png"),
+        by_domain.draw_dots(manifest, arms, folder / "domains.png"),
+        by_domain.draw_grid(manifest, arms, folder / "heatmap.png"),
         importance.draw(table.effects, folder / "importance.png"),
         population.draw(manifest, trials, folder / "population.png"),
-        activation.draw(manifest, arms, folder / "activation.png"),
-        drift.draw(manifest, arms, folder / "drift.png"),
-        tsne.draw(manifest, arms, folder / "tsne.png"),
+        panels.draw_active_blocks(manifest, arms, folder / "activation.png"),
+        panels.draw_drift(manifest, arms, folder / "drift.png"),
+        panels.draw_tsne(manifest, arms, folder / "tsne.png"),
     ]
     return tuple(one for one in drawn if one is not None)
 

@@ -1,21 +1,36 @@
-"""Figures in one style, saved as PNG and SVG; intervals and bands around means."""
+"""Figures in one style, saved as PNG and SVG; an arm has the same colour and the same words in all of them."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
+
+from fedsweep.report.arm_statistics import ArmStatistics, ArmTrials, recorded
+from fedsweep.report.units_and_labels import arm_words, names, title
+from fedsweep.results import SweepManifest
+from fedsweep.results.arms import is_accuracy
 
 if TYPE_CHECKING:
     from matplotlib import figure as pictures
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-
 INK = "#404040"
 RULE = "#E6E6E6"
 DPI = 200
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Okabe and Ito's colours, told apart with any colour vision; their yellow is too pale for lines on white."""
+GREY = "#C4C4C4"
+HIGHLIGHTED = 5
+"""Arms in colour where there are more arms than colours; the others are grey."""
+BAND = 0.16
+"""How opaque the range of the seeds is."""
+LETTERS = 36
+"""Letters of a line that names an arm."""
+BASELINE = " (baseline)"
 STYLE: dict[str, Any] = {
     # What a browser has of these differs in width; DejaVu, by which all is placed, is the widest of them.
     "font.family": "sans-serif",
@@ -33,21 +48,21 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing on disk, and what a page says about it."""
+    """A drawing on disk, with its heading and explanation on the page."""
 
     name: str
     """The files' name without its ending."""
     title: str
-    """What it shows, as a heading."""
+    """The heading."""
     reading: str
-    """How to read it, in plain sentences."""
+    """The explanation, in plain sentences."""
     png: Path
     svg: Path
 
 
 @contextmanager
 def style(**changes: Any) -> Iterator[None]:
-    """The look of all figures, whatever the user's matplotlibrc says; also as a decorator, `@style()`."""
+    """Set the look of all figures, whatever the user's matplotlibrc says; also as a decorator, `@style()`."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -58,7 +73,7 @@ def style(**changes: Any) -> Iterator[None]:
 
 
 def blank(width: float, height: float, layout: Any = None) -> "pictures.Figure":
-    """An empty figure of this size in inches. No pyplot: it would keep the figure and choose a screen."""
+    """Return an empty figure of this size in inches. No pyplot: it would keep the figure and choose a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
@@ -68,22 +83,30 @@ def blank(width: float, height: float, layout: Any = None) -> "pictures.Figure":
 
 
 def plain(width: float, height: float) -> tuple["pictures.Figure", "Axes"]:
-    """A figure of this size in inches with one pair of plain axes."""
+    """Return a figure of this size in inches with one pair of plain axes."""
     figure = blank(width, height)
     axes = figure.add_subplot()
     quiet(axes)
     return figure, axes
 
 
+def panels(count: int, columns: int, width: float, height: float) -> tuple["pictures.Figure", list["Axes"]]:
+    """Return a figure of `count` panels, each of this size in inches, at most `columns` in a row; and their axes."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = blank(width * columns, height * rows, layout="constrained")
+    return figure, [figure.add_subplot(rows, columns, number) for number in range(1, count + 1)]
+
+
 def quiet(axes: "Axes") -> None:
-    """Axes without a frame, with pale lines across."""
+    """Take the frame from axes, and add pale lines across."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
 
 
 def legend_below(axes: "Axes", handles: list[Any], columns: int = 3) -> None:
-    """A legend under the label of the x-axis, if there is anything to explain."""
+    """Add a legend under the label of the x-axis, if there is anything to explain."""
     if handles:
         axes.legend(
             handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False, fontsize=8,
@@ -104,44 +127,14 @@ def save(figure: "pictures.Figure", path: Path, title: str, reading: str) -> Fig
     return made
 
 
-DECADE = 10.0
-
-
-def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights moved as little as keeps neighbours `gap` apart (least squares, by pooling neighbours)."""
-    blocks: list[tuple[float, int]] = []
-    for index, height in enumerate(heights):
-        blocks.append((height - index * gap, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (low, many), (high, more) = blocks.pop(-2), blocks.pop()
-            blocks.append(((low * many + high * more) / (many + more), many + more))
-    level = [start for start, count in blocks for _ in range(count)]
-    return [start + index * gap for index, start in enumerate(level)]
-
-
-def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Limits that show all of `whole`, and of the others what lies within its height above and below.
-
-    >>> limits([0.0, 2.0], [3.0, 1e6])
-    (-0.2, 4.2)
-    """
-    shown = whole or others
-    low, high = min(shown), max(shown)
-    height = high - low or abs(high) or 1.0
-    low = min(low, max(min(others, default=low), low - height))
-    high = max(high, min(max(others, default=high), high + height))
-    margin = 0.05 * (high - low or height)
-    return low - margin, high + margin
-
-
 def spans_decades(values: Iterable[float], decades: int = 2) -> bool:
-    """Whether positive values differ by more than that many powers of ten, and want a logarithm."""
+    """Return whether positive values differ by more than that many powers of ten, and want a logarithm."""
     listed = list(values)
-    return bool(listed) and min(listed) > 0 and max(listed) > DECADE**decades * min(listed)
+    return bool(listed) and min(listed) > 0 and max(listed) > 10.0**decades * min(listed)
 
 
 def logarithmic(axes: "Axes", axis: "Axis", values: Sequence[float]) -> None:
-    """A logarithm with plain numbers at 1, 2 and 5 of each power of ten."""
+    """Scale an axis by logarithms, with plain numbers at 1, 2 and 5 of each power of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
@@ -149,3 +142,66 @@ def logarithmic(axes: "Axes", axis: "Axis", values: Sequence[float]) -> None:
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
+    """Return one colour per arm, the same in all figures; of many, the best five and the baseline are not grey."""
+    if len(arms) <= len(COLOURS):
+        return list(COLOURS[: len(arms)])
+    sign = -1 if mode == "max" else 1
+    ranked = sorted((sign * one.mean, place) for place, one in enumerate(arms) if one.mean is not None)
+    best = [place for _, place in ranked[:HIGHLIGHTED]]
+    kept = best + [place for place, one in enumerate(arms) if one.is_baseline and place not in best]
+    chosen = dict(zip(kept, COLOURS, strict=False))
+    return [chosen.get(place, GREY) for place in range(len(arms))]
+
+
+def labels(manifest: SweepManifest, arms: Sequence[ArmStatistics], lines: int = 2, letters: int = LETTERS) -> list[str]:
+    """Return each arm in words, on at most `lines` lines of `letters` letters."""
+    dotted = names(manifest, arms)
+    return [folded(arm_words(one.arm.values, dotted), lines, letters, BASELINE * one.is_baseline) for one in arms]
+
+
+def folded(words: str, lines: int, letters: int, after: str = "") -> str:
+    """Fold words to at most `lines` lines of `letters` letters. Long ones lose their middle, since arms differ at ends.
+
+    >>> folded("one  two three", 2, 8)
+    'one two\\nthree'
+    >>> folded("abcdefghijkl", 1, 8), folded("rank 8", 1, 20, " (baseline)")
+    ('abcd…jkl', 'rank 8 (baseline)')
+    """
+    plain = " ".join(words.split())
+    for keep in range(len(plain) - 1, 0, -1):
+        if len(found := wrap(plain + after, letters)) <= lines:
+            break
+        plain = f"{plain[: keep - keep // 2]}…{plain[len(plain) - keep // 2 :]}"
+    return "\n".join(found)
+
+
+def scale_of(metric: str) -> int:
+    """Return the factor of a metric's values for an axis."""
+    return 100 if is_accuracy(metric) else 1
+
+
+def heading_of(metric: str) -> str:
+    """Return a metric's title for a heading, without its unit."""
+    return title(metric).removesuffix(" (%)").removesuffix(" (nats)")
+
+
+def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, tuple[float, float, float]]:
+    """Return lowest, mean and highest over finished seeds at each round that all recorded, on the axis's scale."""
+    scale = scale_of(metric)
+    series = [recorded(trial.history, metric) for trial in arm.finished(objective).values()]
+    shared = sorted(set.intersection(*map(set, series))) if series else []
+    columns = {number: [scale * values[number] for values in series] for number in shared}
+    return {number: (min(column), sum(column) / len(column), max(column)) for number, column in columns.items()}
+
+
+def draw_over_seeds(axes: Any, points: Mapping[int, tuple[float, float, float]], colour: str, band: bool) -> None:
+    """Draw the mean as a line, and the range of the seeds as a band; grey arms are thin and without one."""
+    rounds, grey = list(points), colour == GREY
+    low, middle, high = ([points[number][part] for number in rounds] for part in range(3))
+    width, place = (0.9, 1) if grey else (1.8, 3)
+    axes.plot(rounds, middle, color=colour, linewidth=width, zorder=place, marker="." if len(rounds) == 1 else "")
+    if band and not grey:
+        axes.fill_between(rounds, low, high, color=colour, alpha=BAND, linewidth=0, zorder=1)

@@ -4,21 +4,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from fedsweep.report.arm_statistics import ArmStatistics, ended, recorded
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arm_style import (
+from fedsweep.report.figures.canvas import (
     BAND,
     GREY,
+    INK,
+    Figure,
     colours,
     draw_over_seeds,
     heading_of,
     labels,
     over_seeds,
     scale_of,
+    spans_decades,
 )
-from fedsweep.report.figures.canvas import INK, Figure, apart, limits, spans_decades
-from fedsweep.report.statistics import ArmStatistics
-from fedsweep.report.trials_by_arm import ended, recorded
-from fedsweep.report.wording import title
+from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
 
@@ -38,7 +42,7 @@ LINE = 0.058
 
 @canvas.style()
 def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Mean and range of finished seeds per arm, every other trial on its own; None where no value is recorded."""
+    """Draw mean and range of finished seeds per arm, every other trial on its own; None where no value is recorded."""
     figure, axes = canvas.plain(6.4, 4.0)
     drawn = list(zip(arms, colours(arms, manifest.mode), labels(manifest, arms), strict=True))
     kinds: set[str] = set()
@@ -71,10 +75,10 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
     axes.set_ylabel(title(manifest.metric))
     axes.set_xlim(0, max(1, *(trial.last_round for one in arms for trial in one.arm.trials)))
     axes.locator_params(axis="x", integer=True)
-    named = {place: (*ends[place], label, colour) for place, (_, colour, label) in enumerate(drawn) if place in ends}
-    shown = {place: end for place, end in named.items() if end[-1] != GREY}
+    named = [(place, label, colour) for place, (_, colour, label) in enumerate(drawn) if place in ends]
+    shown = {place: (*ends[place], label, colour) for place, label, colour in named if colour != GREY}
     lowest = _label_ends(axes, [end for place, end in shown.items() if arms[place].n])
-    lost = [(shown[place][2], shown[place][3], _fate(arms[place])) for place in shown if not arms[place].n]
+    lost = [(*end[2:], _fate(arms[place])) for place, end in shown.items() if not arms[place].n]
     _label_lost(axes, lost, lowest)
     _legend(axes, kinds)
     return canvas.save(figure, path, f"{heading_of(manifest.metric)} by round", _reading(kinds, bounded))
@@ -83,7 +87,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
 def _draw_others(
     axes: "Axes", one: ArmStatistics, metric: str, colour: str, kinds: set[str]
 ) -> tuple[tuple[float, float] | None, list[float]]:
-    """Draw an arm's trials that did not finish; returns where the longest one ends, and all values drawn."""
+    """Draw an arm's trials that did not finish; return where the longest one ends, and all values drawn."""
     last, drawn, scale = None, list[float](), scale_of(metric)
     for trial in one.arm.trials:
         values = {number: scale * value for number, value in recorded(trial.history, metric).items()}
@@ -106,7 +110,8 @@ def _reading(kinds: set[str], bounded: bool) -> str:
     elif "mean" in kinds or "finished" in kinds:
         said.append("Lines are single finished seeds.")
     if lost := [kind for kind in LOOKS if kind in kinds]:
-        said.append(f"{_listed(lost).capitalize()} trials stand alone and are in no mean.")
+        listed = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
+        said.append(f"{listed.capitalize()} trials stand alone and are in no mean.")
         if not bounded:
             said.append("Of those, values far from all finished ones lie outside the picture.")
     if "grey" in kinds and kinds & {"mean", "finished"}:
@@ -114,12 +119,7 @@ def _reading(kinds: set[str], bounded: bool) -> str:
     return " ".join(said)
 
 
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
 def _legend(axes: "Axes", kinds: set[str]) -> None:
-    """Explain the kinds of marks below the axes; arms are named at their lines."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -177,3 +177,24 @@ def _fate(one: ArmStatistics) -> str:
     """How the trial ended that came furthest, of an arm without a finished one; `unfinished` where that is no look."""
     furthest = max(one.arm.trials, key=lambda trial: trial.last_round)
     return kind if (kind := ended(furthest)) in LOOKS else "unfinished"
+
+
+def apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Move ascending heights as little as keeps neighbours `gap` apart (least squares)."""
+    steps = gap * np.arange(len(heights))
+    return [float(height) for height in isotonic_regression(np.asarray(heights) - steps).x + steps]
+
+
+def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Return limits that show all of `whole`, and of the others what lies within its height above and below.
+
+    >>> limits([0.0, 2.0], [3.0, 1e6])
+    (-0.2, 4.2)
+    """
+    shown = whole or others
+    low, high = min(shown), max(shown)
+    height = high - low or abs(high) or 1.0
+    low = min(low, max(min(others, default=low), low - height))
+    high = max(high, min(max(others, default=high), high + height))
+    margin = 0.05 * (high - low or height)
+    return low - margin, high + margin

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arm_style import COLOURS, folded
-from fedsweep.report.figures.canvas import INK, RULE, Figure
+from fedsweep.report.figures.canvas import COLOURS, INK, RULE, Figure, folded
 
 MOST = 20
 """Bars: the largest shares."""

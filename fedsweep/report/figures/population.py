@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.report.arm_statistics import ended, recorded
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arm_style import scale_of
-from fedsweep.report.figures.canvas import INK, Figure, logarithmic, spans_decades
+from fedsweep.report.figures.canvas import INK, Figure, logarithmic, scale_of, spans_decades
 from fedsweep.report.population_schedule import Lineage, best, played
-from fedsweep.report.trials_by_arm import ended, recorded
-from fedsweep.report.wording import title
+from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest, TrialRecord
 
 if TYPE_CHECKING:
@@ -29,20 +28,26 @@ READING = (
 )
 
 
+WORDS = {"best": "best member", "others": "other members", "replaced": "replaced after the cross"}
+
+
 @canvas.style()
 def draw(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> Figure | None:
-    """A panel for the objective and one for each hyperparameter; None where no population has played a round."""
-    found = played(manifest, trials)
-    if not found:
+    """Draw a panel for the objective and for each hyperparameter; None where no population has played a round."""
+    from matplotlib.lines import Line2D
+
+    members = played(manifest, trials)
+    if not members:
         return None
-    by_key = {one.plan.key: one for one in trials}
-    replaced = [Lineage.of(one, by_key) for one in trials if ended(one) == "pruned"]
-    winner, panels = best(manifest, found), len(manifest.varied) + 1
+    by_key, winner = {one.plan.key: one for one in trials}, best(manifest, members)
+    lines = [("replaced", Lineage.of(one, by_key)) for one in trials if ended(one) == "pruned"]
+    lines += [("best" if one is winner else "others", one) for one in members]
+    panels = len(manifest.varied) + 1
     figure = canvas.blank(6.4, 2.0 * panels, layout="constrained")
     top = figure.add_subplot(panels, 1, 1)
-    _draw_objective(top, manifest, found, replaced, winner)
+    _draw_objective(top, manifest.metric, lines)
     for place, name in enumerate(manifest.varied, 2):
-        _draw_values(figure.add_subplot(panels, 1, place, sharex=top), name, found, replaced, winner)
+        _draw_values(figure.add_subplot(panels, 1, place, sharex=top), name, lines)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
@@ -51,54 +56,31 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> 
     top.locator_params(axis="x", integer=True)
     figure.axes[-1].set_xlabel("Communication round (0: untuned model)", fontsize=9)
     figure.align_ylabels()
-    handles = _handles(winner is not None, bool(replaced))
+    present = {"others", *(look for look, _ in lines)}
+    handles = [Line2D([], [], label=words, **LOOKS[look]) for look, words in WORDS.items() if look in present]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
     return canvas.save(figure, path, "Schedules of the population", READING)
 
 
-def _draw_objective(
-    axes: "Axes",
-    manifest: SweepManifest,
-    found: Sequence[Lineage],
-    replaced: Sequence[Lineage],
-    winner: Lineage | None,
-) -> None:
+def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineage]]) -> None:
     """The objective of every member; of those that were replaced, the rounds that they played themselves."""
-    scale = scale_of(manifest.metric)
-    for one in [*replaced, *found]:
-        values = recorded(one.end.history, manifest.metric)
-        since = one.end.plan.start.round if one in replaced and one.end.plan.start else 0
+    for look, one in lines:
+        values = recorded(one.end.history, metric)
+        since = one.end.plan.start.round if look == "replaced" and one.end.plan.start else 0
         rounds = [round for round in values if round >= since]
-        axes.plot(rounds, [scale * values[round] for round in rounds], **_look(one, replaced, winner))
-    axes.set_ylabel(title(manifest.metric), fontsize=8, color=INK)
+        axes.plot(rounds, [scale_of(metric) * values[round] for round in rounds], **LOOKS[look])
+    axes.set_ylabel(title(metric), fontsize=8, color=INK)
 
 
-def _draw_values(
-    axes: "Axes", name: str, found: Sequence[Lineage], replaced: Sequence[Lineage], winner: Lineage | None
-) -> None:
+def _draw_values(axes: "Axes", name: str, lines: Sequence[tuple[str, Lineage]]) -> None:
     """A hyperparameter of every member as steps: the value of a round stands over the way to it."""
     drawn = []
-    for one in [*replaced, *found]:
-        parts = one.values(name)[-1:] if one in replaced else one.values(name)
+    for look, one in lines:
+        parts = one.values(name)[-1:] if look == "replaced" else one.values(name)
         x = [edge for first, last, _ in parts for edge in (first - 1, last)]
         y = [value for *_, value in parts for _ in range(2)]
-        axes.plot(x, y, **_look(one, replaced, winner))
+        axes.plot(x, y, **LOOKS[look])
         drawn += y
     if spans_decades(drawn, decades=1):
         logarithmic(axes, axes.yaxis, drawn)
     axes.set_ylabel(name, fontsize=8, color=INK)
-
-
-def _look(one: Lineage, replaced: Sequence[Lineage], winner: Lineage | None) -> dict[str, Any]:
-    """The best member stands out, and who was replaced ends in a cross."""
-    return LOOKS["replaced" if one in replaced else "best" if one is winner else "others"]
-
-
-def _handles(any_finished: bool, any_replaced: bool) -> list[Any]:
-    """What the lines are, for the legend."""
-    from matplotlib.lines import Line2D
-
-    words = {"best": "best member", "others": "other members", "replaced": "replaced after the cross"}
-    there = {"best": any_finished, "others": True, "replaced": any_replaced}
-    shown = [name for name in words if there[name]]
-    return [Line2D([], [], label=words[name], **LOOKS[name]) for name in shown]

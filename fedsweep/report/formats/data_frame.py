@@ -9,41 +9,42 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from fedsweep.report.paired_comparison import Comparison
-from fedsweep.report.statistics import ArmStatistics, domain_metric
-from fedsweep.report.table import MEGABYTES, AblationTable
-from fedsweep.report.trials_by_arm import ended, notes
-from fedsweep.report.wording import settings
-from fedsweep.results.arms import IN_WORDS, identity
+from fedsweep.report.arm_statistics import ArmStatistics, domain_metric, ended, notes
+from fedsweep.report.holm_corrected_tests import Comparison
+from fedsweep.report.table import AblationTable
+from fedsweep.report.units_and_labels import settings
+from fedsweep.results.arms import IN_WORDS
 from fedsweep.results.provenance import SYNTHETIC
 
 COUNTS = ("n_common", "seeds_needed", "last_round")
+TESTED = ("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed")
+"""Fields of a comparison that are columns."""
 DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")
 """Columns that stand in every table under a longer name."""
 
 
-def frame(table: AblationTable) -> pd.DataFrame:
-    """One row per arm; accuracies 0 to 1, intervals and differences in the objective's own unit."""
+def data_frame(table: AblationTable) -> pd.DataFrame:
+    """Return one row per arm; accuracies 0 to 1, intervals and differences in the objective's own unit."""
     return of_records([_record(table, one) for one in table.arms])
 
 
 def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Rows as a frame in which counts stay whole where some are missing."""
+    """Return rows as a frame in which counts stay whole where some are missing."""
     found = pd.DataFrame(records)
     return found.astype({name: "Int64" for name in COUNTS if name in found})
 
 
 def csv(table: AblationTable) -> str:
-    """`frame` as CSV; floats in the shortest digits that read back to the same bits."""
-    return frame(table).to_csv(index=False)
+    """Return `data_frame` as CSV; floats in the shortest digits that read back to the same bits."""
+    return data_frame(table).to_csv(index=False)
 
 
 def parquet(table: AblationTable) -> bytes:
-    """`frame` as Parquet, with the sweep's manifest as metadata of the schema under `fedsweep.manifest`."""
+    """Return `data_frame` as Parquet, with the sweep's manifest as metadata of the schema under `fedsweep.manifest`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = frame(table)
+    found = data_frame(table)
     for name in found:
         if len({type(value) for value in found[name].dropna()}) > 1:
             # A column of Parquet has one type; numbers beside words are written as in JSON.
@@ -73,14 +74,15 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "mean_high": high,
         "mean_of_last_4_rounds": one.mean_of_last,
         **({"reference": printed, "reference_source": paper.source if printed is not None else None} if paper else {}),
-        **({"baseline": one.is_baseline, **tests(one.comparison)} if table.compared else {}),
+        **({"baseline": one.is_baseline, **comparison_columns(one.comparison)} if table.compared else {}),
         "worst_client_accuracy": one.worst_client,
         "worst_domain_accuracy": one.worst_domain,
         "worst_domain": one.worst_domain_name,
         **{metric: one.accuracies.get(metric) for metric in _accuracies(table)},
         **({SYNTHETIC: one.marks.get(SYNTHETIC)} if _synthetic(table) else {}),
         "megabytes_sent": one.megabytes,
-        **_second(table, one),
+        **dict.fromkeys(table.second_column, one.second),
+        **({"efficient": one.key in table.efficient} if table.manifest.against else {}),
         **{name: value for name, value in one.columns.items() if name not in DROPPED},
         **{f"{target.name}_seeds": table.reached(one, target) for target in table.targets},
         **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
@@ -90,34 +92,21 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     }
 
 
-def tests(found: Comparison | None) -> dict[str, object]:
-    """The columns of a comparison; all empty of none, as in the baseline's own row."""
-    low, high = found.interval if found and found.interval else (None, None)
-    bootstrap_low, bootstrap_high = found.bootstrap if found and found.bootstrap else (None, None)
+def comparison_columns(found: Comparison | None) -> dict[str, object]:
+    """Return the columns of a comparison; all empty without one, as in the baseline's own row."""
+    own = found or Comparison((), None)
+    low, high = own.interval or (None, None)
+    bootstrap_low, bootstrap_high = own.bootstrap or (None, None)
     return {
-        "n_common": len(found.seeds) if found else None,
-        "difference": found.difference if found else None,
+        "n_common": len(own.seeds) if found else None,
+        "difference": own.difference,
         "interval_low": low,
         "interval_high": high,
         "bootstrap_low": bootstrap_low,
         "bootstrap_high": bootstrap_high,
-        "p": found.p if found else None,
-        "p_holm": found.p_holm if found else None,
-        "p_exact": found.p_exact if found else None,
-        "p_exact_holm": found.p_exact_holm if found else None,
-        "effect": found.effect if found else None,
-        "detectable": found.detectable if found else None,
-        "seeds_needed": found.seeds_needed if found else None,
-        "verdict": found.verdict if found else None,
+        **{name: getattr(own, name) for name in TESTED},
+        "verdict": own.verdict if found else None,
     }
-
-
-def _second(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
-    against, key = table.manifest.against, identity(one.arm.values)
-    if against is None:
-        return {}
-    own: dict[str, object] = {} if against.metric == MEGABYTES else {against.metric: table.weighed.get(key)}
-    return own | {"efficient": key in table.efficient}
 
 
 def _accuracies(table: AblationTable) -> list[str]:

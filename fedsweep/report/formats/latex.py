@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.report.table import PROSE, AblationTable
-from fedsweep.report.wording import NOTHING, short_names
+from fedsweep.report.units_and_labels import NOTHING, short_names
 
 PREAMBLE = r"\usepackage{booktabs,xcolor}"
 INTERVAL = "95% interval"
@@ -21,7 +21,7 @@ LEFT_OUT = ("note",)
 
 
 def latex(table: AblationTable) -> str:
-    """A `table` environment, to be put into a document with the packages that its first line names.
+    """Return a `table` environment, to be put into a document with the packages that its first line names.
 
     A detectable difference is marked with an asterisk, the baseline in italics; nothing is bold, since the largest mean
     need not be the best arm.
@@ -30,7 +30,7 @@ def latex(table: AblationTable) -> str:
     short = short_names(table.names)
     columns = list(rows[0])
     alignment = "".join("l" if name in PROSE or name in short else "r" for name in columns)
-    head = " & ".join(_heading(short.get(name, name)) for name in columns)
+    head = " & ".join(_grey(name, _escaped(short.get(name, name))) for name in columns)
     body = [
         " & ".join(_cell(one, name, cell) for name, cell in row.items()) + r" \\"
         for one, row in zip(table.arms, rows, strict=True)
@@ -56,26 +56,19 @@ def latex(table: AblationTable) -> str:
 
 
 def _caption(table: AblationTable) -> str:
-    """What a reader of a paper needs: the arms, the test, and what was found to differ."""
     detected = " An asterisk marks a detectable difference." * any(_detected(one) for one in table.arms)
-    noted = [row for row in table.cells() if row.get("note", NOTHING) != NOTHING]
-    lost = "".join(f" {_named(table, row)}: {row['note']}." for row in noted)
+    short, lost = short_names(table.names), ""
+    for row in table.cells():
+        if row.get("note", NOTHING) != NOTHING:
+            named = [f"{short.get(name, name)} {row[name]}" for name in row if name in short or name == "arm"]
+            lost += f" {', '.join(named)}: {row['note']}."
     said = [sentence for sentence in table.caption() if not sentence.startswith(ASIDE)]
     title = f"{table.manifest.name} around {table.manifest.experiment}."
     return _escaped(" ".join([title, *said]) + detected + lost)
 
 
-def _named(table: AblationTable, row: dict[str, str]) -> str:
-    short = short_names(table.names)
-    return ", ".join(f"{short.get(name, name)} {cell}" for name, cell in row.items() if name in short or name == "arm")
-
-
 def _detected(one: ArmStatistics) -> bool:
     return one.comparison is not None and one.comparison.verdict in ("higher", "lower")
-
-
-def _heading(name: str) -> str:
-    return rf"\textcolor{{gray}}{{{name}}}" if name == "paper" else _escaped(name)
 
 
 def _cell(one: ArmStatistics, name: str, cell: str) -> str:
@@ -86,11 +79,13 @@ def _cell(one: ArmStatistics, name: str, cell: str) -> str:
         text = rf"[${low}$, ${high}$]"
     elif name == "difference" and cell[:1] in ("+", "-") and cell != NOTHING:
         text = f"${text}$"
-    if name == "paper":
-        return rf"\textcolor{{gray}}{{{text}}}"
     if name == "difference" and _detected(one):
         return rf"{text}\rlap{{$^*$}}"
-    return rf"\textit{{{text}}}" if cell == "baseline" else text
+    return rf"\textit{{{text}}}" if cell == "baseline" else _grey(name, text)
+
+
+def _grey(name: str, text: str) -> str:
+    return rf"\textcolor{{gray}}{{{text}}}" if name == "paper" else text
 
 
 def _escaped(text: str) -> str:

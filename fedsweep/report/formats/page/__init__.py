@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fedsweep.report.arm_statistics import ended, final
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.table import PROSE, AblationTable
-from fedsweep.report.trials_by_arm import ended, final
-from fedsweep.report.wording import NOTHING, Units, arm_words
+from fedsweep.report.units_and_labels import NOTHING, Units, arm_words
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import arm_label
 
@@ -25,7 +25,7 @@ PIXELS_PER_POINT = 4 / 3
 
 
 def inline(path: Path, prefix: str) -> str:
-    """The drawing of a file that `figures.canvas` wrote, as an element of HTML; its texts are escaped.
+    """Return the drawing of an SVG file as an element of HTML; its texts are escaped.
 
     Matplotlib counts ids from one in each file, so that two on a page would take each other's shapes: each begins with
     the prefix here, and so does what refers to it. `<prefix>-title` is the id of the title.
@@ -38,35 +38,26 @@ def inline(path: Path, prefix: str) -> str:
                 parent.remove(child)
     for element in root.iter():
         element.tag = element.tag.removeprefix(SVG)
-        element.attrib = {_plain(name): _own(name, value, prefix) for name, value in element.attrib.items()}
-    _resize(root)
-    name = root.find("title")
-    if name is not None:
-        name.set("id", f"{prefix}-title")
+        # HTML has no name spaces.
+        element.attrib = {
+            "href" if name == LINK else name: _prefixed(name, value, prefix) for name, value in element.attrib.items()
+        }
+    width = round(float(root.attrib.pop("width").removesuffix("pt")) * PIXELS_PER_POINT)
+    root.attrib.pop("height")
+    root.attrib.pop("version", None)
+    root.set("style", f"width:{width}px")  # as it was drawn; report.css narrows what the page has no room for
+    if (title := root.find("title")) is not None:
+        title.set("id", f"{prefix}-title")
         root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title"}
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _plain(name: str) -> str:
-    """An attribute as HTML knows it, which has no name spaces."""
-    return "href" if name == LINK else name
-
-
-def _own(name: str, value: str, prefix: str) -> str:
-    """The attribute's value with the prefix before an id."""
+def _prefixed(name: str, value: str, prefix: str) -> str:
     if name == "id":
         return f"{prefix}-{value}"
     if name == LINK and value.startswith("#"):
         return f"#{prefix}-{value[1:]}"
     return value.replace("url(#", f"url(#{prefix}-")
-
-
-def _resize(root: ElementTree.Element) -> None:
-    """As wide as it was drawn, in pixels; what the page has no room for, report.css takes away."""
-    width = round(float(root.attrib.pop("width").removesuffix("pt")) * PIXELS_PER_POINT)
-    root.attrib.pop("height")
-    root.attrib.pop("version", None)
-    root.set("style", f"width:{width}px")
 
 
 TEMPLATE, LOOK, SCRIPT = "report.html.jinja", "report.css", "report.js"
@@ -82,7 +73,7 @@ DIGITS = 12
 
 @dataclass(frozen=True)
 class Row:
-    """An arm with its finished trials' number and its cells by column."""
+    """An arm with the number of its finished trials and its cells by column."""
 
     n: int
     cells: Mapping[str, str]
@@ -92,7 +83,7 @@ class Row:
 def html(
     table: AblationTable, figures: Sequence[Figure], trials: Sequence[TrialRecord], question: str | None = None
 ) -> str:
-    """The page: the same bytes for the same sweep. `question` is what was asked, in the search space's own words."""
+    """Return the page, the same bytes for the same sweep; `question` is the one that the search space asks."""
     cells = table.cells()
     rows = [Row(one.n, cells, one.is_baseline) for one, cells in zip(table.arms, cells, strict=True)]
     script = files(__name__).joinpath(SCRIPT).read_text(encoding="utf-8")
@@ -126,13 +117,12 @@ def html(
 
 
 def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
-    """The rows without those of the columns that say nothing in any of them."""
+    """The rows without those of the columns that are empty in all of them."""
     empty = {name for name in among if all(row.cells.get(name, NOTHING) == NOTHING for row in rows)}
     return [replace(row, cells={name: cell for name, cell in row.cells.items() if name not in empty}) for row in rows]
 
 
 def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[str, str]]:
-    """A row for every trial, in the order of the plan."""
     metric, units, dotted = table.manifest.metric, Units.of(table.manifest.metric, table.arms), table.names
     return [
         {
@@ -157,7 +147,7 @@ def _digests(manifest: SweepManifest) -> dict[str, str]:
 
 
 def question(search_space: Path) -> str | None:
-    """The first paragraph of comments in a search space's file; None without a file or a comment at its top."""
+    """Return the first paragraph of comments in a search space's file; None without a file or such a comment."""
     if not search_space.exists():
         return None
     lines = (line.strip() for line in search_space.read_text(encoding="utf-8").splitlines())

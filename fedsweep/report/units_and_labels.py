@@ -1,4 +1,4 @@
-"""How numbers and arms are said: the same words and digits in terminal, Markdown and figures."""
+"""Numbers with their units, and labels of arms and metrics: the same in every format and figure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.report.statistics import ArmStatistics
+from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, is_accuracy, setting, shown_setting
 
@@ -14,22 +14,39 @@ IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
 """Columns of arms' mean accuracies where some arm holds domains out of the clients."""
 NOTHING = "-"
 """A cell for which there is no number."""
+TITLES = {
+    "accuracy/mean": "Mean accuracy over domains (%)",
+    "accuracy/out_of_domain_mean": "Mean accuracy out of domain (%)",
+    "accuracy/worst_domain": "Accuracy on the worst domain (%)",
+    "accuracy/clients/mean": "Mean accuracy over clients (%)",
+    "accuracy/clients/worst": "Accuracy of the worst client (%)",
+    "sal/active": "Active blocks, mean over clients",
+    "loss/test": "Test loss, mean over domains (nats)",
+    "loss/train": "Training loss (nats)",
+}
+"""Metrics on an axis, with their units."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """How a metric is shown: accuracies in percent with two decimals, others as they are with common decimals."""
+    """The format of a metric: accuracies in percent with two decimals, others as they are with common decimals."""
 
     percent: bool
     decimals: int
 
     @classmethod
     def of(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
-        """Decimals that show a typical arm in four significant digits, so that the numbers of a column line up."""
+        """Return units whose decimals show a typical arm in four significant digits, so that numbers line up."""
         if is_accuracy(metric):
             return cls(percent=True, decimals=2)
         ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
         return cls(percent=False, decimals=decimals(ends))
+
+    @classmethod
+    def of_second(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
+        """Return the units of the second objective, with the decimals that suit all arms."""
+        percent = is_accuracy(metric)
+        return cls(percent, 2 if percent else decimals(one.second for one in arms))
 
     @property
     def of_difference(self) -> str:
@@ -37,15 +54,15 @@ class Units:
         return " points" if self.percent else ""
 
     def value(self, value: float | None) -> str:
-        """A value, without its unit."""
+        """Format a value, without its unit."""
         return NOTHING if value is None else f"{self._scaled(value):z.{self.decimals}f}"
 
     def difference(self, value: float | None) -> str:
-        """A signed difference."""
+        """Format a difference, with its sign."""
         return NOTHING if value is None else f"{self._scaled(value):+z.{self.decimals}f}"
 
     def interval(self, interval: tuple[float, float] | None) -> str:
-        """`low to high`."""
+        """Format an interval as `low to high`."""
         return NOTHING if interval is None else f"{self.value(interval[0])} to {self.value(interval[1])}"
 
     def _scaled(self, value: float) -> float:
@@ -56,7 +73,7 @@ PERCENT = Units(percent=True, decimals=2)
 
 
 def decimals(values: Iterable[float | None]) -> int:
-    """Decimals that show the median of the values in four significant digits; a median, since a run may diverge.
+    """Return the decimals that show the median (since a run may diverge) of the values in four significant digits.
 
     >>> decimals([0.4112, 0.3845, None]), decimals([33.8, 34.1, 512.0]), decimals([604_000.0])
     (4, 2, 0)
@@ -66,44 +83,32 @@ def decimals(values: Iterable[float | None]) -> int:
 
 
 def shown_p(p: float | None) -> str:
-    """Three decimals; never 0.000."""
+    """Format a p-value with three decimals; never 0.000."""
     if p is None:
         return NOTHING
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def title(metric: str) -> str:
-    """A metric for an axis, with its unit."""
-    if metric.startswith("accuracy/domain/"):
-        return f"Accuracy on {metric.removeprefix('accuracy/domain/')} (%)"
-    if metric.startswith("accuracy/out_of_domain/"):
-        return f"Accuracy on {metric.removeprefix('accuracy/out_of_domain/')}, out of domain (%)"
-    known = {
-        "accuracy/mean": "Mean accuracy over domains (%)",
-        "accuracy/out_of_domain_mean": "Mean accuracy out of domain (%)",
-        "accuracy/worst_domain": "Accuracy on the worst domain (%)",
-        "accuracy/clients/mean": "Mean accuracy over clients (%)",
-        "accuracy/clients/worst": "Accuracy of the worst client (%)",
-        "sal/active": "Active blocks, mean over clients",
-        "loss/test": "Test loss, mean over domains (nats)",
-        "loss/train": "Training loss (nats)",
-    }
-    return known.get(metric, f"{metric} (%)" if is_accuracy(metric) else metric)
+    """Return a metric's title for an axis, with its unit.
 
-
-def of_clients(metric: str) -> bool:
-    """Whether a metric is of clients' own models rather than of the global one on the domains."""
-    return metric.startswith("accuracy/client")
+    >>> title("accuracy/domain/sketch"), title("accuracy/out_of_domain/sketch")
+    ('Accuracy on sketch (%)', 'Accuracy on sketch, out of domain (%)')
+    """
+    kind, _, domain = metric.removeprefix("accuracy/").partition("/")
+    if metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/")):
+        return f"Accuracy on {domain}{', out of domain' * (kind == 'out_of_domain')} (%)"
+    return TITLES.get(metric, f"{metric} (%)" if is_accuracy(metric) else metric)
 
 
 def names(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Dotted names that stand in some arm, in the manifest's order."""
+    """Return the dotted names that some arm has, in the manifest's order."""
     present = dict.fromkeys([*manifest.varied, *(name for one in arms for name in one.arm.values)])
     return [name for name in present if any(name in one.arm.values for one in arms)]
 
 
 def short_names(dotted: Sequence[str]) -> dict[str, str]:
-    """The last part of each name where no other ends like it, otherwise the whole name.
+    """Return the last part of each name where no other ends like it, otherwise the whole name.
 
     >>> short_names(["lora.rank", "optimizer.lr"])
     {'lora.rank': 'rank', 'optimizer.lr': 'lr'}
@@ -115,27 +120,16 @@ def short_names(dotted: Sequence[str]) -> dict[str, str]:
 
 
 def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
-    """An arm in a sentence or a figure, e.g. `rank 4, lr 0.1`."""
+    """Return the label of an arm in a sentence or a figure, e.g. `rank 4, lr 0.1`."""
     short = short_names(dotted)
     return ", ".join(setting(short[name], arm[name]) for name in dotted if name in arm) or "as is"
 
 
 def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
-    """The cells that name an arm, by column; one of words for arms with names, and for what an ablation leaves out."""
+    """Return the cells that name an arm, by column; one of words for named arms and for left-out components."""
     values = one.arm.values
     cells = {
         name: shown_setting(values[name]) if name in values else NOTHING for name in dotted if name not in IN_WORDS
     }
     in_words = [name for name in IN_WORDS if name in dotted]
     return cells | ({"arm": arm_words(values, in_words)} if in_words or not cells else {})
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool]) -> str:
-    """A table in Markdown; columns of words are aligned to the left, others to the right."""
-    rules = ["---" if word else "---:" for word in words]
-    cells = [[*map(_escaped, head)], rules, *([*map(_escaped, row)] for row in rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")

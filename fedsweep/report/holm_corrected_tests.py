@@ -8,7 +8,14 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from fedsweep.report.intervals import LEVEL, Interval, bootstrap_interval, detectable_effect, seeds_needed, t_interval
+from fedsweep.report.intervals_and_power import (
+    LEVEL,
+    Interval,
+    bootstrap_interval,
+    detectable_effect,
+    seeds_needed,
+    t_interval,
+)
 
 ROUNDING = 1e-12
 """Paired differences that spread less than this, relative to the values, differ by rounding only."""
@@ -64,17 +71,19 @@ class Comparison:
         return least_exact(len(self.seeds)) <= self.level
 
 
-def compare(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
-    """Paired tests of arms (value by seed), each against its baseline, Holm-corrected over the testable ones."""
-    paired = [_paired(arm, baseline) for arm, baseline in pairs]
-    places = [place for place, one in enumerate(paired) if one.p is not None]
-    corrected = holm([paired[place].p or 0.0 for place in places])
-    exact = holm([paired[place].p_exact or 0.0 for place in places])
+def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
+    """Test arms (value by seed), each against its baseline, with Holm's correction over those that can be tested."""
+    differences = [
+        {seed: arm[seed] - baseline[seed] for seed in sorted(arm.keys() & baseline)} for arm, baseline in pairs
+    ]
+    found = [_paired(one, *pair) for one, pair in zip(differences, pairs, strict=True)]
+    places = [place for place, one in enumerate(found) if one.p is not None]
+    corrected = holm([found[place].p or 0.0 for place in places])
+    exact = holm([found[place].p_exact or 0.0 for place in places])
     for place, p_holm, p_exact_holm in zip(places, corrected, exact, strict=True):
-        one = replace(paired[place], p_holm=p_holm, p_exact_holm=p_exact_holm, level=LEVEL / len(places))
-        arm, baseline = pairs[place]
-        paired[place] = _planned(one, _differences(arm, baseline, one.seeds))
-    return paired
+        one = replace(found[place], p_holm=p_holm, p_exact_holm=p_exact_holm, level=LEVEL / len(places))
+        found[place] = _planned(one, list(differences[place].values()))
+    return found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -133,15 +142,10 @@ def hedges_g(differences: Sequence[float]) -> float:
     return float(np.mean(differences) / np.std(differences, ddof=1) * correction)
 
 
-def _differences(arm: Mapping[int, float], baseline: Mapping[int, float], seeds: Sequence[int]) -> list[float]:
-    return [arm[seed] - baseline[seed] for seed in seeds]
-
-
-def _paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison:
-    seeds = tuple(sorted(arm.keys() & baseline.keys()))
+def _paired(by_seed: Mapping[int, float], arm: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison:
+    seeds, differences = tuple(by_seed), list(by_seed.values())
     if not seeds:
         return Comparison((), None)
-    differences = _differences(arm, baseline, seeds)
     difference = float(np.mean(differences))
     if len(seeds) < 2:
         return Comparison(seeds, difference)
@@ -163,7 +167,10 @@ def _paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Comparis
 
 
 def _planned(one: Comparison, differences: Sequence[float]) -> Comparison:
-    """With what so many seeds could have seen, and how many it takes; nothing where all differences are zero."""
+    """Add the smallest difference that this many seeds could have detected, and the seeds that the observed one needs.
+
+    Neither exists where all differences are zero.
+    """
     if one.effect is None:
         return one
     spread = float(np.std(differences, ddof=1))

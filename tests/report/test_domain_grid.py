@@ -3,8 +3,8 @@
 import pytest
 from matplotlib.colors import to_rgb
 
-from fedsweep.report.figures import heatmap
-from fedsweep.report.statistics import summarise
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.figures import by_domain
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def grid(drawn):
     """Rows of words and of colours, by arm's label, and the figure."""
 
     def draw(manifest, trials):
-        figure = drawn(heatmap.draw, manifest, summarise(manifest, trials.records))
+        figure = drawn(by_domain.draw_grid, manifest, summarise(manifest, trials.records))
         axes = figure.axes[0]
         labels, across = [text.get_text() for text in axes.get_yticklabels()], len(manifest.domains)
         words = [text.get_text() for text in axes.texts]
@@ -42,9 +42,9 @@ def test_cells_are_means_over_finished_seeds_and_pruned_arms_are_not_there(grid,
 def test_colours_are_centred_on_the_baseline(grid, manifest, trials):
     trials.arms({2: [0.7], 4: [0.5], 8: [0.6]})
     _, colours, figure = grid(manifest(), trials)
-    assert colours["rank 8 (baseline)"] == [pytest.approx(to_rgb(heatmap.SAME), abs=0.01)] * 2
-    assert colours["rank 2"] == [pytest.approx(to_rgb(heatmap.BETTER))] * 2
-    assert colours["rank 4"] == [pytest.approx(to_rgb(heatmap.WORSE))] * 2
+    assert colours["rank 8 (baseline)"] == [pytest.approx(to_rgb(by_domain.SAME), abs=0.01)] * 2
+    assert colours["rank 2"] == [pytest.approx(to_rgb(by_domain.BETTER))] * 2
+    assert colours["rank 4"] == [pytest.approx(to_rgb(by_domain.WORSE))] * 2
     assert figure.axes[1].get_ylim() == pytest.approx((-10, 10))
     assert figure.axes[1].get_ylabel() == "Points over the baseline"
 
@@ -52,8 +52,8 @@ def test_colours_are_centred_on_the_baseline(grid, manifest, trials):
 def test_a_sweep_without_differences_looks_like_one(grid, manifest, trials):
     trials.arms({4: [0.6001], 8: [0.6]})
     _, colours, figure = grid(manifest(), trials)
-    assert figure.axes[1].get_ylim() == pytest.approx((-heatmap.LEAST, heatmap.LEAST))
-    assert colours["rank 4"][0] == pytest.approx(to_rgb(heatmap.SAME), abs=0.05)
+    assert figure.axes[1].get_ylim() == pytest.approx((-by_domain.LEAST, by_domain.LEAST))
+    assert colours["rank 4"][0] == pytest.approx(to_rgb(by_domain.SAME), abs=0.05)
 
 
 def test_the_gain_is_over_the_seeds_that_both_finished(grid, manifest, trials):
@@ -70,8 +70,8 @@ def test_without_a_baseline_the_accuracy_colours(grid, manifest, trials):
     trials.arms({4: [0.5], 8: [0.6]})
     _, colours, figure = grid(manifest(baseline=None), trials)
     assert figure.axes[1].get_ylim() == pytest.approx((40, 70))
-    assert colours["rank 8"][0] == pytest.approx(to_rgb(heatmap.HIGH))
-    assert colours["rank 4"][1] == pytest.approx(to_rgb(heatmap.LOW), abs=0.01)
+    assert colours["rank 8"][0] == pytest.approx(to_rgb(by_domain.HIGH))
+    assert colours["rank 4"][1] == pytest.approx(to_rgb(by_domain.LOW), abs=0.01)
 
 
 def test_held_out_domains_are_marked_and_not_compared_with_others_images(grid, manifest, trials):
@@ -87,21 +87,21 @@ def test_held_out_domains_are_marked_and_not_compared_with_others_images(grid, m
 def test_of_many_arms_the_best_and_the_baseline_are_shown(grid, manifest, trials, mode):
     trials.arms({rank: [rank / 100] for rank in range(1, 61)})
     words, _, _ = grid(manifest(mode=mode, baseline={"lora.rank": 30}), trials)
-    assert len(words) == heatmap.MOST
+    assert len(words) == by_domain.MOST
     best = range(1, 40) if mode == "min" else range(22, 61)
     assert {f"rank {rank}{' (baseline)' * (rank == 30)}" for rank in best} <= words.keys()
 
 
-@pytest.mark.parametrize("colour", [heatmap.WORSE, heatmap.BETTER, heatmap.SAME, heatmap.LOW, heatmap.HIGH])
+@pytest.mark.parametrize("colour", [by_domain.WORSE, by_domain.BETTER, by_domain.SAME, by_domain.LOW, by_domain.HIGH])
 def test_numbers_can_be_read_on_their_colour(colour):
     def luminance(name):
         parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(name)]
         return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
-    dark, light = sorted([luminance(colour), luminance(heatmap._readable(to_rgb(colour)))])
+    dark, light = sorted([luminance(colour), luminance(by_domain._readable(to_rgb(colour)))])
     assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2.2, 1.4.3
 
 
 def test_without_a_finished_trial_there_is_none(drawn, manifest, trials):
     trials.add(8, 0, [0.2, 0.3], "pruned")
-    assert drawn(heatmap.draw, manifest(), summarise(manifest(), trials.records)) is None
+    assert drawn(by_domain.draw_grid, manifest(), summarise(manifest(), trials.records)) is None

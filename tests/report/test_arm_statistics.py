@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsweep.report.paired_comparison import Comparison, compare, holm
-from fedsweep.report.statistics import summarise
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.holm_corrected_tests import Comparison, holm, paired_tests
 from fedsweep.report.table import AblationTable
+from tests.report.helpers import tabulate
 
 ACCURACY = st.integers(0, 10_000).map(lambda count: count / 10_000)
 THREE = st.tuples(ACCURACY, ACCURACY, ACCURACY)
@@ -19,7 +20,7 @@ def by_seed(values):
 
 
 def one(arm, baseline) -> Comparison:
-    (found,) = compare([(by_seed(arm), by_seed(baseline))])
+    (found,) = paired_tests([(by_seed(arm), by_seed(baseline))])
     return found
 
 
@@ -85,14 +86,14 @@ def test_exchanging_arm_and_baseline_changes_the_sign_only(pairs):
 
 
 def test_pairs_are_matched_by_seed_and_only_common_seeds_count():
-    (found,) = compare([({3: 0.9, 1: 0.52, 0: 0.51, 2: 0.54}, {2: 0.53, 0: 0.50, 1: 0.50, 7: 0.1})])
+    (found,) = paired_tests([({3: 0.9, 1: 0.52, 0: 0.51, 2: 0.54}, {2: 0.53, 0: 0.50, 1: 0.50, 7: 0.1})])
     assert found.seeds == (0, 1, 2)
     assert found.difference == pytest.approx((0.01 + 0.02 + 0.01) / 3)
 
 
 @pytest.mark.parametrize(("arm", "baseline"), [({0: 0.5}, {1: 0.5}), ({}, {0: 0.5}), ({0: 0.5}, {0: 0.4, 1: 0.5})])
 def test_too_few_common_seeds_have_no_interval_and_no_p(arm, baseline):
-    (found,) = compare([(arm, baseline)])
+    (found,) = paired_tests([(arm, baseline)])
     assert (found.interval, found.p, found.p_holm) == (None, None, None)
     assert found.verdict == "too few seeds"
 
@@ -114,7 +115,7 @@ def test_a_constant_difference_is_not_called_significant():
 def test_holm_counts_the_arms_that_can_be_tested():
     baseline = by_seed([0.5, 0.5, 0.5])
     varied, constant, lonely = by_seed([0.58, 0.60, 0.62]), by_seed([0.6, 0.6, 0.6]), {0: 0.9}
-    found = compare([(arm, baseline) for arm in (lonely, varied, constant, varied)])
+    found = paired_tests([(arm, baseline) for arm in (lonely, varied, constant, varied)])
     assert [one.p_holm is None for one in found] == [True, False, True, False]
     assert found[1].p_holm == pytest.approx(2 * found[1].p)
 
@@ -122,14 +123,14 @@ def test_holm_counts_the_arms_that_can_be_tested():
 @pytest.mark.parametrize(("sign", "verdict"), [(1, "higher"), (-1, "lower")])
 def test_verdict_follows_the_sign_after_correction(sign, verdict):
     clear = by_seed([0.5 + sign * step for step in (0.100, 0.102, 0.101)])
-    assert compare([(clear, by_seed([0.5] * 3))])[0].verdict == verdict
+    assert paired_tests([(clear, by_seed([0.5] * 3))])[0].verdict == verdict
 
 
 def test_correction_can_take_a_verdict_back():
     baseline = by_seed([0.5] * 3)
     borderline, noise = by_seed([0.54, 0.55, 0.56]), by_seed([0.49, 0.50, 0.52])
-    alone = compare([(borderline, baseline)])[0]
-    together = compare([(arm, baseline) for arm in (borderline, noise, noise, noise)])[0]
+    alone = paired_tests([(borderline, baseline)])[0]
+    together = paired_tests([(arm, baseline) for arm in (borderline, noise, noise, noise)])[0]
     assert (alone.verdict, together.verdict) == ("higher", "no detectable difference")
     assert alone.interval == together.interval
 
@@ -191,7 +192,7 @@ def test_where_some_arms_have_pairs_for_an_exact_test_the_caption_says_which(man
 
 def test_what_no_accuracy_can_differ_by_is_not_said_to_be_detectable(manifest, trials):
     trials.arms({4: [0.5, 0.7], 8: [0.6, 0.6]})
-    table = AblationTable(manifest(), summarise(manifest(), trials.records))
+    table = tabulate(manifest, trials)
     assert table.findings()[0].endswith("2 seeds with such a spread detect no difference that there can be.")
 
 

@@ -1,18 +1,15 @@
-"""Arms by domains as a grid of numbers, coloured by what each arm gains over its baseline."""
+"""The accuracy on each domain at the last round: as dots with the ranges of seeds, and as a grid of numbers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsweep.report.arm_statistics import ArmStatistics, best_places
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.arm_style import labels
-from fedsweep.report.figures.canvas import Figure
-from fedsweep.report.statistics import ArmStatistics
-from fedsweep.report.trials_by_arm import final
+from fedsweep.report.figures.canvas import GREY, RULE, Figure, colours, labels
 from fedsweep.results import SweepManifest
-from fedsweep.results.arms import counterparts, identity
 
 if TYPE_CHECKING:
     from matplotlib import figure as pictures
@@ -48,24 +45,86 @@ class Cell:
 
 
 @canvas.style()
-def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Arms with a finished trial; None where there is none, or no accuracy on a domain."""
-    others = _baselines(manifest, arms)
-    rows = {place: row for place, one in enumerate(arms) if (row := _row(one, others.get(place), manifest.domains))}
+def draw_dots(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+    """Draw a dot per arm and domain; None where no trial has finished, or none has an accuracy on a domain."""
+    coloured = zip(arms, colours(arms, manifest.mode), labels(manifest, arms), strict=True)
+    finished = [
+        (one, colour, label)
+        for one, colour, label in coloured
+        if any(_by_seed(one, manifest.metric, name) for name in manifest.domains)
+    ]
+    if not finished:
+        return None
+    figure, axes = canvas.plain(max(4.5, 1.6 + 1.05 * len(manifest.domains)), 3.6)
+    places = [colour for _, colour, _ in finished if colour != GREY]
+    for one, colour, label in finished:
+        place = places.index(colour) if colour != GREY else 0
+        offset = 0.66 * ((place + 0.5) / max(1, len(places)) - 0.5)
+        _draw_arm(axes, one, manifest, colour, offset)
+        if colour != GREY:
+            axes.plot([], [], "o", color=colour, markersize=5, label=label)
+    greys = len(places) < len(finished)
+    if greys:
+        axes.plot([], [], color=GREY, linewidth=0.9, label="other arms")
+    slant: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, manifest.domains)) > 11 else {}
+    axes.set_xticks(range(len(manifest.domains)), manifest.domains, **slant)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.5, len(manifest.domains) - 0.5)
+    for edge in range(1, len(manifest.domains)):
+        axes.axvline(edge - 0.5, color=RULE, linewidth=0.8, zorder=0)
+    said = _explained([one for one, *_ in finished], greys)
+    axes.set_xlabel("Domain ({})".format(";\n".join(said)))
+    axes.set_ylabel("Accuracy at the last round (%)")
+    axes.legend(
+        loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8.5, handlelength=1.2, labelspacing=0.8
+    )
+    reading = [f"{one[0].upper()}{one[1:]}." for one in said]
+    reading += ["The best arms are in colour, the others are lines across each domain."] * greys
+    return canvas.save(figure, path, "Accuracy on each domain at the last round", " ".join(reading))
+
+
+def _explained(finished: Sequence[ArmStatistics], greys: bool) -> list[str]:
+    many = any(one.n > 1 for one in finished)
+    said = ["dot: mean of finished seeds, bar: lowest to highest seed" if many else "dot: single finished seed"]
+    looks = "hollow or dotted" if greys else "hollow"
+    return said + [f"{looks}: out of domain, no client of the arm has it"] * any(one.held_out for one in finished)
+
+
+def _draw_arm(axes: "Axes", one: ArmStatistics, manifest: SweepManifest, colour: str, offset: float) -> None:
+    """One arm on every domain, hollow where it holds the domain out. Grey arms are a line across the domain."""
+    for place, name in enumerate(manifest.domains):
+        column, hollow = [*_by_seed(one, manifest.metric, name).values()], name in one.held_out
+        if not column:
+            continue
+        middle = sum(column) / len(column)
+        if colour == GREY:
+            look = ":" if hollow else "-"
+            axes.plot([place - 0.38, place + 0.38], [middle, middle], look, color=GREY, linewidth=0.9, zorder=1)
+            continue
+        x, fill = place + offset, "white" if hollow else colour
+        axes.plot([x, x], [min(column), max(column)], color=colour, linewidth=1.6, alpha=0.5, zorder=2)
+        axes.plot([x], [middle], "o", color=colour, markersize=5, markerfacecolor=fill, zorder=3)
+
+
+@canvas.style()
+def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+    """Draw a cell per arm and domain; None where no trial has finished, or none has an accuracy on a domain."""
+    by_key = {one.key: one for one in arms}
+    rows = []
+    for one, words in zip(arms, labels(manifest, arms, letters=46), strict=True):
+        if cells := _cells(one, by_key.get(one.counterpart or ""), manifest):
+            rows.append((one, words, cells))
     if not rows:
         return None
-    shown = _best(arms, [*rows], manifest.mode)
-    grid = [[rows[place].get(name) for name in manifest.domains] for place in shown]
-    compared = any(
-        cell.gain is not None for place in shown if not arms[place].is_baseline for cell in rows[place].values()
-    )
-    words = labels(manifest, arms, letters=46)
-    height = HEIGHT if all("\n" not in words[place] for place in shown) else TALL
+    shown = [rows[place] for place in best_places([one for one, *_ in rows], manifest.mode, MOST)]
+    grid = [[cells.get(name) for name in manifest.domains] for *_, cells in shown]
+    compared = any(cell.gain is not None for one, _, cells in shown if not one.is_baseline for cell in cells.values())
+    height = HEIGHT if all("\n" not in words for _, words, _ in shown) else TALL
     wide, high = len(manifest.domains) * WIDTH, len(shown) * height
     figure = canvas.blank(wide + ROOM, high)
     axes = figure.add_axes((0, 0, wide / (wide + ROOM), 1))
     _draw_grid(figure, axes, grid, compared)
-    axes.set_yticks([place + 0.5 for place in range(len(shown))], [words[place] for place in shown], fontsize=8.5)
+    axes.set_yticks([place + 0.5 for place in range(len(shown))], [words for _, words, _ in shown], fontsize=8.5)
     _name_domains(axes, manifest.domains)
     held_out = any(cell is not None and cell.held_out for row in grid for cell in row)
     return canvas.save(figure, path, "Every arm on every domain", _reading(compared, held_out, len(rows) - len(shown)))
@@ -85,51 +144,34 @@ def _reading(compared: bool, held_out: bool, hidden: int) -> str:
     return " ".join(said)
 
 
-def _baselines(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Mapping[int, ArmStatistics]:
-    """By an arm's place the arm that it is compared to."""
-    if manifest.baseline is None:
-        return {}
-    by_arm = {identity(one.arm.values): one for one in arms}
-    found = counterparts([one.arm.values for one in arms], manifest.baseline)
-    keys = [identity(one.arm.values) for one in arms]
-    return {place: by_arm[identity(found[key])] for place, key in enumerate(keys) if key in found}
-
-
-def _row(one: ArmStatistics, other: ArmStatistics | None, domains: Sequence[str]) -> dict[str, Cell]:
-    """The arm's cells by domain; empty where no trial has finished."""
-    row = {}
-    for name in domains:
-        own = _by_seed(one, name)
+def _cells(one: ArmStatistics, other: ArmStatistics | None, manifest: SweepManifest) -> dict[str, Cell]:
+    """The arm's cells by domain, with gains over the other arm; empty where no trial has finished."""
+    cells = {}
+    for name in manifest.domains:
+        own = _by_seed(one, manifest.metric, name)
         if not own:
             continue
         # A domain that one of the two holds out is tested on other images than in the other.
         alike = other is not None and (name in one.held_out) == (name in other.held_out)
-        theirs = _by_seed(other, name) if other is not None and alike else {}
+        theirs = _by_seed(other, manifest.metric, name) if other is not None and alike else {}
         gains = [own[seed] - theirs[seed] for seed in own.keys() & theirs.keys()]
         gain = math.fsum(gains) / len(gains) if gains else None
-        row[name] = Cell(math.fsum(own.values()) / len(own), gain, name in one.held_out)
-    return row
+        cells[name] = Cell(math.fsum(own.values()) / len(own), gain, name in one.held_out)
+    return cells
 
 
-def _by_seed(one: ArmStatistics, domain: str) -> dict[int, float]:
-    trials = {trial.plan.seed: trial for trial in one.arm.trials if trial.plan.seed in one.values}
-    ends = {seed: final(trial, one.metric_on(domain)) for seed, trial in trials.items()}
-    return {seed: 100 * end for seed, end in ends.items() if end is not None}
-
-
-def _best(arms: Sequence[ArmStatistics], places: Sequence[int], mode: str) -> list[int]:
-    """At most `MOST` places, in the order of the table."""
-    sign = -1 if mode == "max" else 1
-    ranked = sorted(places, key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
-    return sorted(ranked[:MOST])
+def _by_seed(one: ArmStatistics, objective: str, domain: str) -> dict[int, float]:
+    """The accuracy on a domain in percent at the end of each finished trial."""
+    return {seed: 100 * end for seed, end in one.arm.finals(objective, one.metric_on(domain)).items()}
 
 
 def _draw_grid(figure: "pictures.Figure", axes: "Axes", grid: Sequence[Sequence[Cell | None]], compared: bool) -> None:
     """Cells with their numbers, and a bar that says what the colours are. Vectors, so that an SVG stays sharp."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.ticker import MaxNLocator
 
-    values = [[_value(cell, compared) for cell in row] for row in grid]
+    values = [[None if cell is None else cell.gain if compared else cell.accuracy for cell in row] for row in grid]
     known = [value for row in values for value in row if value is not None]
     if compared:
         most = max(LEAST, *map(abs, known))
@@ -152,19 +194,8 @@ def _draw_grid(figure: "pictures.Figure", axes: "Axes", grid: Sequence[Sequence[
     drawn.outline.set_visible(False)
     drawn.ax.tick_params(labelsize=8, length=2)
     drawn.set_label("Points over the baseline" if compared else "Accuracy (%)", fontsize=8.5)
-    drawn.locator = _few_ticks()
+    drawn.locator = MaxNLocator(4, steps=[1, 2, 5, 10])
     drawn.update_ticks()
-
-
-def _few_ticks() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(4, steps=[1, 2, 5, 10])
-
-
-def _value(cell: Cell | None, compared: bool) -> float | None:
-    """What colours a cell."""
-    return None if cell is None else cell.gain if compared else cell.accuracy
 
 
 def _draw_cell(axes: "Axes", across: int, down: int, cell: Cell | None, colour: Any) -> None:

@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 from statsmodels.stats.anova import AnovaRM
 
-from fedsweep.report.effects import Effects
-from fedsweep.report.factors import Factorial, factorial
-from fedsweep.report.statistics import summarise
-from fedsweep.report.table import AblationTable
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.effects import Effects, Factorial, decompose
+from tests.report.helpers import tabulate
 
 NAMES = ("lora.rank", "optimizer.lr")
 RANKS, RATES = (4, 8, 16), (0.01, 0.1)
@@ -30,14 +29,14 @@ def noisy(scale=0.01):
     return lambda rank, rate, seed: 0.5 + 0.01 * seed + 0.002 * rank * (rate == 0.1) + drawn[rank, rate, seed]
 
 
-def decompose(manifest, trials, names=NAMES, baseline=None) -> Factorial | str:
+def decomposed(manifest, trials, names=NAMES, baseline=None) -> Factorial | str:
     sweep = manifest(varied=names, baseline=baseline)
-    return factorial(names, summarise(sweep, trials.records), baseline)
+    return decompose(names, summarise(sweep, trials.records), baseline)
 
 
 def test_f_is_that_of_repeated_measures_in_statsmodels(manifest, trials):
     fill(trials, noisy())
-    found = decompose(manifest, trials)
+    found = decomposed(manifest, trials)
     rows = [
         {"seed": one.plan.seed, "rank": one.plan.arm["lora.rank"], "rate": one.plan.arm["optimizer.lr"],
          "value": one.history[-1].metrics["accuracy/mean"]}
@@ -57,7 +56,7 @@ def test_f_is_that_of_repeated_measures_in_statsmodels(manifest, trials):
 def test_the_shrinkage_is_greenhouse_and_geissers(manifest, trials):
     """From the covariance of orthonormal contrasts, as their paper has it."""
     fill(trials, noisy())
-    effect = decompose(manifest, trials).effects[0]
+    effect = decomposed(manifest, trials).effects[0]
     by = {(one.plan.seed, *one.plan.arm.values()): one.history[-1].metrics["accuracy/mean"] for one in trials.records}
     means = np.array([[np.mean([by[seed, rank, rate] for rate in RATES]) for rank in RANKS] for seed in range(4)])
     contrasts = np.array([[1, -1, 0], [1, 1, -2]]) / np.array([[2**0.5], [6**0.5]])
@@ -68,7 +67,7 @@ def test_the_shrinkage_is_greenhouse_and_geissers(manifest, trials):
 
 def test_shares_add_up_to_one(manifest, trials):
     fill(trials, noisy())
-    found = decompose(manifest, trials)
+    found = decomposed(manifest, trials)
     assert sum(one.share for one in found.effects) + found.higher + found.of_seeds + found.rest == pytest.approx(1)
     assert found.higher == 0
     assert [one.factors for one in found.effects] == [
@@ -83,14 +82,14 @@ def test_three_factors_leave_a_rest_to_all_of_them_together(manifest, trials):
         odd = 0.02 if (rank == 4) ^ (rate == 0.1) ^ (steps == 1) else 0.0
         value = 0.5 + odd + rng.normal(0, 1e-4)
         trials.add(dict(zip(names, (rank, rate, steps), strict=True)), seed, [0.2, value])
-    found = decompose(manifest, trials, names)
+    found = decomposed(manifest, trials, names)
     assert len(found.effects) == 6
     assert found.higher > 0.99
 
 
 def test_an_effect_put_in_by_hand_is_found_alone(manifest, trials):
     fill(trials, lambda rank, rate, seed: 0.5 + 0.01 * seed + 0.1 * (rate == 0.1) + 1e-4 * ((rank + 3 * seed) % 5))
-    found = decompose(manifest, trials)
+    found = decomposed(manifest, trials)
     rank, rate, both = found.effects
     assert rate.share > 0.9
     assert max(rank.share, both.share) < 0.001
@@ -99,7 +98,7 @@ def test_an_effect_put_in_by_hand_is_found_alone(manifest, trials):
 
 def test_marginal_means_by_hand(manifest, trials):
     fill(trials, noisy())
-    found = decompose(manifest, trials, baseline=BASELINE)
+    found = decomposed(manifest, trials, baseline=BASELINE)
     by = {(*one.plan.arm.values(), one.plan.seed): one.history[-1].metrics["accuracy/mean"] for one in trials.records}
     for level in found.levels[:3]:
         rank = level.value["lora.rank"]
@@ -113,10 +112,10 @@ def test_marginal_means_by_hand(manifest, trials):
 
 def test_only_seeds_that_all_cells_finished_count(manifest, trials):
     fill(trials, noisy(), seeds=range(3))
-    before = decompose(manifest, trials)
+    before = decomposed(manifest, trials)
     trials.add({"lora.rank": 4, "optimizer.lr": 0.1}, 3, [0.2, 0.9])
     trials.add({"lora.rank": 4, "optimizer.lr": 0.1}, 4, [0.2, 0.9], "pruned")
-    assert decompose(manifest, trials) == before
+    assert decomposed(manifest, trials) == before
     assert before.seeds == (0, 1, 2)
 
 
@@ -130,25 +129,25 @@ def test_only_seeds_that_all_cells_finished_count(manifest, trials):
 )
 def test_what_cannot_be_decomposed_is_said(manifest, trials, grid, seeds, why):
     fill(trials, noisy(), seeds, grid)
-    assert decompose(manifest, trials) == why
+    assert decomposed(manifest, trials) == why
 
 
 def test_trials_that_end_alike_have_no_effects(manifest, trials):
     fill(trials, lambda rank, rate, seed: 0.5)
-    assert decompose(manifest, trials) == "all trials ended alike"
+    assert decomposed(manifest, trials) == "all trials ended alike"
 
 
 def test_an_arm_that_lacks_a_factor_is_said(manifest, trials):
     fill(trials, noisy())
     trials.add({"lora.rank": 4}, 0, [0.2, 0.3])
-    assert decompose(manifest, trials) == "a hyperparameter is there in some arms only"
+    assert decomposed(manifest, trials) == "a hyperparameter is there in some arms only"
 
 
 def test_names_that_vary_together_are_one_factor(manifest, trials):
     for rank, rate, seed in itertools.product((4, 8), RATES, range(3)):
         arm = {"lora.rank": rank, "lora.alpha": 2 * rank, "optimizer.lr": rate}
         trials.add(arm, seed, [0.2, noisy()(rank, rate, seed)])
-    found = decompose(manifest, trials, ("lora.rank", "lora.alpha", "optimizer.lr"))
+    found = decomposed(manifest, trials, ("lora.rank", "lora.alpha", "optimizer.lr"))
     assert found.effects[0].factors == (("lora.rank", "lora.alpha"),)
     assert len(found.effects) == 3
 
@@ -156,7 +155,7 @@ def test_names_that_vary_together_are_one_factor(manifest, trials):
 def test_the_report_says_what_each_factor_does(manifest, trials):
     fill(trials, noisy())
     sweep = manifest(varied=NAMES, baseline=BASELINE)
-    table = AblationTable(sweep, summarise(sweep, trials.records))
+    table = tabulate(sweep, trials)
     markdown = table.markdown()
     assert "## Main effects and interactions" in markdown
     assert "## Marginal means" in markdown
@@ -165,7 +164,7 @@ def test_the_report_says_what_each_factor_does(manifest, trials):
     assert sum(one.share for one in table.effects.shares()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("false_positives", "repetitions"), [(0.05, 300)])
+@pytest.mark.parametrize(("false_positives", "repetitions"), [(0.05, 120)])
 def test_no_more_false_effects_than_the_level(false_positives, repetitions):
     """Under no effect at all, with variances that differ from level to level: what the correction is for."""
     rng = np.random.default_rng(3)
@@ -183,7 +182,7 @@ def _p(values: np.ndarray) -> list[float]:
     trials = Trials()
     for seed, rank, rate in itertools.product(range(5), range(3), range(2)):
         trials.add({"lora.rank": rank, "optimizer.lr": rate}, seed, [0.2, float(values[seed, rank, rate])])
-    found = factorial(NAMES, summarise(make_manifest(varied=NAMES, baseline=None), trials.records), None)
+    found = decompose(NAMES, summarise(make_manifest(varied=NAMES, baseline=None), trials.records), None)
     return [one.p_holm for one in found.effects]
 
 

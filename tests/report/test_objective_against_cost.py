@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from fedsweep.report import write_report
-from fedsweep.report.figures import bytes as figures
-from fedsweep.report.formats import data_frame as frame
-from fedsweep.report.statistics import summarise
-from fedsweep.report.table import AblationTable
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.figures import objective_against_cost
+from fedsweep.report.formats import data_frame
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.pareto import Against
+from tests.report.helpers import tabulate
 
 SENT = Against(metric="megabytes/sent", mode="min")
 ENDS = {1: (0.5, 1.0), 2: (0.6, 2.0), 4: (0.6, 3.0), 8: (0.7, 4.0), 16: (0.55, 9.0)}
@@ -37,10 +37,6 @@ def fill(trials):
     return give
 
 
-def table_of(manifest, trials):
-    return AblationTable(manifest, summarise(manifest, trials.records))
-
-
 def marked(table):
     return {int(row["lora.rank"]) for row in table.cells() if row["efficient"] == "yes"}
 
@@ -49,7 +45,7 @@ def test_efficient_samples_are_marked_named_and_drawn(manifest, fill, tmp_path):
     sweep = manifest(baseline=None, seeds=(0,), against=SENT)
     trials = fill()
     trials.add(32, 0, [0.2, 0.99], "pruned")
-    table = table_of(sweep, trials)
+    table = tabulate(sweep, trials)
     assert marked(table) == {1, 2, 8}
     best, caution = table.findings()
     assert best == (
@@ -60,14 +56,14 @@ def test_efficient_samples_are_marked_named_and_drawn(manifest, fill, tmp_path):
     assert any(
         "Second objective: megabytes/sent, summed over all rounds, lower is better." in one for one in table.caption()
     )
-    rows = {int(row["lora.rank"]): row["efficient"] for row in csv.DictReader(io.StringIO(frame.csv(table)))}
+    rows = {int(row["lora.rank"]): row["efficient"] for row in csv.DictReader(io.StringIO(data_frame.csv(table)))}
     assert rows == {1: "True", 2: "True", 4: "False", 8: "True", 16: "False", 32: "False"}
     report = write_report(sweep, trials.records, tmp_path)
     assert "front" in [figure.name for figure in report.figures]
 
 
 def test_arms_of_a_grid_are_compared_by_their_means_over_seeds(manifest, fill):
-    table = table_of(manifest(against=SENT), fill(seeds=(0, 1, 2)))
+    table = tabulate(manifest(against=SENT), fill(seeds=(0, 1, 2)))
     assert marked(table) == {1, 2, 8}
     assert table.findings()[-1].startswith("Efficient in accuracy/mean against megabytes/sent, 3 of 5 arms:")
     assert len(table.findings()) == 5
@@ -76,15 +72,15 @@ def test_arms_of_a_grid_are_compared_by_their_means_over_seeds(manifest, fill):
 def test_another_second_objective_has_a_column(manifest, fill):
     """More rank takes less time here, so that only what is fast or accurate is kept."""
     against = Against(metric="seconds/round", mode="min")
-    table = table_of(manifest(baseline=None, against=against), fill())
+    table = tabulate(manifest(baseline=None, against=against), fill())
     assert marked(table) == {8, 16}
     assert {int(row["lora.rank"]): row["seconds/round"] for row in table.cells()}[16] == "0.725"
-    assert next(csv.DictReader(io.StringIO(frame.csv(table))))["seconds/round"] == "1.35"
+    assert next(csv.DictReader(io.StringIO(data_frame.csv(table))))["seconds/round"] == "1.35"
 
 
 def test_the_figure_joins_the_efficient_arms_by_what_they_beat(manifest, fill, drawn):
     sweep = manifest(baseline=None, against=SENT)
-    axes = drawn(figures.draw_front, sweep, summarise(sweep, fill().records)).axes[0]
+    axes = drawn(objective_against_cost.draw_front, sweep, summarise(sweep, fill().records)).axes[0]
     others, points = (line for line in axes.lines if line.get_marker() == "o")
     (border,) = (line for line in axes.lines if "steps" in line.get_drawstyle())
     assert sorted(zip(*others.get_data(), strict=True)) == [(3.0, 60.0), (9.0, pytest.approx(55))]
@@ -98,7 +94,7 @@ def test_the_figure_joins_the_efficient_arms_by_what_they_beat(manifest, fill, d
 def test_of_many_efficient_arms_the_ends_and_the_baseline_are_named(manifest, fill, drawn):
     ends = {rank: (0.01 * rank, 1.0 + rank) for rank in range(1, 31)} | {31: (0.05, 50.0)}
     sweep = manifest(baseline={"lora.rank": 31}, against=SENT)
-    axes = drawn(figures.draw_front, sweep, summarise(sweep, fill(ends=ends).records)).axes[0]
+    axes = drawn(objective_against_cost.draw_front, sweep, summarise(sweep, fill(ends=ends).records)).axes[0]
     named = [line.split(": ")[1] for line in axes.texts[-1].get_text().splitlines()]
     assert len(named) == 9
     assert (named[0], named[-2], named[-1]) == ("rank 1", "rank 30", "rank 31 (baseline)")
@@ -107,7 +103,7 @@ def test_of_many_efficient_arms_the_ends_and_the_baseline_are_named(manifest, fi
 def test_bytes_are_drawn_without_a_second_objective_with_the_range_of_the_seeds(manifest, fill, drawn):
     sweep = manifest()
     arms = summarise(sweep, fill(seeds=(0, 1, 2)).records)
-    axes = drawn(figures.draw_bytes, sweep, arms).axes[0]
+    axes = drawn(objective_against_cost.draw_bytes, sweep, arms).axes[0]
     assert axes.get_xlabel() == "Sent in the whole run (MB)"
     ranges = [line for line in axes.lines if line.get_marker() != "o" and line.get_drawstyle() == "default"]
     ups = [line.get_ydata() for line in ranges if len(set(line.get_ydata())) == 2]
@@ -121,10 +117,10 @@ def test_bytes_are_drawn_without_a_second_objective_with_the_range_of_the_seeds(
 def test_bytes_are_not_drawn_where_they_say_nothing(manifest, fill, drawn, trials):
     for rank in (4, 8):
         trials.add(rank, 0, [0.2, 0.5 + rank / 100])
-    assert drawn(figures.draw_bytes, manifest(), summarise(manifest(), trials.records)) is None
+    assert drawn(objective_against_cost.draw_bytes, manifest(), summarise(manifest(), trials.records)) is None
     many = fill().records
     for sweep in (manifest(against=SENT), manifest(metric="megabytes/sent", mode="min")):
-        assert drawn(figures.draw_bytes, sweep, summarise(sweep, many)) is None
+        assert drawn(objective_against_cost.draw_bytes, sweep, summarise(sweep, many)) is None
 
 
 def test_bytes_are_not_drawn_of_arms_over_different_images(manifest, drawn, trials):
@@ -132,14 +128,13 @@ def test_bytes_are_not_drawn_of_arms_over_different_images(manifest, drawn, tria
         trials.add(rank, 0, [0.2] + [0.5] * rank, held_out=held_out)
     arms = summarise(manifest(), trials.records)
     assert all(one.n and one.megabytes for one in arms)
-    assert drawn(figures.draw_bytes, manifest(), arms) is None
+    assert drawn(objective_against_cost.draw_bytes, manifest(), arms) is None
 
 
-def test_with_one_objective_nothing_of_it_is_there(manifest, fill, tmp_path):
+def test_with_one_objective_nothing_of_it_is_there(manifest, fill, drawn):
     sweep = manifest(baseline=None)
     trials = fill()
-    table = table_of(sweep, trials)
+    table = tabulate(sweep, trials)
     assert "efficient" not in table.cells()[0]
-    assert "efficient" not in frame.csv(table)
-    write_report(sweep, trials.records, tmp_path)
-    assert not (tmp_path / "front.png").exists()
+    assert "efficient" not in data_frame.csv(table)
+    assert drawn(objective_against_cost.draw_front, sweep, table.arms) is None

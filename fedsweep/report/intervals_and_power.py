@@ -54,7 +54,6 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
 
 @lru_cache(maxsize=4)
 def _places(n: int) -> NDArray[np.int64]:
-    """Which of n values each resample has."""
     return stream(0, "bootstrap", n).integers(n, size=(RESAMPLES, n))
 
 

@@ -1,29 +1,19 @@
-"""Sections of a report: paired comparisons, and accuracy by domain."""
+"""Tables of text for Markdown and for terminals of any width; those below the main table: comparisons, domains."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedsweep.report.intervals import LEAST_RESAMPLED
-from fedsweep.report.paired_comparison import Comparison, least_exact, pairs_for_exact
-from fedsweep.report.statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics
-from fedsweep.report.wording import (
-    IN_DOMAIN,
-    NOTHING,
-    OUT_OF_DOMAIN,
-    PERCENT,
-    Units,
-    markdown_table,
-    names,
-    settings,
-    shown_p,
-)
+from fedsweep.report.arm_statistics import MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN, ArmStatistics, printed
+from fedsweep.report.holm_corrected_tests import Comparison, least_exact, pairs_for_exact
+from fedsweep.report.intervals_and_power import LEAST_RESAMPLED
+from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, Units, names, settings, shown_p
 from fedsweep.results import SweepManifest
 
 GAP = 2
@@ -31,8 +21,71 @@ GAP = 2
 
 
 @dataclass(frozen=True)
+class TextColumn:
+    """A column of a table on a terminal."""
+
+    name: str
+    cells: Sequence[str]
+    heading: str
+    """May have several lines."""
+    words: bool
+    """Aligned to the left, unlike numbers."""
+    wraps: bool
+    """Cells may be broken between words; otherwise never."""
+    enough: int | None = None
+    """A width, in cells of the terminal, that is enough even for longer texts."""
+
+    @property
+    def width(self) -> int:
+        """The least width, in cells of the terminal, at which nothing but words between spaces is broken."""
+        texts = [*self.heading.splitlines(), *self.cells]
+        if self.enough is not None:
+            return min(self.enough, max(map(cell_len, texts)))
+        return max(cell_len(part) for text in texts for part in (text.split() if self.wraps else [text]))
+
+
+def width_of(columns: Sequence[TextColumn]) -> int:
+    """Return the least width of columns side by side, in cells of the terminal."""
+    return sum(one.width + GAP for one in columns) - GAP
+
+
+def fitting(columns: Sequence[TextColumn], width: int, order: Sequence[str]) -> tuple[list[TextColumn], Sequence[str]]:
+    """Leave out as few columns as `width` takes, those first in `order` first; return the others and the left out."""
+    for many in range(len(order) + 1):
+        kept = [one for one in columns if one.name not in order[:many]]
+        if width_of(kept) <= width:
+            return kept, order[:many]
+    return kept, order
+
+
+def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold: Iterable[bool] = ()) -> Table:
+    """Return a table for a `rich` console, with rows in bold where `bold` says so; numbers are never cut."""
+    grid = Table(
+        box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for one in columns:
+        justify = "left" if one.words else "right"
+        grid.add_column(Text(one.heading), justify=justify, no_wrap=not one.wraps, overflow="fold")
+    rows = list(zip(*(one.cells for one in columns), strict=True))
+    for row, is_bold in zip(rows, [*bold] or [False] * len(rows), strict=True):
+        grid.add_row(*map(Text, row), style="bold" if is_bold else "")
+    return grid
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool]) -> str:
+    """Return a table in Markdown; columns of words are aligned to the left, others to the right."""
+    rules = ["---" if word else "---:" for word in words]
+    cells = [[*map(_escaped, head)], rules, *([*map(_escaped, row)] for row in rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
+
+
+@dataclass(frozen=True)
 class Section:
-    """Cells as text; all rows as long as the head."""
+    """A titled table with an explanation. Cells are text; all rows are as long as the head."""
 
     title: str
     head: Sequence[str]
@@ -41,52 +94,23 @@ class Section:
     """So many columns from the left are words; the others are numbers."""
     explained: str
     papers: Sequence[bool] = ()
-    """Of each row whether it is what a paper printed for the arm above; none where it is empty."""
+    """Whether each row is what a paper printed for the arm above; empty where none is."""
 
     def markdown(self) -> str:
-        """Heading, table and explanation."""
+        """Return heading, table and explanation."""
         papers = self.papers or [False] * len(self.rows)
         rows = [[f"*{row[0]}*", *row[1:]] if paper else row for row, paper in zip(self.rows, papers, strict=True)]
         table = markdown_table(self.head, rows, [place < self.words for place in range(len(self.head))])
         return "\n\n".join([f"## {self.title}", table, self.explained])
 
-    def fitting(self, width: int, order: Sequence[str]) -> tuple[Section, list[str]]:
-        """The section without as many of the columns in `order` as `width` cells take, and those that were left out."""
-        ways = (order[:many] for many in range(len(order) + 1))
-        dropped = next((names for names in ways if self._width(names) <= width), order)
-        kept = [place for place, name in enumerate(self.head) if name not in dropped]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        words = sum(place < self.words for place in kept)
-        head = [self.head[place] for place in kept]
-        return replace(self, head=head, rows=rows, words=words), [name for name in self.head if name in dropped]
-
-    def _width(self, dropped: Sequence[str]) -> int:
-        """The least width at which nothing but words between spaces is broken."""
-        widths = []
+    def terminal(self, width: int, order: Sequence[str]) -> tuple[Table, list[str]]:
+        """Return the table without as many of the columns in `order` as `width` takes, and those left out."""
+        columns = []
         for place, name in enumerate(self.head):
-            if name not in dropped:
-                cells = [row[place] for row in self.rows]
-                broken = [word for cell in cells for word in cell.split()] if place < self.words else cells
-                widths.append(max(map(cell_len, [*name.split(), *broken])))
-        return sum(widths) + GAP * (len(widths) - 1)
-
-    def terminal(self) -> Table:
-        """The cells for a `rich` console; headings and words may be folded, numbers not."""
-        grid = Table(
-            box=SIMPLE_HEAD,
-            title=self.title,
-            title_justify="left",
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
-        for place, name in enumerate(self.head):
-            words = place < self.words
-            heading = name if words else name.replace(" ", "\n")
-            grid.add_column(Text(heading), justify="left" if words else "right", no_wrap=not words, overflow="fold")
-        for row in self.rows:
-            grid.add_row(*map(Text, row))
-        return grid
+            words, cells = place < self.words, [row[place] for row in self.rows]
+            columns.append(TextColumn(name, cells, name if words else name.replace(" ", "\n"), words, wraps=words))
+        kept, dropped = fitting(columns, width, order)
+        return terminal_table(kept, self.title), [name for name in self.head if name in dropped]
 
 
 EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials."
@@ -97,7 +121,7 @@ PAPER = "paper"
 
 
 def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """The section; None where there is one domain, or no finished trial."""
+    """Return the accuracies by domain; None where there is one domain, or no finished trial."""
     arms = [one for one in arms if one.n]
     if len(manifest.domains) < 2 or not arms:
         return None
@@ -112,17 +136,12 @@ def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section
         metrics = [*map(one.metric_on, manifest.domains), *means.values()]
         rows.append([*named, str(one.n), *(_cell(one, metric, one.accuracies.get(metric)) for metric in metrics)])
         papers.append(False)
-        paper = [_cell(one, metric, _printed(manifest, one, metric)) for metric in metrics]
+        paper = [_cell(one, metric, printed(manifest, one, metric)) for metric in metrics]
         if any(value != NOTHING for value in paper):
             rows.append([PAPER, *[""] * (len(named) - 1), NOTHING, *paper])
             papers.append(True)
     explained = " ".join([EXPLAINED, *([MARKED] if held_out else [])])
     return Section("By domain", head, rows, len(settings(arms[0], dotted)), explained, papers)
-
-
-def _printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:
-    """A paper's value."""
-    return manifest.reference.value(one.arm.values, metric) if manifest.reference else None
 
 
 def _cell(one: ArmStatistics, metric: str, value: float | None) -> str:
@@ -137,8 +156,8 @@ HEAD = (
 )  # fmt: skip
 
 
-def comparisons(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """The section, of the arms with a finished trial; None where the baseline has none."""
+def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
+    """Return the comparisons of the arms with a finished trial; None where the baseline has none."""
     arms = [one for one in arms if one.n]
     if not any(one.is_baseline for one in arms):
         return None
@@ -156,7 +175,7 @@ def comparisons(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Secti
 
 
 def cells(found: Comparison, units: Units) -> list[str]:
-    """The numbers of one comparison, without the exact p where it could not fall to the level."""
+    """Return the cells of one comparison, without the exact p where it could not fall to the level."""
     return [
         str(len(found.seeds)),
         units.difference(found.difference),
@@ -178,7 +197,7 @@ def _seeds(found: Comparison) -> str:
 
 
 def explained(tested: Sequence[Comparison], units: Units) -> list[str]:
-    """What the columns are, in sentences."""
+    """Return sentences that explain the columns."""
     points = ", in percentage points" * units.percent
     said = [
         f"Differences are over common seeds{points}. 95% intervals, uncorrected: of the mean and of the "
@@ -198,7 +217,7 @@ def explained(tested: Sequence[Comparison], units: Units) -> list[str]:
 
 
 def exact(tested: Sequence[Comparison]) -> str:
-    """Whether exact tests are shown, and how many pairs they take; of comparisons that are tested, one at least."""
+    """Return a sentence on whether exact tests are shown and how many pairs they take; `tested` is not empty."""
     pairs = max(len(one.seeds) for one in tested)
     if any(one.exact_can_tell for one in tested):
         all_can = all(one.exact_can_tell for one in tested)

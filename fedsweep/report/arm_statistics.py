@@ -1,0 +1,295 @@
+"""Trials grouped by arm, and the mean, spread and comparison of every arm. Only finished trials enter the numbers."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsweep.common.yaml_values import Json
+from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
+from fedsweep.report.intervals_and_power import Interval, t_interval
+from fedsweep.results import SweepManifest, TrialRecord
+from fedsweep.results.arms import counterparts, identity
+from fedsweep.results.columns import COLUMNS, Column, column
+from fedsweep.results.history import RoundRecord, mean_of_last, over_the_run, total_megabytes
+from fedsweep.results.pareto import pareto_efficient
+
+MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mean"
+
+
+@dataclass(frozen=True)
+class ArmTrials:
+    """One setting of the varied hyperparameters, with its trials (one per seed) in the order of the plan."""
+
+    values: Mapping[str, Json]
+    trials: tuple[TrialRecord, ...]
+
+    def finished(self, metric: str) -> dict[int, TrialRecord]:
+        """Return, by seed, the trials that ran to their end with a finite `metric`: those of every mean and test."""
+        return {
+            trial.plan.seed: trial
+            for trial in self.trials
+            if ended(trial) == "finished" and final(trial, metric) is not None
+        }
+
+    def finals(self, objective: str, metric: str) -> dict[int, float]:
+        """Return, by seed, the last values of a metric of the trials that finished with a finite objective."""
+        ends = {seed: final(trial, metric) for seed, trial in self.finished(objective).items()}
+        return {seed: value for seed, value in ends.items() if value is not None}
+
+    def reached(self, metric: str) -> tuple[int, float | None]:
+        """Return the furthest round of any trial, and the mean of the metric over the trials recorded there."""
+        furthest = max(trial.last_round for trial in self.trials)
+        return furthest, mean_of_known(final(trial, metric) for trial in self.trials if trial.last_round == furthest)
+
+
+@dataclass(frozen=True)
+class ArmStatistics:
+    """One arm. Everything numeric is over its finished trials and None where they are too few."""
+
+    arm: ArmTrials
+    counterpart: str | None
+    """The `key` of the arm that it is compared to, its own for a baseline; None where there is none."""
+    values: Mapping[int, float]
+    """The objective at the last round, by seed."""
+    mean: float | None
+    sd: float | None
+    """Over seeds, with n - 1."""
+    interval: Interval | None
+    """Of the mean: Student's t over seeds, 95%."""
+    mean_of_last: float | None
+    """Mean over seeds of the objective's mean over the last four rounds."""
+    worst_domain: float | None
+    """Mean over seeds of the accuracy on the domain that is worst for that seed, 0 to 1."""
+    worst_domain_name: str | None
+    """The domain with the lowest accuracy on average over seeds."""
+    worst_client: float | None
+    """Mean over seeds of the accuracy of the client that is worst for that seed, each with its own model, 0 to 1."""
+    held_out: tuple[str, ...]
+    """Domains that no client of this arm has."""
+    accuracies: Mapping[str, float | None]
+    """Mean over seeds of each domain's accuracy and of their means in and out of domain, 0 to 1, by metric's name."""
+    megabytes: float | None
+    """Mean over seeds of the MB (10^6 bytes) sent in both directions in the whole run."""
+    second: float | None
+    """Mean over seeds of the second objective; None where there is one objective, or a seed lacks it."""
+    columns: Mapping[str, float | None]
+    """Mean over seeds of every column that the table could show, by name; those that repetition changes where asked."""
+    comparison: Comparison | None
+    """None for a baseline itself and where there is none."""
+
+    @property
+    def key(self) -> str:
+        """The `identity` of the arm's values."""
+        return identity(self.arm.values)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether other arms are compared to this one."""
+        return self.counterpart == self.key
+
+    @property
+    def n(self) -> int:
+        """Finished trials."""
+        return len(self.values)
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """The provenance of its trials."""
+        return {name: mark for trial in self.arm.trials for name, mark in trial.plan.marks.items()}
+
+    def metric_on(self, domain: str) -> str:
+        """Return the name of the metric of this arm's accuracy on a domain."""
+        return domain_metric(domain, domain in self.held_out)
+
+
+def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
+    """Return the statistics of every arm: in the order of `group_by_arm` with a baseline, otherwise best first.
+
+    Arms without a finished trial follow, by the round they reached and their value there.
+    """
+    arms = {identity(arm.values): arm for arm in group_by_arm(trials)}
+    values = {key: arm.finals(manifest.metric, manifest.metric) for key, arm in arms.items()}
+    others = {} if manifest.baseline is None else counterparts([arm.values for arm in arms.values()], manifest.baseline)
+    against = {key: identity(others[key]) for key in arms if key in others}
+    pairs = {key: (values[key], values[other]) for key, other in against.items() if key != other}
+    comparisons = dict(zip(pairs, paired_tests(list(pairs.values())), strict=True))
+    found = [_describe(arm, values[key], against.get(key), comparisons.get(key), manifest) for key, arm in arms.items()]
+    ranked = sorted(found, key=lambda one: _rank(one, manifest))
+    return [*(one for one in found if one.n), *(one for one in ranked if not one.n)] if against else ranked
+
+
+def _describe(
+    arm: ArmTrials,
+    values: Mapping[int, float],
+    counterpart: str | None,
+    comparison: Comparison | None,
+    manifest: SweepManifest,
+) -> ArmStatistics:
+    trials = arm.finished(manifest.metric).values()
+    histories = [trial.history for trial in trials]
+    smoothed = [mean_of_last(history, manifest.metric) for history in histories if history[-1].round > 0]
+    recorded_names = {name for trial in arm.trials for record in trial.history[:1] for name in record.metrics}
+    held_out = tuple(name for name in manifest.domains if domain_metric(name, held_out=True) in recorded_names)
+    known = {name: _mean_final(trials, domain_metric(name)) for name in manifest.domains if name not in held_out}
+    worst = {name: value for name, value in known.items() if value is not None}
+    metrics = [*(domain_metric(name, name in held_out) for name in manifest.domains), MEAN_ACCURACY]
+    metrics += [MEAN_OUT_OF_DOMAIN] * bool(held_out)
+    second = manifest.against.metric if manifest.against else None
+    return ArmStatistics(
+        arm=arm,
+        counterpart=counterpart,
+        values=values,
+        mean=mean(values.values()),
+        sd=float(np.std(list(values.values()), ddof=1)) if len(values) > 1 else None,
+        interval=t_interval(list(values.values())),
+        mean_of_last=mean(smoothed) if all(map(math.isfinite, smoothed)) else None,
+        worst_domain=_mean_final(trials, "accuracy/worst_domain"),
+        worst_domain_name=min(worst, key=lambda name: worst[name]) if worst else None,
+        worst_client=_mean_final(trials, "accuracy/clients/worst"),
+        held_out=held_out,
+        accuracies={metric: _mean_final(trials, metric) for metric in metrics},
+        megabytes=mean(total_megabytes(history) for history in histories),
+        second=None if second is None else _mean_of_all(over_the_run(history, second) for history in histories),
+        columns={one.name: _mean_of_all(map(one.of, trials)) for one in recorded_columns(manifest)},
+        comparison=comparison,
+    )
+
+
+def domain_metric(domain: str, held_out: bool = False) -> str:
+    """Return the name of the metric of the accuracy on a domain that clients have, or that is held out of them."""
+    return f"accuracy/{'out_of_domain' if held_out else 'domain'}/{domain}"
+
+
+def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
+    """Return whether a metric of these arms is over the same domains, as that of a single domain always is."""
+    one_domain = metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
+    return one_domain or len({one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}) < 2
+
+
+def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:
+    """Return what a paper printed for a metric of this arm, accuracies from 0 to 1."""
+    return manifest.reference.value(one.arm.values, metric) if manifest.reference else None
+
+
+def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:
+    """Return the efficient arms by their means over finished seeds, in the order of the second objective."""
+    if manifest.against is None:
+        return []
+    known = [(one.second, place, one) for place, one in enumerate(arms) if one.second is not None]
+    points = [(one.mean or 0.0, second) for second, _, one in known]
+    flags = pareto_efficient(points, (manifest.mode, manifest.against.mode))
+    best = [entry for entry, kept in zip(known, flags, strict=True) if kept]
+    return [one for *_, one in sorted(best, key=lambda entry: entry[:2])]
+
+
+def asked_columns(manifest: SweepManifest) -> list[Column]:
+    """Return the columns that the table is to show besides the objective, in order; none for the usual ones."""
+    return [column(name, manifest.metric, manifest.mode) for name in manifest.columns]
+
+
+def recorded_columns(manifest: SweepManifest) -> list[Column]:
+    """Return the columns with a value in full precision: those that repetition does not change, and those asked for."""
+    always = {one.name: one for one in COLUMNS.values() if not one.measured}
+    return list({**always, **{one.name: one for one in asked_columns(manifest)}}.values())
+
+
+def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
+    """Sorts best first: finished arms by their mean, the others by the round reached, then the value there."""
+    sign = -1 if manifest.mode == "max" else 1
+    if one.mean is not None:
+        return False, 0, sign * one.mean
+    furthest, value = one.arm.reached(manifest.metric)
+    return True, -furthest, math.inf if value is None else sign * value
+
+
+def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
+    """Return the places of at most `most` arms, in order: the baselines, and those with the best means."""
+    sign = -1 if mode == "max" else 1
+    ranked = sorted(range(len(arms)), key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
+    return sorted(ranked[:most])
+
+
+def group_by_arm(trials: Iterable[TrialRecord]) -> list[ArmTrials]:
+    """Group trials. Numeric hyperparameters ascend (a plan may be shuffled), others keep the order of the plan."""
+    grouped: dict[str, list[TrialRecord]] = {}
+    for trial in sorted(trials, key=lambda one: one.plan.number):
+        grouped.setdefault(identity(trial.plan.arm), []).append(trial)
+    arms = [ArmTrials(members[0].plan.arm, tuple(members)) for members in grouped.values()]
+    places = {name: _places(name, arms) for name in dict.fromkeys(name for arm in arms for name in arm.values)}
+    return sorted(arms, key=lambda arm: [place[identity(arm.values.get(name))] for name, place in places.items()])
+
+
+def _places(name: str, arms: Sequence[ArmTrials]) -> dict[str, int]:
+    """Places by `identity` of the value."""
+    values = [arm.values.get(name) for arm in arms]
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    ordered = sorted(numbers) if len(numbers) == len(values) else values
+    return {key: place for place, key in enumerate(dict.fromkeys(map(identity, ordered)))}
+
+
+def ended(trial: TrialRecord) -> str:
+    """Return `finished`, `pruned`, `diverged`, `failed` or `unfinished`."""
+    return trial.outcome.outcome if trial.outcome else "unfinished"
+
+
+def recorded(history: Sequence[RoundRecord], metric: str) -> dict[int, float]:
+    """Return the finite values of a metric by round (`loss/train` has none for the untuned model)."""
+    values = {record.round: record.metrics.get(metric, math.nan) for record in history}
+    return {number: value for number, value in values.items() if math.isfinite(value)}
+
+
+def final(trial: TrialRecord, metric: str) -> float | None:
+    """Return the metric at the last round recorded, or None where it is absent, infinite or not a number."""
+    return recorded(trial.history[-1:], metric).get(trial.last_round)
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Return the arithmetic mean, or None of no values."""
+    listed = list(values)
+    return math.fsum(listed) / len(listed) if listed else None
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None, or None if there are none."""
+    return mean(value for value in values if value is not None)
+
+
+def _mean_of_all(values: Iterable[float | None]) -> float | None:
+    """Mean; None if any value is missing, since a mean over other seeds would not compare."""
+    listed = list(values)
+    return None if None in listed else mean_of_known(listed)
+
+
+def _mean_final(trials: Iterable[TrialRecord], metric: str) -> float | None:
+    return _mean_of_all(final(trial, metric) for trial in trials)
+
+
+def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
+    """Return a note on the trials that are in no mean, seeds with the same fate together.
+
+    For example `seeds 0, 2 pruned at round 3`, `seed 1 failed after round 4`; with `show`, which writes a value of the
+    metric, followed by the mean that they had reached, as in `seeds 0, 2 pruned at round 3 (48.12)`.
+    """
+    finished, fates = arm.finished(metric), dict[str, dict[int, TrialRecord]]()
+    for trial in arm.trials:
+        # A search may draw an arm twice: the same seed gives the same numbers, and one of the two suffices.
+        if trial.plan.seed not in finished:
+            fates.setdefault(_fate(trial, metric), {})[trial.plan.seed] = trial
+    found = []
+    for fate, trials in fates.items():
+        reached = mean_of_known(final(trial, metric) for trial in trials.values())
+        value = f" ({show(reached)})" if show and reached is not None else ""
+        found.append(f"seed{'s' * (len(trials) > 1)} {', '.join(map(str, trials))} {fate}{value}")
+    return found
+
+
+def _fate(trial: TrialRecord, metric: str) -> str:
+    if trial.outcome is None:
+        return f"unfinished at round {trial.last_round}" if trial.history else "not started"
+    if (how := trial.outcome.outcome) == "pruned":
+        return f"pruned at round {trial.outcome.round}"
+    if how != "finished":
+        return f"{how} after round {trial.outcome.round}" if trial.outcome.round > 0 else how
+    return f"finished without a finite {metric}"

@@ -1,0 +1,164 @@
+"""The objective against a second objective, or else against the megabytes sent: each arm a point in the plane."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsweep.report.arm_statistics import ArmStatistics, same_images
+from fedsweep.report.figures import canvas
+from fedsweep.report.figures.canvas import (
+    COLOURS,
+    GREY,
+    INK,
+    Figure,
+    heading_of,
+    labels,
+    logarithmic,
+    scale_of,
+    spans_decades,
+)
+from fedsweep.report.units_and_labels import title
+from fedsweep.results import SweepManifest
+from fedsweep.results.history import ACCUMULATED, over_the_run
+from fedsweep.results.pareto import Against, Mode, pareto_efficient
+
+if TYPE_CHECKING:
+    from matplotlib import figure as pictures
+    from matplotlib.axes import Axes
+
+COSTS = {
+    "megabytes/sent": ("Sent in the whole run (MB)", "megabytes sent"),
+    "bytes/up": ("Sent by clients in the whole run (bytes)", "bytes sent by clients"),
+    "bytes/down": ("Sent to clients in the whole run (bytes)", "bytes sent to clients"),
+    "seconds/round": ("Time of all rounds (s)", "time"),
+}
+"""Of metrics that accumulate, the title of the axis and the name in a heading."""
+SENT = Against(metric="megabytes/sent", mode="min")
+ALIKE = 1e-9
+"""Relative spread of means below which all arms cost the same."""
+READING = (
+    "Points are means over the finished seeds. Efficient: no other arm is as good in both means and better in one; "
+    "said of the means, without a test. The line borders what the efficient arms beat."
+)
+LABELLED = 8
+"""Arms that are named where there are more, all of them efficient but the baseline."""
+EFFICIENT = COLOURS[0]
+OTHER = "#8C8C8C"
+RANGE: dict[str, Any] = {"linewidth": 1.2, "zorder": 1}
+
+
+@dataclass(frozen=True)
+class Point:
+    """An arm: lowest, mean and highest over its finished seeds, of what costs (x) and of what is gained (y)."""
+
+    x: tuple[float, float, float]
+    y: tuple[float, float, float]
+    label: str
+    is_baseline: bool = False
+
+
+@canvas.style()
+def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+    """Draw the first objective against the second; None where there is one objective, or no finished arm."""
+    return _draw(manifest, arms, manifest.against, path) if manifest.against else None
+
+
+@canvas.style()
+def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+    """Draw the objective against the megabytes sent.
+
+    None where that is the front of two objectives already, where all arms send the same, and where the objective is a
+    cost itself or is over other images in some arms.
+    """
+    finished = [one for one in arms if one.n]
+    shown = [point.x[1] for point in _points(manifest, finished, SENT)]
+    alike = not shown or max(shown) - min(shown) <= ALIKE * max(shown)
+    seen = manifest.against == SENT or manifest.metric in ACCUMULATED
+    if alike or seen or not same_images(manifest.metric, finished):
+        return None
+    return _draw(manifest, finished, SENT, path)
+
+
+def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against, path: Path) -> Figure | None:
+    points = _points(manifest, arms, against)
+    if not points:
+        return None
+    across, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
+    figure = draw_points(points, (manifest.mode, against.mode), (title(manifest.metric), across))
+    return canvas.save(figure, path, f"{heading_of(manifest.metric)} against {cost}", READING)
+
+
+def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
+    """Arms whose finished seeds all have both values, since means over other seeds would not compare."""
+    up, across = scale_of(manifest.metric), scale_of(against.metric)
+    found = []
+    for one, label in zip(arms, labels(manifest, arms), strict=True):
+        trials = one.arm.finished(manifest.metric).values()
+        costs = [value for trial in trials if (value := over_the_run(trial.history, against.metric)) is not None]
+        if one.values and len(costs) == len(trials):
+            x, y = [across * cost for cost in costs], [up * value for value in one.values.values()]
+            found.append(Point(_range(x), _range(y), label, one.is_baseline))
+    return found
+
+
+def _range(values: Sequence[float]) -> tuple[float, float, float]:
+    return min(values), sum(values) / len(values), max(values)
+
+
+def draw_points(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[str, str]) -> "pictures.Figure":
+    """Draw points; `modes` and `words` are of y and x, in this order. Efficient arms are numbered, named and joined."""
+    figure, axes = canvas.plain(6.4, 4.0)
+    flags = pareto_efficient([(one.y[1], one.x[1]) for one in points], modes)
+    kept = sorted((one for one, best in zip(points, flags, strict=True) if best), key=lambda one: (one.x[1], one.y[1]))
+    beaten = sorted((one for one, best in zip(points, flags, strict=True) if not best), key=lambda one: one.x[1])
+    costs = [value for one in points for value in one.x]
+    if spans_decades(costs, decades=1):
+        logarithmic(axes, axes.xaxis, costs)
+    few = len(points) <= LABELLED
+    named = [*kept, *beaten] if few else _ends_and_between(kept, [one for one in beaten if one.is_baseline])
+    for group, colour, size in ((beaten, OTHER if few else GREY, 5), (kept, EFFICIENT, 6)):
+        for one in group:
+            # With many arms the ranges of grey ones would be a thicket.
+            if one in named:
+                axes.plot([one.x[0], one.x[2]], [one.y[1]] * 2, color=colour, alpha=0.5, **RANGE)
+                axes.plot([one.x[1]] * 2, [one.y[0], one.y[2]], color=colour, alpha=0.5, **RANGE)
+        across, up = [one.x[1] for one in group], [one.y[1] for one in group]
+        axes.plot(across, up, "o", color=colour, markersize=size, zorder=3)
+    # From left to right x grows. Where less of x is better, the left arm's y holds until the next arm.
+    where: Any = "post" if modes[1] == "min" else "pre"
+    axes.step(across, up, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)  # of the efficient arms, drawn last
+    axes.set_xlabel(words[1])
+    axes.set_ylabel(words[0])
+    axes.margins(0.08)
+    _name(axes, named)
+    _legend(axes, bool(beaten), any(one.y[0] < one.y[2] or one.x[0] < one.x[2] for one in named))
+    return figure
+
+
+def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
+    """Of many efficient arms the cheapest, the best and some evenly between them; the baselines in any case."""
+    steps = min(LABELLED, len(kept)) - 1
+    places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}
+    return [*(one for place, one in enumerate(kept) if place in places or one.is_baseline), *baseline[:LABELLED]]
+
+
+def _name(axes: "Axes", named: Sequence[Point]) -> None:
+    """Number the points, and write what the numbers stand for right of the axes."""
+    for number, one in enumerate(named, 1):
+        axes.annotate(
+            str(number), (one.x[1], one.y[1]), (-5, 4), textcoords="offset points", ha="right", color=INK, fontsize=9
+        )
+    listed = "\n".join(f"{number}: {one.label}".replace("\n", " ") for number, one in enumerate(named, 1))
+    axes.text(1.03, 1, listed, transform=axes.transAxes, va="top", color=INK, fontsize=9, linespacing=1.6)
+
+
+def _legend(axes: "Axes", beaten: bool, ranges: bool) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=EFFICIENT, marker="o", label="efficient")]
+    if beaten:
+        handles.append(Line2D([], [], color=OTHER, marker="o", linestyle="", label="other arms"))
+    if ranges:
+        handles.append(Line2D([], [], color=INK, alpha=0.5, linewidth=1.2, label="lowest to highest seed"))
+    canvas.legend_below(axes, handles)

@@ -1,0 +1,40 @@
+"""A table from trials, and its rows as they are printed."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from fedsweep.report.arm_statistics import summarise
+from fedsweep.report.formats.terminal import TerminalTable
+from fedsweep.report.table import AblationTable
+from fedsweep.results import SweepManifest
+
+
+def tabulate(manifest: SweepManifest | Callable[..., SweepManifest], trials: Any, **changes: Any) -> AblationTable:
+    """The table of trials; `manifest` is one, or makes one with these changes."""
+    sweep = manifest if isinstance(manifest, SweepManifest) else manifest(**changes)
+    return AblationTable(sweep, summarise(sweep, trials.records))
+
+
+def printed(table: AblationTable, width: int = 100) -> str:
+    """What a terminal of this width shows."""
+    console = Console(width=width, file=(file := io.StringIO()), color_system=None)
+    console.print(TerminalTable(table))
+    return file.getvalue()
+
+
+def rows_of(markdown: str) -> list[list[str]]:
+    """The ablation table's rows, without those of the section below it."""
+    return _cells(markdown.partition("\n## ")[0])
+
+
+def by_domain(markdown: str) -> list[list[str]]:
+    """The rows of the accuracies by domain."""
+    return _cells(markdown.partition("## By domain")[2])
+
+
+def _cells(markdown: str) -> list[list[str]]:
+    lines = [line for line in markdown.splitlines() if line[:1] == "|"]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
