@@ -21,8 +21,8 @@ from fedsweep.data.prepared.dataset import (
     write_domain,
 )
 from fedsweep.pretraining import PretrainConfig, Session, start, train
+from fedsweep.pretraining.network import EpochRecord
 from fedsweep.pretraining.start import default_out
-from fedsweep.pretraining.state import EpochRecord
 
 SHIPPED = Path(__file__).parents[2] / "experiments" / "pretrain"
 CLASSES = 3
