@@ -16,7 +16,7 @@ from typing import Self
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
-from fedsweep.preparation.layouts.base import Item, Source
+from fedsweep.preparation.layouts.base import Item, Layout
 from fedsweep.preparation.plan import DomainPlan
 
 AHEAD = 2
@@ -28,7 +28,7 @@ class Chunk:
     """Some images of a domain, and where their pixels belong in the file `pixels`."""
 
     key: str
-    source: Source
+    layout: Layout
     root: Path
     items: tuple[Item, ...]
     slots: tuple[int, ...]
@@ -53,7 +53,7 @@ def decode_chunk(chunk: Chunk) -> Done:
         UserError: a file cannot be read, or the pixels not written, for a reason that is not the image's.
     """
     crc, corrupt = 0, []
-    stream = chunk.source.read(chunk.root, chunk.items)
+    stream = chunk.layout.read(chunk.root, chunk.items)
     length = 3 * chunk.geometry.size**2
     with chunk.pixels.open("r+b", buffering=0) as file:
         for item, slot in zip(chunk.items, chunk.slots, strict=True):

@@ -13,7 +13,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.prepared.card import store_folder
 from fedsweep.preparation.decode import MADE_WITH, Geometry
-from fedsweep.preparation.layouts.base import Item, Listing, Source, Split
+from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 
 SPLIT_SEED = 0  # a data set is one and the same for every run; runs differ in their own seed
 
@@ -122,7 +122,7 @@ class Plan:
 
     options: Options
     root: Path
-    source: Source
+    layout: Layout
     listing: Listing
     geometry: Geometry
     domains: tuple[DomainPlan, ...]
@@ -147,7 +147,7 @@ class Plan:
     def key(self) -> str:
         """SHA-256 of all that decides about the store's content, without the times and the root's own path."""
         digest = hashlib.sha256()
-        options = [self.source.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
+        options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         digest.update(_json([options, self.listing.class_names, self.listing.domains]))
         for item in self.listing.items:
             digest.update(_json([item.path, item.label, item.domain, item.split]))
@@ -161,10 +161,10 @@ class Plan:
 
     def chunk_key(self, domain: DomainPlan, places: range) -> str:
         """SHA-256 of all that decides about the pixels of some images of a domain, and about where they are put."""
-        content: list[object] = [self.source.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
+        content: list[object] = [self.layout.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
         items = [domain.items[place] for place in places]
         content += [[item.path, domain.slots[place]] for item, place in zip(items, places, strict=True)]
-        content.append([self.stamps[file] for file in dict.fromkeys(self.source.file_of(item.path) for item in items)])
+        content.append([self.stamps[file] for file in dict.fromkeys(self.layout.file_of(item.path) for item in items)])
         return hashlib.sha256(_json(content)).hexdigest()
 
     def domain_key(self, domain: DomainPlan, chunk_keys: Sequence[str]) -> str:
@@ -177,8 +177,8 @@ class Plan:
         return hashlib.sha256(_json(content)).hexdigest()
 
 
-def make_plan(options: Options, root: Path, source: Source | None = None) -> Plan:
-    """Find the layout, list all images and give each its place. `source` is for layouts that have no name.
+def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Plan:
+    """Find the layout, list all images and give each its place. `layout` is for layouts that have no name.
 
     Raises:
         UserError: an option is impossible, or the root is not there or has another layout.
@@ -187,18 +187,18 @@ def make_plan(options: Options, root: Path, source: Source | None = None) -> Pla
     root = root.expanduser().absolute()
     if not root.is_dir():
         raise UserError(f"`--root` must be a folder with images, but {root} {_what_is(root)}.")
-    if source is None:
-        from fedsweep.preparation import layouts as sources
+    if layout is None:
+        from fedsweep.preparation.layouts import find
 
-        source = sources.find(options.name, root, options.layout)
+        layout = find(options.name, root, options.layout)
     geometry = Geometry(options.size)
     if options.backbone is not None:
         from fedsweep.preparation.decode import geometry_of
 
         geometry = geometry_of(options.backbone, options.size)
-    listing = _without_lone_train(_called(source.list(root, options.classes), options.name))
+    listing = _without_lone_train(_called(layout.list(root, options.classes), options.name))
     domains = plan_domains(listing, options.test_fraction)
-    return Plan(options, root, source, listing, geometry, domains, _stamps(root, source, listing.items))
+    return Plan(options, root, layout, listing, geometry, domains, _stamps(root, layout, listing.items))
 
 
 def _called(listing: Listing, name: str) -> Listing:
@@ -215,9 +215,9 @@ def _without_lone_train(listing: Listing) -> Listing:
     return replace(listing, items=tuple(replace(item, split=None) for item in listing.items))
 
 
-def _stamps(root: Path, source: Source, items: Sequence[Item]) -> dict[str, Stamp]:
+def _stamps(root: Path, layout: Layout, items: Sequence[Item]) -> dict[str, Stamp]:
     try:
-        return {file: _stamp(f"{root}/{file}") for file in dict.fromkeys(source.file_of(item.path) for item in items)}
+        return {file: _stamp(f"{root}/{file}") for file in dict.fromkeys(layout.file_of(item.path) for item in items)}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from None
 

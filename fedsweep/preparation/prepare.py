@@ -35,7 +35,7 @@ def write_card(plan: Plan, scratch: Scratch, corrupt: Corrupt) -> StoreCard:
     card = StoreCard(
         name=plan.options.name,
         size=plan.options.size,
-        layout=plan.source.name,
+        layout=plan.layout.name,
         class_names=plan.listing.class_names,
         domains={domain.name: _domain_card(domain, scratch, corrupt) for domain in plan.domains},
         digest="",
@@ -168,7 +168,7 @@ def _work(plan: Plan, scratch: Scratch, length: int) -> Iterator[_Work]:
             places = range(start, min(start + length, len(domain.items)))
             items, slots = domain.items[start : places.stop], domain.slots[start : places.stop]
             key = plan.chunk_key(domain, places)
-            chunks.append(Chunk(key, plan.source, plan.root, items, slots, plan.geometry, pixels))
+            chunks.append(Chunk(key, plan.layout, plan.root, items, slots, plan.geometry, pixels))
         yield _Work(domain, tuple(chunks), plan.domain_key(domain, [one.key for one in chunks]))
 
 

@@ -5,7 +5,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,10 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fedsweep.common.errors import UserError, near, one_line
-from fedsweep.preparation.layouts.base import Item, Listing, Source, Split
-from fedsweep.preparation.layouts.disk_listing import Folder, look_at_root, some, unexpected
+from fedsweep.preparation.layouts.base import Found, Item, Layout, Split
+from fedsweep.preparation.layouts.disk_listing import Folder, list_folder, summarise_list, unexpected
 from fedsweep.preparation.layouts.folders import SPLITS, domain_of
-from fedsweep.preparation.layouts.layout_rules import listing
 
 _BATCH = 64  # images decoded from Parquet at a time; a row group may hold them all
 
@@ -81,40 +80,37 @@ class _Cursor:
 _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 
 
-class Parquet(Source):
+class Parquet(Layout):
     """Rows of Parquet files, read by row group, one column at a time."""
 
     name = "parquet"
     looks_like = "*.parquet with the columns image, label[, label_name, domain, split]"
 
-    def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """All images of the first `num_classes` classes."""
-        there = look_at_root(root)
-        names = parquet_files(there)
+    def _find(self, root: Path, num_classes: int | None) -> Found:
+        names = parquet_files(list_folder(root))
         if not names:
             raise unexpected(root, self.name, "`*.parquet`")
         tables = [_Table.read(root / name) for name in names]
-        places = _places(root, [table.stem for table in tables])
+        places = _places(root, [table.path.stem for table in tables])
         class_names = _class_names(root, tables)
-        items = [item for table in tables for item in table.items(*places[table.stem], len(class_names))]
-        order = {item.path: number for number, item in enumerate(items)}
+        items = [item for table in tables for item in table.items(*places[table.path.stem], len(class_names))]
         with_rows = {item.domain for item in items}
         for table in tables:
-            domain, _ = places[table.stem]
+            domain, _ = places[table.path.stem]
             if "domain" not in table.columns and domain not in with_rows:
                 raise UserError(f"{table.path}: a domain must have images, but the file of `{domain}` has no rows.")
-        made = listing(root, class_names, items, num_classes)
-        # Row 10 comes after row 9: readers go through a file once.
-        rows = tuple(sorted(made.items, key=lambda item: (item.domain, order[item.path])))
         nameless = _after_splits(places) and not any("domain" in table.columns for table in tables)
-        return replace(made, items=rows, nameless=nameless)
+        return Found(class_names, items, nameless=nameless)
+
+    def _order(self, path: str) -> tuple[str, int]:
+        return row_of(path)  # row 10 comes after row 9: readers go through a file once
 
     def file_of(self, path: str) -> str:
-        """The Parquet file."""
+        """Return the Parquet file."""
         return row_of(path)[0]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
-        """The encoded bytes of each item, in order; fast where rows of a file follow one another upwards."""
+        """Yield the encoded bytes of each item, in order; fast where rows of a file follow one another upwards."""
         return read_images(root, (row_of(item.path) for item in items))
 
 
@@ -145,10 +141,6 @@ class _Table:
     path: Path
     columns: Mapping[str, list[Any]]
     metadata: Mapping[bytes, bytes]
-
-    @property
-    def stem(self) -> str:
-        return self.path.stem
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -244,7 +236,7 @@ def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:
         if said is None:
             said, by_whom = names, table.path
         elif names is not None and names != said:
-            here, there = (some(sorted(set(a) - set(b)) or a) for a, b in ((names, said), (said, names)))
+            here, there = (summarise_list(sorted(set(a) - set(b)) or a) for a, b in ((names, said), (said, names)))
             raise UserError(f"{table.path} must name the classes as {by_whom.name} does: {here} against {there}.")
     found: dict[int, str] = dict(enumerate(said or ()))
     for table in tables:
