@@ -18,8 +18,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.common.randomness import derived_seed
-from fedsweep.data.base import Data
-from fedsweep.data.prepared.dataset import content_digest
+from fedsweep.data.prepared.dataset import Data, content_digest
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 STYLES = ("plain", "rotated", "inverted", "noisy", "thick", "textured")

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.data.base import Data
+from fedsweep.data.prepared.dataset import Data
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 
