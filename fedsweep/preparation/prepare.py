@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import held
-from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, sync, write_domain
+from fedsweep.common.files import held, write_atomically
+from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
 from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, is_store, read_card
 from fedsweep.preparation.chunks import Chunk, Decoders, Scratch, unwritable
 from fedsweep.preparation.decode import MADE_WITH
@@ -238,10 +238,7 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
         made_with=MADE_WITH,
     )
     card = card.model_copy(update={"digest": stored_digest(scratch.folder, card)})
-    with (scratch.folder / CARD).open("wb") as file:
-        file.write(card.model_dump_json(indent=1).encode())
-        file.flush()
-        sync(file)
+    write_atomically(scratch.folder / CARD, card.model_dump_json(indent=1).encode())
     return card
 
 

@@ -36,7 +36,7 @@ def _image_set(part: Part) -> ImageSet:
 
 
 def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str:
-    """SHA-256, in hex, over what training can see, in the order of the store.
+    """Return the SHA-256, in hex, of all that training can see, in the order of the store.
 
     The class names (each followed by a zero byte), then for each domain its train and test part: the domain's name,
     the pixels (uint8, n x 3 x height x width) and the labels (int64, little-endian).
