@@ -6,10 +6,9 @@ import signal
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import islice
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Self
@@ -17,9 +16,6 @@ from typing import Self
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.layouts.base import Item, Layout
-
-AHEAD = 2
-"""Chunks per worker that are handed out before they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -111,27 +107,16 @@ class Decoders:
         if self._pool is None and min(self.workers, len(chunks)) <= 1:
             yield from map(decode_chunk, chunks)
             return
+        if self._pool is None:  # not forked: this process may have threads
+            self._pool = ProcessPoolExecutor(self.workers, get_context("spawn"), _start_worker)
         try:
-            yield from self._decode(chunks)
+            for future in as_completed([self._pool.submit(decode_chunk, chunk) for chunk in chunks]):
+                yield future.result()
         except BrokenProcessPool:
             raise UserError(
                 "a worker process was killed while decoding, perhaps for memory; the same command goes on from "
                 "there, and a smaller `--workers` needs less."
             ) from None
-
-    def _decode(self, chunks: Sequence[Chunk]) -> Iterator[Done]:
-        if self._pool is None:  # not forked: this process may have threads
-            self._pool = ProcessPoolExecutor(self.workers, get_context("spawn"), _start_worker)
-        left = iter(chunks)
-        running: set[Future[Done]] = set()
-        while True:
-            free = AHEAD * self.workers - len(running)
-            running |= {self._pool.submit(decode_chunk, chunk) for chunk in islice(left, free)}
-            if not running:
-                return
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in ended:
-                yield future.result()
 
 
 def _start_worker() -> None:
@@ -158,20 +143,16 @@ class Scratch:
         self.chunks: dict[str, Done] = {}
         self.domains: dict[str, tuple[str, int]] = {}
         """Key and bytes of each finished domain."""
-        if self.log.exists():
-            for line in self.log.read_bytes().splitlines():
-                self._read(line)
-
-    def _read(self, line: bytes) -> None:
-        try:
-            entry = json.loads(line)
-        except ValueError:  # a line that was being written when the process was killed
-            return
-        if "domain" in entry:
-            self.domains[entry["domain"]] = (entry["key"], entry["bytes"])
-        else:
-            corrupt = tuple((slot, path, reason) for slot, path, reason in entry["corrupt"])
-            self.chunks[entry["chunk"]] = Done(entry["chunk"], entry["crc"], corrupt)
+        for line in self.log.read_bytes().splitlines() if self.log.exists() else ():
+            try:
+                entry = json.loads(line)
+            except ValueError:  # a line that was being written when the process was killed
+                continue
+            if "domain" in entry:
+                self.domains[entry["domain"]] = (entry["key"], entry["bytes"])
+            else:
+                corrupt = tuple((slot, path, reason) for slot, path, reason in entry["corrupt"])
+                self.chunks[entry["chunk"]] = Done(entry["chunk"], entry["crc"], corrupt)
 
     def _append(self, entry: dict[str, object]) -> None:
         with self.log.open("ab") as file:

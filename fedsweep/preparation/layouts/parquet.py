@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,11 +24,7 @@ _BATCH = 64  # images decoded from Parquet at a time; a row group may hold them 
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """The file, mapped into memory.
-
-    Raises:
-        UserError: it is no Parquet file, or cannot be read.
-    """
+    """Map a Parquet file into memory, or raise UserError if it is damaged or cannot be read."""
     try:
         return pq.ParquetFile(path, memory_map=True)
     except OSError as error:
@@ -36,45 +34,36 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def read_images(root: Path, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
-    """The image of each (file, row). Going back in a file starts its row group anew."""
-    name, cursor = "", None
-    for file, row in rows:
-        if cursor is None or file != name:
-            name, cursor = file, _Cursor(root / file)
-        yield cursor.image(row)
+    """Yield the image of each (file, row). Going back in a file starts its row group anew."""
+    for file, of_file in groupby(rows, key=itemgetter(0)):
+        yield from _read_rows(root / file, (row for _, row in of_file))
 
 
-class _Cursor:
-    """A place in a file's column of images."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = open_parquet(path)
-        sizes = [self._file.metadata.row_group(g).num_rows for g in range(self._file.metadata.num_row_groups)]
-        self._starts = [sum(sizes[:group]) for group in range(len(sizes) + 1)]
-        self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._images: pa.Array = pa.array([], pa.binary())
-        self._start = 0  # row of the first image held
-        self._group = -1
-
-    def image(self, row: int) -> bytes:
-        if not 0 <= row < self._starts[-1]:
-            raise UserError(f"{self._path} has {self._starts[-1]} rows, but row {row} is asked for.")
-        group = bisect_right(self._starts, row) - 1
-        if group != self._group or row < self._start:
-            self._group, self._start, self._images = group, self._starts[group], self._images[:0]
-            self._batches = self._file.iter_batches(_BATCH, row_groups=[group], columns=["image"])
-        while row >= self._start + len(self._images):
-            self._start += len(self._images)
+def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
+    file = open_parquet(path)
+    starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
+    group, first, images = -1, 0, pa.array([], pa.binary())  # `first`: row of the first of the images in memory
+    for row in rows:
+        if not 0 <= row < starts[-1]:
+            raise UserError(f"{path} has {starts[-1]} rows, but row {row} is asked for.")
+        wanted = bisect_right(starts, row) - 1
+        if wanted != group or row < first:
+            group, first, images = wanted, starts[wanted], images[:0]
+            batches = file.iter_batches(_BATCH, row_groups=[group], columns=["image"])
+        while row >= first + len(images):
+            first += len(images)
             try:
-                images = next(self._batches)["image"]
+                images = _encoded(next(batches)["image"])
             except (OSError, pa.ArrowException) as error:
                 raise UserError(
-                    f"{self._path} is damaged: its images from row {self._start} on cannot be read: {one_line(error)}."
+                    f"{path} is damaged: its images from row {first} on cannot be read: {one_line(error)}."
                 ) from None
-            self._images = pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
-        image: bytes = self._images[row - self._start].as_py()
-        return image
+        yield images[row - first].as_py()
+
+
+def _encoded(images: pa.Array) -> pa.Array:
+    """Return the column's bytes, which Hugging Face puts into a struct."""
+    return pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
 
 
 _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
@@ -115,7 +104,7 @@ class Parquet(Layout):
 
 
 def row_of(path: str) -> tuple[str, int]:
-    """The file and the row that an item's path names.
+    """Return the file and the row that an item's path names.
 
     >>> row_of("art_painting.parquet:17")
     ('art_painting.parquet', 17)
@@ -125,18 +114,18 @@ def row_of(path: str) -> tuple[str, int]:
 
 
 def holds_images(root: Path, there: Folder) -> bool:
-    """Whether the root holds a Parquet file with images."""
+    """Return whether the root holds a Parquet file with images."""
     return any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(there))
 
 
 def parquet_files(there: Folder) -> list[str]:
-    """The names of Parquet files in a folder."""
+    """Return the names of Parquet files in a folder."""
     return [name for name in there.files if name.lower().endswith(".parquet")]
 
 
 @dataclass(frozen=True)
 class _Table:
-    """What a listing needs of one file: every column but the images."""
+    """A file without its column of images."""
 
     path: Path
     columns: Mapping[str, list[Any]]
@@ -173,30 +162,28 @@ class _Table:
     def items(self, domain: str, split: Split | None, classes: int) -> Iterator[Item]:
         labels = self.columns["label"]
         domains = self.columns.get("domain", [domain] * len(labels))
-        splits = [_split(self.path, s) for s in self.columns["split"]] if "split" in self.columns else None
+        splits = self.columns.get("split")
         for row, label in enumerate(labels):
             if not 0 <= label < classes:
                 raise UserError(f"{self.path}, row {row}: a label must be within 0..{classes - 1}, but it is {label}.")
-            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), splits[row] if splits else split)
-
-
-def _split(path: Path, name: str) -> Split:
-    if str(name).lower() not in SPLITS:
-        raise UserError(f"{path}: a split must be one of {', '.join(SPLITS)}, but it is `{name}`.")
-    return SPLITS[str(name).lower()]
+            if splits:
+                split = SPLITS.get(str(splits[row]).lower())
+                if split is None:
+                    raise UserError(
+                        f"{self.path}: a split must be one of {', '.join(SPLITS)}, but it is `{splits[row]}`."
+                    )
+            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), split)
 
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
-    """By the file's statistics where they say it, so that the images need not be read."""
+    """Raise UserError if an image is null, by the file's statistics if possible, so that no image is read."""
     for group in range(file.metadata.num_row_groups):
         columns = [file.metadata.row_group(group).column(c) for c in range(file.metadata.num_columns)]
         image = next(column for column in columns if column.path_in_schema in ("image", "image.bytes"))
         known = image.is_stats_set and image.statistics.has_null_count
         if known and image.statistics.null_count == 0:
             continue
-        values = file.read_row_group(group, columns=["image"])["image"].combine_chunks()
-        if pa.types.is_struct(values.type):
-            values = pc.struct_field(values, "bytes")
+        values = _encoded(file.read_row_group(group, columns=["image"])["image"].combine_chunks())
         if values.null_count:
             before = sum(file.metadata.row_group(g).num_rows for g in range(group))
             row = before + values.is_null().index(True).as_py()
@@ -204,8 +191,8 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
 
 
 def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | None]]:
-    """The domain and the split that the name of each file says."""
-    bases = {stem: _base(stem) for stem in stems}
+    """Return the domain and the split that the name of each file implies."""
+    bases = {stem: _SHARD.sub("", stem) for stem in stems}
     if _after_splits(stems):
         return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}
     # `set-2.parquet` alone may be its name; beside `set-1.parquet` it is a shard.
@@ -214,38 +201,28 @@ def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | No
 
 
 def _after_splits(stems: Iterable[str]) -> bool:
-    """Whether all files are called after splits."""
-    return all(_base(stem).lower() in SPLITS for stem in stems)
-
-
-def _base(stem: str) -> str:
-    """The stem of a file without a shard's number."""
-    return _SHARD.sub("", stem)
+    """Return whether all files are named after splits."""
+    return all(_SHARD.sub("", stem).lower() in SPLITS for stem in stems)
 
 
 def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:
-    """The classes of all files, once they agree.
-
-    Raises:
-        UserError: two files, or two rows, give different names to one label.
-    """
-    said: list[str] | None = None
-    by_whom = tables[0].path
+    """Return the classes, or raise UserError if two files, or two rows, give different names to one label."""
+    listed: list[str] | None = None
     for table in tables:
         names = _names_in_metadata(table)
-        if said is None:
-            said, by_whom = names, table.path
-        elif names is not None and names != said:
-            here, there = (summarise_list(sorted(set(a) - set(b)) or a) for a, b in ((names, said), (said, names)))
-            raise UserError(f"{table.path} must name the classes as {by_whom.name} does: {here} against {there}.")
-    found: dict[int, str] = dict(enumerate(said or ()))
+        if listed is None:
+            listed, first = names, table.path
+        elif names is not None and names != listed:
+            one, other = (summarise_list(sorted(set(a) - set(b)) or a) for a, b in ((names, listed), (listed, names)))
+            raise UserError(f"{table.path} must name the classes as {first.name} does: {one} against {other}.")
+    found: dict[int, str] = dict(enumerate(listed or ()))
     for table in tables:
         pairs = zip(table.columns["label"], table.columns.get("label_name", ()), strict=False)
         for label, name in sorted(set(pairs)):
             if label >= 0 and found.setdefault(label, name) != name:
                 raise UserError(f"{table.path}: label {label} is `{name}` here, but `{found[label]}` elsewhere.")
-    if said is not None:
-        return [*said]
+    if listed is not None:
+        return [*listed]
     top = max((max(table.columns["label"], default=-1) for table in tables), default=-1)
     if top < 0:
         raise UserError(f"{root}: no Parquet file has a row with a label from 0.")
