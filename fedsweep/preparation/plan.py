@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.prepared.card import store_folder
@@ -65,16 +67,14 @@ def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ..
 def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_fraction: float) -> DomainPlan:
     drawn = _draw(name, items, class_names, test_fraction)
     splits: list[Split] = [item.split or drawn[item.path] for item in items]
-    for split in ("train", "test"):
+    for split, purpose in (("train", "training"), ("test", "testing")):
         if split not in splits:
             raise UserError(
                 f"the domain `{name}` must have images to train on and to test on, but of its {len(items)} none is for "
-                f"{'training' if split == 'train' else 'testing'}."
+                f"{purpose}."
             )
     order = sorted(range(len(items)), key=lambda i: (splits[i] == "test", items[i].label, items[i].path))
-    slots = [0] * len(items)
-    for slot, place in enumerate(order):
-        slots[place] = slot
+    slots = np.argsort(order).tolist()  # the inverse permutation
     return DomainPlan(name, tuple(items), tuple(slots), splits.count("train"))
 
 

@@ -116,8 +116,8 @@ class TextToImage:
     def _load(self, dtype: torch.dtype) -> Any:
         model = self.config.model
         try:
-            said = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
-            checker = {"safety_checker": None, "requires_safety_checker": False} if "safety_checker" in said else {}
+            index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+            checker = {"safety_checker": None, "requires_safety_checker": False} if "safety_checker" in index else {}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of `torch_dtype`, the only name that all releases know
                 found = self.library.DiffusionPipeline.from_pretrained(

@@ -27,7 +27,7 @@ STEPS_PER_CHECK = 50
 """How often the loss is looked at while training: reading it makes a GPU wait."""
 
 OnStep = Callable[[int, Tensor], None]
-"""Told after each step: the number of images, and the loss as a scalar on the device."""
+"""Called after each step with the number of images, and the loss as a scalar on the device."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,7 @@ class Session:
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
     """Train to the last epoch, each on disk before it is yielded; epochs of `saved` are yielded again first.
 
-    Every random number of an epoch comes from (seed, epoch), so that going on from a checkpoint equals never having
-    stopped, to the last bit on a CPU.
+    Every random number of an epoch comes from (seed, epoch), so that a resumed training is bit-identical on a CPU.
 
     Raises:
         UserError: the loss stopped being a number.
@@ -147,10 +146,10 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
             loss = _step(session, state, pixels, targets, number)
             total += loss
             if place % STEPS_PER_CHECK == 0:
-                _check(loss, epoch)
+                _check_finite(loss, epoch)
             on_step(len(batch), loss)
     mean = total / session.steps
-    _check(mean, epoch)
+    _check_finite(mean, epoch)
     return float(mean)
 
 
@@ -170,7 +169,7 @@ def _step(session: Session, state: TrainingState, pixels: Tensor, targets: Tenso
     return loss.detach()
 
 
-def _check(loss: Tensor, epoch: int) -> None:
+def _check_finite(loss: Tensor, epoch: int) -> None:
     if not math.isfinite(float(loss)):
         raise UserError(
             f"the loss became {float(loss)} in epoch {epoch}; "

@@ -134,7 +134,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint as it was read. `tensors` are named as `TrainingState.tensors` names them."""
+    """The content of a checkpoint. `tensors` has the names of `TrainingState.tensors`."""
 
     history: tuple[EpochRecord, ...]
     config: Mapping[str, Json]
@@ -174,15 +174,15 @@ class TrainingState:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy what `tensors` returned once, in whatever device's memory, back into this state."""
-        below: dict[str, dict[str, Tensor]] = {}
+        parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             part, _, rest = name.partition("/")
-            below.setdefault(part, {})[rest] = tensor
-        self.network.load_state_dict(below.pop("network"))
+            parts.setdefault(part, {})[rest] = tensor
+        self.network.load_state_dict(parts.pop("network"))
         if self.average is not None:
-            self.average.module.load_state_dict(below.pop("average"))
+            self.average.module.load_state_dict(parts.pop("average"))
         for name, parameter in self.network.named_parameters():
-            moments = {moment: named[name].to(parameter.device) for moment, named in below.items()}
+            moments = {moment: named[name].to(parameter.device) for moment, named in parts.items()}
             self.optimizer.state[parameter] = moments
 
     def save(
@@ -200,11 +200,7 @@ class TrainingState:
 
 
 def read_saved(path: Path) -> Saved:
-    """Read a checkpoint.
-
-    Raises:
-        UserError: it is not a whole checkpoint of a pre-training.
-    """
+    """Read a checkpoint; raise UserError if it is not a whole checkpoint of a pre-training."""
     try:
         with safe_open(path, framework="pt") as file:
             header: dict[str, Any] = file.metadata()
@@ -219,17 +215,13 @@ def read_saved(path: Path) -> Saved:
 
 
 def check_same(saved: Saved, path: Path, config: PretrainConfig, data_digest: str) -> None:
-    """Refuse to go on with another configuration or other images.
-
-    Raises:
-        UserError: the first hyperparameter that differs, with both values.
-    """
-    then, now = flat(saved.config), flat(config)
-    for name in dict.fromkeys([*now, *then]):
-        if then.get(name) != now.get(name):
+    """Raise UserError if the checkpoint was made with another configuration (the first difference) or other images."""
+    before, now = flat(saved.config), flat(config)
+    for name in dict.fromkeys([*now, *before]):
+        if before.get(name) != now.get(name):
+            old, new = json.dumps(before.get(name)), json.dumps(now.get(name))
             raise UserError(
-                f"{path} was made with `{name}` {json.dumps(then.get(name))}, but it is {json.dumps(now.get(name))} "
-                "now; `--resume` needs the same values."
+                f"{path} was made with `{name}` {old}, but it is {new} now; `--resume` needs the same values."
             )
     if saved.data_digest != data_digest:
         raise UserError(

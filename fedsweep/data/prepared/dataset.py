@@ -133,13 +133,13 @@ def _all_for_testing(domain: Domain) -> Domain:
 
 
 def _read(folder: Path, card: StoreCard, name: str) -> Domain:
-    path, said = folder / f"{name}.arrow", card.domains[name]
+    path, counts = folder / f"{name}.arrow", card.domains[name]
     domain = read_domain(path, name)
     train, test = len(domain.train), len(domain.test)
-    if (train, test) != (said.train, said.test):
+    if (train, test) != (counts.train, counts.test):
         raise UserError(
-            f"{path} holds {train} training and {test} test images, but its card says {said.train} and {said.test}; "
-            "prepare it again."
+            f"{path} holds {train} training and {test} test images, but its card says {counts.train} and "
+            f"{counts.test}; prepare it again."
         )
     for part in (domain.train, domain.test):
         check_labels(path, part.labels.numpy(), len(card.class_names))

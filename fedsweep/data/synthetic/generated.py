@@ -76,8 +76,8 @@ def _load(name: str, data: FederatedData, what: str) -> FederatedData:
     try:
         found = PreparedData(set=name, size=size_of(data), domains=domains).load()
     except UserError as error:
-        said = str(error).replace("`data.domains`", "`synthetic.set`").replace("`data.", "`synthetic.")
-        raise UserError(said) from None
+        sentence = str(error).replace("`data.domains`", "`synthetic.set`").replace("`data.", "`synthetic.")
+        raise UserError(sentence) from None
     for stray in found.class_names:
         if stray not in data.class_names:
             raise UserError(

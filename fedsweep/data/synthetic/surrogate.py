@@ -32,13 +32,13 @@ class Surrogate(Proportioned):
         means = _means(own, data.class_names)
         made = {}
         for domain in data.domains:
-            labels, around = self.labels(domain, classes), means[domain.name]
-            images = torch.empty((len(labels), *around.shape[1:]), dtype=torch.uint8)
+            labels, centres = self.labels(domain, classes), means[domain.name]
+            images = torch.empty((len(labels), *centres.shape[1:]), dtype=torch.uint8)
             for label in sorted(set(labels.tolist())):
-                around_it = own[domain.name].deviations([label]) or own[domain.name].all_deviations
+                deviations = own[domain.name].deviations([label]) or own[domain.name].all_deviations
                 rows = (labels == label).nonzero().flatten()
                 seeds = [derived_seed(seed, "surrogate", domain.name, label, number) for number in range(len(rows))]
-                images[rows] = _draw(around[label], around_it, seeds)
+                images[rows] = _draw(centres[label], deviations, seeds)
             made[domain.name] = ImageSet(images, labels)
         return made
 
@@ -76,13 +76,13 @@ def _means(own: Mapping[str, ByClass], class_names: Sequence[str]) -> dict[str, 
         styles[name] = torch.stack([*found[name].values()]).mean(0)
         for label, mean in found[name].items():
             moves[label].append(mean - styles[name])
-    for label, known in enumerate(moves):
-        if not known:
+    for label, found_moves in enumerate(moves):
+        if not found_moves:
             raise UserError(
                 f"`synthetic` surrogate draws on the server's images, but of class `{class_names[label]}` it has none "
                 "in any domain; a larger `partition.proxy_share` gives it more."
             )
-    usual = [torch.stack(known).mean(0) for known in moves]
+    usual = [torch.stack(parts).mean(0) for parts in moves]
     return {
         name: torch.stack([found[name].get(label, styles[name] + usual[label]) for label in range(len(usual))])
         for name in own

@@ -140,7 +140,7 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: I
         if len(images) == before:
             raise UserError(f"the domain `{domain}` is empty: no images under {root / folder}/<class>/.")
     labels = {name: label for label, name in enumerate(sorted(names))}
-    return Found([*labels], [Item(path, labels[name], *rest) for path, name, *rest in images], domains)
+    return Found([*labels], [Item(path, labels[name], domain, split) for path, name, domain, split in images], domains)
 
 
 def _first_classes(root: Path, found: Found, count: int) -> tuple[list[Item], list[str]]:

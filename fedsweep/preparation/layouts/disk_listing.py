@@ -43,11 +43,7 @@ def is_image(name: str) -> bool:
 
 
 def list_folder(path: Path | str) -> Folder:
-    """Return the folder's names.
-
-    Raises:
-        UserError: the folder cannot be read, or an image in it is a link to nothing.
-    """
+    """Return the folder's names; raise UserError if it cannot be read, or an image in it is a link to nothing."""
     found = scan(path)
     if found.broken:
         raise UserError(f"`{Path(path) / found.broken[0]}` {BROKEN}.")
@@ -55,10 +51,9 @@ def list_folder(path: Path | str) -> Folder:
 
 
 def scan(path: Path | str) -> Folder:
-    """Return the folder's names, by one pass that asks for no file's status: folders may hold millions of files.
+    """Return the folder's names, broken images included; raise UserError if it cannot be read.
 
-    Raises:
-        UserError: the folder cannot be read.
+    One pass asks for no file's status: folders may hold millions of files.
     """
     folders, files, broken, stores = [], [], [], data_folder()
     try:
@@ -79,11 +74,7 @@ def scan(path: Path | str) -> Folder:
 
 
 def list_root(root: Path) -> Folder:
-    """Return the root's names.
-
-    Raises:
-        UserError: there is no such folder.
-    """
+    """Return the root's names; raise UserError if there is no such folder."""
     if not root.exists():
         raise UserError(f"the root {root} does not exist.")
     if not root.is_dir():

@@ -11,15 +11,15 @@ from fedsweep.preparation.layouts.list_files import ExistingFiles, Line, label_w
 _TRAIN, _TEST = "_train.txt", "_test.txt"
 
 
-def _find_lists(root: Path, places: Iterable[str], known: frozenset[str] | None = None) -> dict[str, dict[Split, str]]:
+def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, dict[Split, str]]:
     """Return the lists `<domain>_{train,test}.txt` of each domain, from the first place that has any.
 
-    `known` limits them to the data set's domains, where other files could end on `_train.txt`.
+    `only` limits them to the data set's domains, where other files could end on `_train.txt`.
     """
 
     def domains(names: Iterable[str], suffix: str) -> set[str]:
         stems = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-        return stems if known is None else stems & known
+        return stems if only is None else stems & only
 
     place = first_folder(root, places, lambda folder: bool(domains(folder.files, _TRAIN)))
     if place is None:

@@ -113,14 +113,14 @@ def row_of(path: str) -> tuple[str, int]:
     return name, int(row)
 
 
-def holds_images(root: Path, there: Folder) -> bool:
+def holds_images(root: Path, folder: Folder) -> bool:
     """Return whether the root holds a Parquet file with images."""
-    return any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(there))
+    return any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(folder))
 
 
-def parquet_files(there: Folder) -> list[str]:
+def parquet_files(folder: Folder) -> list[str]:
     """Return the names of Parquet files in a folder."""
-    return [name for name in there.files if name.lower().endswith(".parquet")]
+    return [name for name in folder.files if name.lower().endswith(".parquet")]
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
     for group in range(file.metadata.num_row_groups):
         columns = [file.metadata.row_group(group).column(c) for c in range(file.metadata.num_columns)]
         image = next(column for column in columns if column.path_in_schema in ("image", "image.bytes"))
-        known = image.is_stats_set and image.statistics.has_null_count
-        if known and image.statistics.null_count == 0:
+        counted = image.is_stats_set and image.statistics.has_null_count
+        if counted and image.statistics.null_count == 0:
             continue
         values = _encoded(file.read_row_group(group, columns=["image"])["image"].combine_chunks())
         if values.null_count:
