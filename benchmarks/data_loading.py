@@ -29,7 +29,8 @@ from rich.console import Console
 from rich.progress import track
 from torchvision.transforms import v2
 
-from fedsweep.data.prepared.dataset import PreparedData, store_folder
+from fedsweep.data.prepared.card import store_folder
+from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.models.layered import standardize_
 from fedsweep.types import ImageSet
 

@@ -16,7 +16,7 @@ from fedsweep.common.paths import find, inside
 from fedsweep.data.data_config import load
 from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, read_card
 from fedsweep.data.prepared.dataset import PreparedData
-from fedsweep.preparation.layouts.layout_rules import check_domains
+from fedsweep.preparation.layouts.base import check_domains
 from fedsweep.results import Store
 from fedsweep.tracking import Destination
 from fedsweep.tracking.runs import Runs

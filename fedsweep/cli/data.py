@@ -154,7 +154,7 @@ def show(
     card = read_card(folder)
 
     from fedsweep.data.prepared.arrow_files import stored_digest
-    from fedsweep.preparation.contact_sheet import contact_sheet
+    from fedsweep.preparation.figures import contact_sheet
     from fedsweep.preparation.tables import MOST_ROWS, counts_table, headline, label_counts, split_words
 
     if verify:
@@ -200,7 +200,7 @@ def partition(
     find_either(name)  # a wrong name is told before torch is imported
 
     from fedsweep.cli.partition import panels_of, partition_table
-    from fedsweep.preparation.partition_figure import draw_partitions
+    from fedsweep.preparation.figures import draw_partitions
 
     panels, class_names = panels_of(name, changes)
     path = out or Path(f"partition-{name.replace('/', '-')}.png")

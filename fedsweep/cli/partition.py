@@ -13,7 +13,7 @@ from fedsweep.common.paths import find_either
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.federation.run import split
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.preparation.partition_figure import Panel, class_counts, distances, skew
+from fedsweep.preparation.figures import Panel, class_counts, distances, skew
 from fedsweep.sweep.plan.plan import Plan
 
 DECIDES = ("data", "partition", "seed")

@@ -34,7 +34,7 @@ def pretrain(
     import torch
 
     from fedsweep.cli.output import progress_console, relative
-    from fedsweep.pretraining import EpochTable, PretrainConfig, alone, default_out, start, train, write_result
+    from fedsweep.pretraining import EpochTable, PretrainConfig, default_out, exclusively, start, train, write_result
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("`--device` is cuda, but torch sees no GPU.")
@@ -44,7 +44,7 @@ def pretrain(
     target = (out or default_out(experiment)).absolute()
     console, finished = progress_console(), 0
     try:
-        with alone(target):
+        with exclusively(target):
             session, saved = start(config, target, device, threads, resume)
             torch.set_num_threads(session.threads)
             finished = len(saved.history) if saved else 0

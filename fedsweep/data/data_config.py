@@ -22,19 +22,15 @@ def load(config: DigitsData | PreparedData) -> FederatedData:
     Raises:
         UserError: a prepared data set is missing, damaged, or not as the configuration says.
     """
-    return _load(config, *_where(config))
-
-
-def _where(config: DigitsData | PreparedData) -> tuple[Path | None, int]:
-    """The card that a prepared set has now, and its time: a set that was made anew is not the one in the cache."""
-    if not isinstance(config, PreparedData):
-        return None, 0
-    card = store_folder(config.set, config.size) / CARD
-    return card, card.stat().st_mtime_ns if card.exists() else 0
+    version = None
+    if isinstance(config, PreparedData):  # a set that was made anew is not the one in the cache
+        card = store_folder(config.set, config.size) / CARD
+        version = card, card.stat().st_mtime_ns if card.exists() else 0
+    return _load(config, version)
 
 
 @lru_cache(maxsize=4)
-def _load(config: DigitsData | PreparedData, _card: Path | None, _time: int) -> FederatedData:
+def _load(config: DigitsData | PreparedData, _version: tuple[Path, int] | None) -> FederatedData:
     return config.load()
 
 

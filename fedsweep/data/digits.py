@@ -1,4 +1,4 @@
-"""The embedded default: scikit-learn's handwritten digits rendered into six styled domains. Needs no file.
+"""The embedded default data set: scikit-learn's handwritten digits rendered into six styled domains. Needs no file.
 
 The 1,797 scans of `sklearn.datasets.load_digits` (8 x 8, 17 grey levels) are enlarged to 16 x 16 RGB and styled. Every
 domain holds the same originals with the same train/test split, so that domains differ in style alone.
@@ -18,8 +18,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.common.randomness import derived_seed
-from fedsweep.data.base import Data
-from fedsweep.data.prepared.dataset import content_digest
+from fedsweep.data.prepared.dataset import Data, content_digest
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 STYLES = ("plain", "rotated", "inverted", "noisy", "thick", "textured")
@@ -28,7 +27,7 @@ DATA_SEED = 0  # the data set is one and the same for every run; runs differ in 
 
 
 class DigitsData(Data):
-    """Styled digits, ten classes, one domain per style."""
+    """Styled digits: ten classes, one domain per style."""
 
     name: Literal["digits"] = "digits"
     domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles, in the order of the clients' depths")

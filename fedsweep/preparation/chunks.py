@@ -1,26 +1,21 @@
-"""Images decoded chunk by chunk in parallel, with a rule for files that cannot be decoded."""
+"""Images decoded chunk by chunk in parallel, and the log of the chunks that are done."""
 
+import json
 import os
 import signal
 import threading
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import islice
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Self
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
-from fedsweep.preparation.layouts.base import Item, Source
-from fedsweep.preparation.plan import DomainPlan
-
-AHEAD = 2
-"""Chunks per worker that are handed out before they are asked for."""
+from fedsweep.preparation.layouts.base import Item, Layout
 
 
 @dataclass(frozen=True)
@@ -28,7 +23,7 @@ class Chunk:
     """Some images of a domain, and where their pixels belong in the file `pixels`."""
 
     key: str
-    source: Source
+    layout: Layout
     root: Path
     items: tuple[Item, ...]
     slots: tuple[int, ...]
@@ -53,11 +48,15 @@ def decode_chunk(chunk: Chunk) -> Done:
         UserError: a file cannot be read, or the pixels not written, for a reason that is not the image's.
     """
     crc, corrupt = 0, []
-    stream = chunk.source.read(chunk.root, chunk.items)
+    stream = chunk.layout.read(chunk.root, chunk.items)
     length = 3 * chunk.geometry.size**2
     with chunk.pixels.open("r+b", buffering=0) as file:
         for item, slot in zip(chunk.items, chunk.slots, strict=True):
-            data = _next(stream, chunk.root, item)
+            try:
+                data = next(stream)
+            except OSError as error:
+                reason = error.strerror or one_line(error)
+                raise UserError(f"{chunk.root / item.path} cannot be read: {reason}.") from None
             try:
                 pixels = decode(data, chunk.geometry).tobytes()
             except CorruptImageError as error:
@@ -68,19 +67,8 @@ def decode_chunk(chunk: Chunk) -> Done:
     return Done(chunk.key, crc, tuple(corrupt))
 
 
-def _next(stream: Iterator[bytes], root: Path, item: Item) -> bytes:
-    try:
-        return next(stream)
-    except OSError as error:
-        raise UserError(f"{root / item.path} cannot be read: {error.strerror or one_line(error)}.") from None
-
-
 def write_at(file: int, data: bytes, offset: int, path: Path) -> None:
-    """Write all of `data`. A map would end the process where the disk is full.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write all of `data`, or raise UserError. A memory map would end the process where the disk is full."""
     try:
         while data:
             written = os.pwrite(file, data, offset)
@@ -90,7 +78,7 @@ def write_at(file: int, data: bytes, offset: int, path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError, begun: bool = True) -> UserError:
-    """The sentence for a write that failed, before or after decoding has begun."""
+    """Return the error for a write that failed, before or after decoding has begun."""
     kept = "what is decoded so far is kept, and the same command goes on from there."
     hint = kept if begun else "FEDSWEEP_DATA can name another folder for data."
     return UserError(f"{path} cannot be written: {error.strerror or one_line(error)}; {hint}")
@@ -111,7 +99,7 @@ class Decoders:
             self._pool.shutdown(cancel_futures=True)
 
     def decode(self, chunks: Sequence[Chunk]) -> Iterator[Done]:
-        """Decode all chunks, in the order of their end.
+        """Decode all chunks, in the order in which they end.
 
         Raises:
             UserError: something cannot be read or written, or a worker was killed.
@@ -119,27 +107,16 @@ class Decoders:
         if self._pool is None and min(self.workers, len(chunks)) <= 1:
             yield from map(decode_chunk, chunks)
             return
+        if self._pool is None:  # not forked: this process may have threads
+            self._pool = ProcessPoolExecutor(self.workers, get_context("spawn"), _start_worker)
         try:
-            yield from self._decode(chunks)
+            for future in as_completed([self._pool.submit(decode_chunk, chunk) for chunk in chunks]):
+                yield future.result()
         except BrokenProcessPool:
             raise UserError(
                 "a worker process was killed while decoding, perhaps for memory; the same command goes on from "
                 "there, and a smaller `--workers` needs less."
             ) from None
-
-    def _decode(self, chunks: Sequence[Chunk]) -> Iterator[Done]:
-        if self._pool is None:  # not forked: this process may have threads
-            self._pool = ProcessPoolExecutor(self.workers, get_context("spawn"), _start_worker)
-        left = iter(chunks)
-        running: set[Future[Done]] = set()
-        while True:
-            free = AHEAD * self.workers - len(running)
-            running |= {self._pool.submit(decode_chunk, chunk) for chunk in islice(left, free)}
-            if not running:
-                return
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in ended:
-                yield future.result()
 
 
 def _start_worker() -> None:
@@ -155,58 +132,68 @@ def _start_worker() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-CORRUPT = "corrupt.txt"
-SHOWN = 10
-Corrupt = Sequence[tuple[str, str, str]]
-"""Domain, path within the root, and reason."""
+class Scratch:
+    """The folder of a preparation in progress, with a log that is believed only where the pixels agree with it."""
 
+    LOG = "done.jsonl"
 
-def some(corrupt: Corrupt) -> str:
-    """The first ten with their reasons, and how many more there are."""
-    shown = ", ".join(f"{path} ({reason})" for _, path, reason in corrupt[:SHOWN])
-    return shown + (f" and {len(corrupt) - SHOWN} more" if len(corrupt) > SHOWN else "")
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.log = folder, folder / self.LOG
+        self.chunks: dict[str, Done] = {}
+        self.domains: dict[str, tuple[str, int]] = {}
+        """Key and bytes of each finished domain."""
+        for line in self.log.read_bytes().splitlines() if self.log.exists() else ():
+            try:
+                entry = json.loads(line)
+            except ValueError:  # a line that was being written when the process was killed
+                continue
+            if "domain" in entry:
+                self.domains[entry["domain"]] = (entry["key"], entry["bytes"])
+            else:
+                corrupt = tuple((slot, path, reason) for slot, path, reason in entry["corrupt"])
+                self.chunks[entry["chunk"]] = Done(entry["chunk"], entry["crc"], corrupt)
 
+    def _append(self, entry: dict[str, object]) -> None:
+        with self.log.open("ab") as file:
+            # The line break comes first: a line that was cut off by a kill stays alone.
+            file.write(f"\n{json.dumps(entry)}".encode())
+            file.flush()
+            os.fsync(file.fileno())
 
-def count(corrupt: Corrupt) -> str:
-    """`1 image` or `12 images`."""
-    return f"{len(corrupt)} image{'s' * (len(corrupt) != 1)}"
+    def add(self, done: Done) -> None:
+        """Record a chunk whose pixels are in place."""
+        self.chunks[done.key] = done
+        self._append({"chunk": done.key, "crc": done.crc, "corrupt": done.corrupt})
 
+    def pixels(self, domain: str) -> Path:
+        """Return the file for a domain's pixels."""
+        return self.folder / f"{domain}.pixels"
 
-def write_list(path: Path, corrupt: Corrupt) -> None:
-    """One line per image, its path and the reason; no file where there is none."""
-    if corrupt:
-        path.write_text("".join(f"{name}\t{reason}\n" for _, name, reason in corrupt), encoding="utf-8")
-    else:
-        path.unlink(missing_ok=True)
+    def arrow(self, domain: str) -> Path:
+        """Return the file of a domain."""
+        return self.folder / f"{domain}.arrow"
 
+    def finish(self, domain: str, key: str, written: Path) -> None:
+        """Record that a domain's file is whole, and drop its pixels."""
+        arrow = self.arrow(domain)
+        written.replace(arrow)
+        self.domains[domain] = (key, arrow.stat().st_size)
+        self._append({"domain": domain, "key": key, "bytes": self.domains[domain][1]})
+        self.pixels(domain).unlink(missing_ok=True)
 
-def refuse(name: str, corrupt: Corrupt, path: Path) -> UserError:
-    """The sentence that ends a preparation which may not skip."""
-    return UserError(
-        f"{count(corrupt)} of {name} cannot be decoded: {some(corrupt)}; {path} lists all, and `--skip-corrupt` "
-        "leaves them out without decoding the others again."
-    )
+    def has_domain(self, domain: str, key: str) -> bool:
+        """Return whether the domain's file is finished and was made of these chunks."""
+        arrow = self.arrow(domain)
+        return arrow.exists() and self.domains.get(domain) == (key, arrow.stat().st_size)
 
-
-def check_complete(domains: Sequence[DomainPlan], class_names: Sequence[str], corrupt: Corrupt) -> None:
-    """Refuse a store in which a split, or a class of a domain, has lost all of its images.
-
-    Raises:
-        UserError: with the first such class or split.
-    """
-    if not corrupt:
-        return
-    bad = {(domain, path) for domain, path, _ in corrupt}
-    for domain in domains:
-        placed = list(zip(domain.slots, domain.items, strict=True))
-        good = [(slot, item) for slot, item in placed if (domain.name, item.path) not in bad]
-        before, after = (Counter(item.label for _, item in items) for items in (placed, good))
-        for label in sorted(before):
-            if not after[label]:
-                raise UserError(
-                    f"the class `{class_names[label]}` of the domain `{domain.name}` has no image that can be decoded, "
-                    f"of {before[label]}; without it the data set would be another one."
-                )
-        for split, train in (("train", True), ("test", False)):
-            if not any((slot < domain.train) == train for slot, _ in good):
-                raise UserError(f"the domain `{domain.name}` has no {split} image that can be decoded.")
+    def has_chunk(self, chunk: Chunk) -> bool:
+        """Return whether the chunk is in the log and its pixels are in the file."""
+        if (done := self.chunks.get(chunk.key)) is None:
+            return False
+        bad, crc, length = {slot for slot, _, _ in done.corrupt}, 0, 3 * chunk.geometry.size**2
+        with chunk.pixels.open("rb", buffering=0) as file:
+            for slot in chunk.slots:
+                if slot not in bad:
+                    crc = zlib.crc32(os.pread(file.fileno(), length, slot * length), crc)
+        return crc == done.crc

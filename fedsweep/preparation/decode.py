@@ -1,4 +1,4 @@
-"""Decoding an image file to pixels of the asked size: orientation, crop, resize."""
+"""An image file decoded to pixels of a given size: colours, crop, resize."""
 
 import io
 import math
@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from fedsweep.common.errors import UserError, near, one_line
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""What is opened; PIL knows more, among them some that start other programs."""
+"""Formats that are opened; PIL knows more, among them some that start other programs."""
 LARGEST = 178_956_970
 """Pixels of the largest image, before or after its enlargement; PIL's own limit against decompression bombs."""
 MADE_WITH = f"Pillow {PIL.__version__}"
@@ -34,7 +34,7 @@ class Geometry:
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
     def enlarged(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height before the cut: the short side fits and the long one follows, or both are made to fit."""
+        """Return width and height before the cut: the short side fits and the long one follows, or both fit."""
         fitted = math.floor(self.size / self.crop_pct)
         if self.crop_mode == "squash":
             return fitted, fitted
@@ -81,21 +81,18 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-MODES = ("center", "squash")
-
-
 def geometry_of(backbone: str, size: int) -> Geometry:
-    """Crop and interpolation as timm evaluates `backbone` (a name with or without a weights tag), at `size` pixels.
+    """Return timm's crop and interpolation for evaluating `backbone`, with or without a weights tag, at `size` pixels.
 
     Raises:
         UserError: timm has no such model or tag, or its transform pads.
     """
     config = _config(backbone)
-    mode, interpolation = config.crop_mode, config.interpolation
-    if mode not in MODES or interpolation not in FILTERS:
+    mode, interpolation, modes = config.crop_mode, config.interpolation, ("center", "squash")
+    if mode not in modes or interpolation not in FILTERS:
         raise UserError(
             f"`--backbone` {backbone} is evaluated with the crop `{mode}` and `{interpolation}` interpolation, but "
-            f"`data prepare` knows {' and '.join(MODES)}, {' and '.join(FILTERS)}."
+            f"`data prepare` knows {' and '.join(modes)}, {' and '.join(FILTERS)}."
         )
     return Geometry(size, float(config.crop_pct), mode, interpolation)
 

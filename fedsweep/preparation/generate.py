@@ -5,7 +5,6 @@ domain, class and number. A recipe has one folder, whatever the share: a larger 
 """
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from fedsweep.common.yaml_values import read_json
 from fedsweep.data.data_config import load
 from fedsweep.data.prepared.card import is_store, read_card
 from fedsweep.data.synthetic import Diffusers
-from fedsweep.data.synthetic.folder import size_of
+from fedsweep.data.synthetic.generated import size_of
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.layouts.folders import Domains
-from fedsweep.preparation.plan import Options, Plan, make_plan
+from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import CHUNK, Prepared, Progress, prepare
 from fedsweep.types import FederatedData
 
@@ -28,7 +27,7 @@ RECIPE = "recipe.json"
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image: what it shows, and its file."""
+    """An image to generate, and its file."""
 
     domain: str
     class_name: str
@@ -38,7 +37,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Generation:
-    """What is asked of the model for an experiment."""
+    """The images that an experiment needs of a model."""
 
     config: Diffusers
     data: FederatedData
@@ -47,7 +46,7 @@ class Generation:
 
     @property
     def missing(self) -> list[Wanted]:
-        """Those that are not made yet."""
+        """The images that are not made yet."""
         return [one for one in self.images if not one.path.is_file()]
 
 
@@ -63,7 +62,11 @@ def plan_generation(config: RunConfig, where: str) -> Generation:
             f"{where}: `fedsweep data generate` makes the images of `synthetic` diffusers, but it is {synthetic.name}."
         )
     data = load(config.data)
-    _check_names([*(one.name for one in data.domains), *data.class_names], data.name)
+    for name in (*(one.name for one in data.domains), *data.class_names):
+        if "/" in name or name.startswith(".") or name == "__MACOSX":
+            raise UserError(
+                f"generated images need a folder that is called `{name}` as in {data.name}, which none can be."
+            )
     folder = data_folder() / "generated" / synthetic.set_name(data)
     images = []
     for domain in data.domains:
@@ -80,7 +83,7 @@ def plan_generation(config: RunConfig, where: str) -> Generation:
 
 
 def generate(generation: Generation, device: str = "cpu", progress: Progress = lambda done, total: None) -> int:
-    """Make what is missing, one image after the other; how many that were.
+    """Make the missing images, one after the other, and return their number.
 
     Raises:
         UserError: the model is not there or was another when the first images were made, a prompt is too long,
@@ -111,49 +114,33 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
 def prepare_generated(
     generation: Generation, workers: int = 1, progress: Progress = lambda done, total: None
 ) -> Prepared:
-    """Decode the images at the size of the data, again where there are more than before.
+    """Decode the images at the size of the data, again if there are more than before.
 
     Raises:
         UserError: as `prepare`.
     """
     options = Options(generation.folder.name, size_of(generation.data), Domains.name)
     plan = make_plan(options, generation.folder, Domains())
+    older = False
+    if is_store(plan.folder):
+        card = read_card(plan.folder)
+        older = (card.plan, card.times) != (plan.key(), plan.times())
     busy = min(workers, 1 + len(plan.listing.items) // CHUNK)
-    return prepare(plan, busy, force=_is_older(plan), progress=progress)
-
-
-def _is_older(plan: Plan) -> bool:
-    """Whether a store is there, and of other files."""
-    if not is_store(plan.folder):
-        return False
-    card = read_card(plan.folder)
-    return (card.plan, card.times) != (plan.key(), plan.times())
+    return prepare(plan, busy, force=older, progress=progress)
 
 
 def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:
-    """Note what the images are made of, beside the first of them; later it must be the same."""
+    """Record the content of model and embeddings beside the first images; raise UserError if it differs later."""
     path = generation.folder / RECIPE
     if path.is_file():
-        before = read_json(path).get("content")
-        if before != content:
+        if read_json(path).get("content") != content:
             raise UserError(
                 f"{generation.folder} holds images of another content of `synthetic.model` or `synthetic.embeddings`; "
                 "move it away to begin anew."
             )
         return
-    recipe = generation.config.model_dump(mode="json", exclude={"share"})
-    prompts = list(_prompts(generation))
-    noted = {"recipe": recipe, "content": content, "diffusers": library, "prompts": prompts}
-    write_atomically(path, (json.dumps(noted, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def _prompts(generation: Generation) -> Iterator[str]:
-    """Of the first class in each domain: what a reader wants to see."""
-    for domain in generation.data.domains:
-        yield generation.config.prompt(domain.name, generation.data.class_names[0])
-
-
-def _check_names(names: Sequence[str], data: str) -> None:
-    for name in names:
-        if "/" in name or name.startswith(".") or name == "__MACOSX":
-            raise UserError(f"generated images need a folder that is called `{name}` as in {data}, which none can be.")
+    config, data = generation.config, generation.data
+    recipe = config.model_dump(mode="json", exclude={"share"})
+    prompts = [config.prompt(domain.name, data.class_names[0]) for domain in data.domains]  # a sample for readers
+    record = {"recipe": recipe, "content": content, "diffusers": library, "prompts": prompts}
+    write_atomically(path, (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode())

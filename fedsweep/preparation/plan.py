@@ -1,26 +1,39 @@
-"""What a preparation will write: each image with its domain, label and split, before one is decoded."""
+"""The plan of a preparation: each image with its domain, label and split, before one is decoded."""
 
 import hashlib
 import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.prepared.card import store_folder
-from fedsweep.preparation.decode import MADE_WITH, Geometry
-from fedsweep.preparation.layouts.base import Item, Listing, Source, Split
+from fedsweep.preparation.decode import MADE_WITH, Geometry, geometry_of
+from fedsweep.preparation.layouts import find
+from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 
 SPLIT_SEED = 0  # a data set is one and the same for every run; runs differ in their own seed
 
 
+class Corrupt(NamedTuple):
+    """A planned image that cannot be decoded: its slot in the domain, its path within the root, and the reason."""
+
+    domain: str
+    slot: int
+    path: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class DomainPlan:
-    """The images of a domain in the order in which their source lists them, hence reads them best.
+    """The images of a domain in the order in which their layout lists them, hence reads them best.
 
     `slots[i]` is the place of `items[i]` in the store: `train` training images first, each split by label, then path.
     """
@@ -30,9 +43,13 @@ class DomainPlan:
     slots: tuple[int, ...]
     train: int
 
-    def in_order(self) -> list[tuple[int, Item]]:
-        """The images with their places, in the order of the store."""
-        return sorted(zip(self.slots, self.items, strict=True), key=lambda one: one[0])
+    def parts(self, corrupt: Iterable[Corrupt] = ()) -> tuple[list[tuple[int, Item]], list[tuple[int, Item]]]:
+        """Return training and test images with their slots, in the order of the store, without the corrupt ones."""
+        bad = {one.slot for one in corrupt if one.domain == self.name}
+        kept = sorted((slot, place) for place, slot in enumerate(self.slots) if slot not in bad)
+        placed = [(slot, self.items[place]) for slot, place in kept]
+        train = sum(slot < self.train for slot, _ in placed)
+        return placed[:train], placed[train:]
 
 
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
@@ -50,21 +67,19 @@ def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ..
 def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_fraction: float) -> DomainPlan:
     drawn = _draw(name, items, class_names, test_fraction)
     splits: list[Split] = [item.split or drawn[item.path] for item in items]
-    for split in ("train", "test"):
+    for split, purpose in (("train", "training"), ("test", "testing")):
         if split not in splits:
             raise UserError(
                 f"the domain `{name}` must have images to train on and to test on, but of its {len(items)} none is for "
-                f"{'training' if split == 'train' else 'testing'}."
+                f"{purpose}."
             )
     order = sorted(range(len(items)), key=lambda i: (splits[i] == "test", items[i].label, items[i].path))
-    slots = [0] * len(items)
-    for slot, place in enumerate(order):
-        slots[place] = slot
+    slots = np.argsort(order).tolist()  # the inverse permutation
     return DomainPlan(name, tuple(items), tuple(slots), splits.count("train"))
 
 
 def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fraction: float) -> dict[str, Split]:
-    """The split of each path whose layout has none: `test_fraction` of each class, by names alone.
+    """Draw the split of each path whose layout has none: `test_fraction` of each class, by names alone.
 
     A class of two images or more has at least one in each split; a single image is for training.
     """
@@ -89,7 +104,7 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asks for, beside the root."""
+    """The user's options besides the root."""
 
     name: str
     size: int = 224
@@ -99,11 +114,7 @@ class Options:
     classes: int | None = None
 
     def check(self) -> None:
-        """Refuse what is impossible without looking at the disk.
-
-        Raises:
-            UserError: with the option, the rule and the value.
-        """
+        """Raise UserError, with the option, the rule and the value, for impossible options; the disk is not read."""
         if not NAME.fullmatch(self.name):
             raise UserError(
                 f"NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `{self.name}`."
@@ -122,7 +133,7 @@ class Plan:
 
     options: Options
     root: Path
-    source: Source
+    layout: Layout
     listing: Listing
     geometry: Geometry
     domains: tuple[DomainPlan, ...]
@@ -131,7 +142,7 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Where the store will be."""
+        """The store's future path."""
         return store_folder(self.options.name, self.options.size)
 
     @property
@@ -145,9 +156,9 @@ class Plan:
         return 3 * self.geometry.size**2
 
     def key(self) -> str:
-        """SHA-256 of all that decides about the store's content, without the times and the root's own path."""
+        """Return the SHA-256 of all that decides the store's content, without the times and the root's own path."""
         digest = hashlib.sha256()
-        options = [self.source.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
+        options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         digest.update(_json([options, self.listing.class_names, self.listing.domains]))
         for item in self.listing.items:
             digest.update(_json([item.path, item.label, item.domain, item.split]))
@@ -156,19 +167,18 @@ class Plan:
         return digest.hexdigest()
 
     def times(self) -> str:
-        """SHA-256 of when the files were last changed: their lengths alone do not tell one BMP from another."""
+        """Return the SHA-256 of the files' times of change: lengths alone do not tell one BMP from another."""
         return hashlib.sha256(_json([(path, time) for path, (_, time) in sorted(self.stamps.items())])).hexdigest()
 
-    def chunk_key(self, domain: DomainPlan, places: range) -> str:
-        """SHA-256 of all that decides about the pixels of some images of a domain, and about where they are put."""
-        content: list[object] = [self.source.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
-        items = [domain.items[place] for place in places]
-        content += [[item.path, domain.slots[place]] for item, place in zip(items, places, strict=True)]
-        content.append([self.stamps[file] for file in dict.fromkeys(self.source.file_of(item.path) for item in items)])
+    def chunk_key(self, domain: str, items: Sequence[Item], slots: Sequence[int]) -> str:
+        """Return the SHA-256 of all that decides the pixels of some images of a domain, and where they are put."""
+        content: list[object] = [self.layout.name, str(self.root), asdict(self.geometry), MADE_WITH, domain]
+        content += [[item.path, slot] for item, slot in zip(items, slots, strict=True)]
+        content.append([self.stamps[file] for file in _files(self.layout, items)])
         return hashlib.sha256(_json(content)).hexdigest()
 
     def domain_key(self, domain: DomainPlan, chunk_keys: Sequence[str]) -> str:
-        """SHA-256 of all that decides about a domain's file: the pixels of its chunks, and what is written of them.
+        """Return the SHA-256 of all that decides a domain's file: the pixels of its chunks, their labels and split.
 
         A class that is added or removed elsewhere moves the labels of images that have not changed.
         """
@@ -177,8 +187,8 @@ class Plan:
         return hashlib.sha256(_json(content)).hexdigest()
 
 
-def make_plan(options: Options, root: Path, source: Source | None = None) -> Plan:
-    """Find the layout, list all images and give each its place. `source` is for layouts that have no name.
+def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Plan:
+    """Find the layout, list all images and give each its place. `layout` is for layouts that have no name.
 
     Raises:
         UserError: an option is impossible, or the root is not there or has another layout.
@@ -186,49 +196,37 @@ def make_plan(options: Options, root: Path, source: Source | None = None) -> Pla
     options.check()
     root = root.expanduser().absolute()
     if not root.is_dir():
-        raise UserError(f"`--root` must be a folder with images, but {root} {_what_is(root)}.")
-    if source is None:
-        from fedsweep.preparation import layouts as sources
-
-        source = sources.find(options.name, root, options.layout)
-    geometry = Geometry(options.size)
-    if options.backbone is not None:
-        from fedsweep.preparation.decode import geometry_of
-
-        geometry = geometry_of(options.backbone, options.size)
-    listing = _without_lone_train(_called(source.list(root, options.classes), options.name))
+        wrong = "is a file" if root.exists() else "is not there"
+        raise UserError(f"`--root` must be a folder with images, but {root} {wrong}.")
+    layout = layout or find(options.name, root, options.layout)
+    geometry = geometry_of(options.backbone, options.size) if options.backbone else Geometry(options.size)
+    listing = _without_lone_train(_named(layout.list(root, options.classes), options.name))
     domains = plan_domains(listing, options.test_fraction)
-    return Plan(options, root, source, listing, geometry, domains, _stamps(root, source, listing.items))
+    try:
+        status = {file: os.stat(f"{root}/{file}") for file in _files(layout, listing.items)}
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from None
+    stamps = {file: (one.st_size, one.st_mtime_ns) for file, one in status.items()}
+    return Plan(options, root, layout, listing, geometry, domains, stamps)
 
 
-def _called(listing: Listing, name: str) -> Listing:
-    """A data set without domains is one domain; a source can only call it after the folder, the store knows better."""
+def _named(listing: Listing, name: str) -> Listing:
+    """Name the only domain of a data set without domains: its layout can only take the folder's name."""
     if not listing.nameless:
         return listing
     return replace(listing, domains=(name,), items=tuple(replace(item, domain=name) for item in listing.items))
 
 
 def _without_lone_train(listing: Listing) -> Listing:
-    """All that is listed as training images, without a single one to test on, is no split: one will be drawn."""
+    """Drop the split where all images are listed for training and none to test on: one will be drawn."""
     if any(item.split != "train" for item in listing.items):
         return listing
     return replace(listing, items=tuple(replace(item, split=None) for item in listing.items))
 
 
-def _stamps(root: Path, source: Source, items: Sequence[Item]) -> dict[str, Stamp]:
-    try:
-        return {file: _stamp(f"{root}/{file}") for file in dict.fromkeys(source.file_of(item.path) for item in items)}
-    except OSError as error:
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from None
-
-
-def _stamp(path: str) -> Stamp:
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
-
-
-def _what_is(root: Path) -> str:
-    return "is a file" if root.exists() else "is not there"
+def _files(layout: Layout, items: Sequence[Item]) -> list[str]:
+    """Return the files that images are read from, each once, in the order of the images."""
+    return [*dict.fromkeys(layout.file_of(item.path) for item in items)]
 
 
 def _json(content: object) -> bytes:

@@ -1,7 +1,8 @@
-"""Preparing a data set: plan, decode, write, and the cards that describe the result."""
+"""Preparing a data set: decode by plan, write, describe the result in a card, and give it its name."""
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,74 +10,20 @@ from pathlib import Path
 import numpy as np
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, sync, write_domain
+from fedsweep.common.files import locked, write_atomically
+from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
 from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, is_store, read_card
-from fedsweep.preparation.chunks import (
-    CORRUPT,
-    Chunk,
-    Corrupt,
-    Decoders,
-    check_complete,
-    refuse,
-    unwritable,
-    write_list,
-)
+from fedsweep.preparation.chunks import Chunk, Decoders, Scratch, unwritable
 from fedsweep.preparation.decode import MADE_WITH
-from fedsweep.preparation.part_folder import Scratch, alone, recover, take_name
-from fedsweep.preparation.plan import DomainPlan, Plan
+from fedsweep.preparation.plan import Corrupt, DomainPlan, Plan
 
-
-def write_card(plan: Plan, scratch: Scratch, corrupt: Corrupt) -> StoreCard:
-    """Write the card, with the digest of what can be read from the disk.
-
-    Raises:
-        UserError: a file holds other labels, paths or splits than planned.
-    """
-    card = StoreCard(
-        name=plan.options.name,
-        size=plan.options.size,
-        layout=plan.source.name,
-        class_names=plan.listing.class_names,
-        domains={domain.name: _domain_card(domain, scratch, corrupt) for domain in plan.domains},
-        digest="",
-        crop_pct=plan.geometry.crop_pct,
-        crop_mode=plan.geometry.crop_mode,
-        interpolation=plan.geometry.interpolation,
-        test_fraction=plan.options.test_fraction if plan.drawn else None,
-        skipped=tuple(path for _, path, _ in corrupt),
-        plan=plan.key(),
-        times=plan.times(),
-        made_with=MADE_WITH,
-    )
-    card = card.model_copy(update={"digest": stored_digest(scratch.folder, card)})
-    with (scratch.folder / CARD).open("wb") as file:
-        file.write(card.model_dump_json(indent=1).encode())
-        file.flush()
-        sync(file)
-    return card
-
-
-def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Corrupt) -> DomainCard:
-    """Counts of a domain's file, whose labels and paths are those of the plan; the digest would not tell."""
-    path = scratch.arrow(domain.name)
-    bad = {name for of_domain, name, _ in corrupt if of_domain == domain.name}
-    kept = [(slot, item) for slot, item in domain.in_order() if item.path not in bad]
-    train = sum(slot < domain.train for slot, _ in kept)
-    found = map_domain(path)
-    for part, wanted in zip(found, (kept[:train], kept[train:]), strict=True):
-        labels, paths = [item.label for _, item in wanted], [item.path for _, item in wanted]
-        if part.labels.tolist() != labels or part.paths.to_pylist() != paths:
-            raise UserError(
-                f"{path} holds other labels or images than were planned; remove {scratch.folder}, and the same command "
-                "begins anew."
-            )
-    return DomainCard(train=len(found[0].labels), test=len(found[1].labels), bytes=path.stat().st_size)
-
-
+CORRUPT = "corrupt.txt"
+SHOWN = 10
+"""Corrupt images that an error message names."""
 CHUNK = 256
-"""Images that are decoded between two lines of the log: what a kill costs at most, per worker."""
+"""Images that are decoded between two lines of the log: the most that a kill costs, per worker."""
 Progress = Callable[[int, int], None]
-"""Told how many images are decoded, and of how many."""
+"""Called with the number of images that are decoded, and of all."""
 
 
 @dataclass(frozen=True)
@@ -96,29 +43,28 @@ def prepare(
     progress: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
-    """Make the store, or find it made; go on where an earlier preparation was stopped.
+    """Make the store, or find it made; continue where an earlier preparation was stopped.
 
     Raises:
         UserError: another preparation is at it, the folder is taken by something else, an image is corrupt (without
             `skip_corrupt`) or a class is left without images, or the disk is full.
     """
     folder, part = plan.folder, plan.folder.with_name(f"{plan.folder.name}.part")
+    lock, taken = folder.with_name(f".{folder.name}.lock"), f"another `fedsweep data prepare` is making {folder} now."
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with alone(folder):
-            recover(folder)
+        with locked(lock, taken):
+            _undo_half_exchange(folder)
             if (found := _existing(plan, force)) is not None:
                 return Prepared(found, folder, already=True)
             scratch = Scratch(part)
             works = list(_work(plan, scratch, chunk))
             _check_space(plan, works, scratch)
             corrupt = _decode(plan, works, scratch, workers, progress)
-            write_list(part / CORRUPT, corrupt)
-            if corrupt and not skip_corrupt:
-                raise refuse(plan.options.name, corrupt, part / CORRUPT)
-            check_complete(plan.domains, plan.listing.class_names, corrupt)
-            card = write_card(plan, scratch, corrupt)
-            take_name(part, folder, card)
+            _write_corrupt(plan, corrupt, part / CORRUPT, skip_corrupt)
+            _check_complete(plan.domains, plan.listing.class_names, corrupt)
+            card = _write_card(plan, scratch, corrupt)
+            _exchange(part, folder, card)
             return Prepared(card, folder, already=False)
     except OSError as error:
         begun = os.path.exists(part / Scratch.LOG)  # unlike Path's own, silent where even asking is refused
@@ -126,6 +72,7 @@ def prepare(
 
 
 def _existing(plan: Plan, force: bool) -> StoreCard | None:
+    """Return the card of a store that was prepared from the same files with the same options."""
     folder = plan.folder
     if not folder.exists():
         return None
@@ -139,17 +86,14 @@ def _existing(plan: Plan, force: bool) -> StoreCard | None:
             f"{folder} is prepared from another source or with other options; `--force` would replace it, "
             "another NAME would keep it."
         )
-    if card.times != plan.times() and (card.times or _newer(plan, folder)):
+    # Cards from before they noted times: has a file changed since?
+    newer = max(time for _, time in plan.stamps.values()) > (folder / CARD).stat().st_mtime_ns
+    if card.times != plan.times() and (card.times or newer):
         raise UserError(
             f"files in {plan.root} have other times of change than those that {folder} was prepared from, so they may "
             "hold other images; `--force` prepares it anew."
         )
     return card
-
-
-def _newer(plan: Plan, folder: Path) -> bool:
-    """Whether a file has changed since the set was prepared, for cards from before they noted times."""
-    return max(time for _, time in plan.stamps.values()) > (folder / CARD).stat().st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -163,12 +107,13 @@ class _Work:
 
 def _work(plan: Plan, scratch: Scratch, length: int) -> Iterator[_Work]:
     for domain in plan.domains:
-        pixels, chunks = scratch.folder / f"{domain.name}.pixels", []
+        chunks = []
         for start in range(0, len(domain.items), length):
-            places = range(start, min(start + length, len(domain.items)))
-            items, slots = domain.items[start : places.stop], domain.slots[start : places.stop]
-            key = plan.chunk_key(domain, places)
-            chunks.append(Chunk(key, plan.source, plan.root, items, slots, plan.geometry, pixels))
+            places = slice(start, start + length)
+            items, slots = domain.items[places], domain.slots[places]
+            key = plan.chunk_key(domain.name, items, slots)
+            pixels = scratch.pixels(domain.name)
+            chunks.append(Chunk(key, plan.layout, plan.root, items, slots, plan.geometry, pixels))
         yield _Work(domain, tuple(chunks), plan.domain_key(domain, [one.key for one in chunks]))
 
 
@@ -176,7 +121,8 @@ def _check_space(plan: Plan, works: Sequence[_Work], scratch: Scratch) -> None:
     left = [
         len(one.domain.items) * plan.image_bytes for one in works if not scratch.has_domain(one.domain.name, one.key)
     ]
-    need = sum(left) + max(left, default=0) - scratch.used()
+    used = sum(512 * path.stat().st_blocks for path in scratch.folder.glob("*.pixels"))
+    need = sum(left) + max(left, default=0) - used
     free = shutil.disk_usage(scratch.folder).free
     if need > free:
         raise UserError(
@@ -185,53 +131,48 @@ def _check_space(plan: Plan, works: Sequence[_Work], scratch: Scratch) -> None:
         )
 
 
-def _decode(
-    plan: Plan, works: Sequence[_Work], scratch: Scratch, workers: int, progress: Progress
-) -> list[tuple[str, str, str]]:
-    """Make the file of every domain without its corrupt images: their domain, path and reason are returned."""
-    corrupt: list[tuple[str, str, str]] = []
+def _decode(plan: Plan, works: Sequence[_Work], scratch: Scratch, workers: int, progress: Progress) -> list[Corrupt]:
+    """Make the file of every domain without its corrupt images, which are returned."""
+    corrupt: list[Corrupt] = []
     total, finished = len(plan.listing.items), 0
     with Decoders(workers) as decoders:
         for one in works:
             name, images = one.domain.name, len(one.domain.items)
-            if not scratch.has_domain(name, one.key):
-                pixels = scratch.pixels(name, images * plan.image_bytes)
-                left = {
-                    chunk.key: chunk
-                    for chunk in one.chunks
-                    if not scratch.has_chunk(chunk.key, chunk.slots, pixels, plan.image_bytes)
-                }
+            made = scratch.has_domain(name, one.key)
+            if not made:
+                pixels = scratch.pixels(name)
+                pixels.touch()
+                os.truncate(pixels, images * plan.image_bytes)  # what is in it stays
+                left = {chunk.key: chunk for chunk in one.chunks if not scratch.has_chunk(chunk)}
                 done = finished + images - sum(len(chunk.items) for chunk in left.values())
                 progress(done, total)
                 for result in decoders.decode(list(left.values())):
                     scratch.add(result)
                     done += len(left[result.key].items)
                     progress(done, total)
-                bad = {slot for chunk in one.chunks for slot, _, _ in scratch.chunks[chunk.key].corrupt}
-                scratch.finish(name, one.key, _assemble(plan, one.domain, bad, pixels))
+            found = [Corrupt(name, *bad) for chunk in one.chunks for bad in scratch.chunks[chunk.key].corrupt]
+            if not made:
+                scratch.finish(name, one.key, _assemble(plan, one.domain, found, pixels))
+            corrupt += found
             finished += images
             progress(finished, total)
-            for chunk in one.chunks:
-                corrupt += [(name, path, reason) for _, path, reason in scratch.chunks[chunk.key].corrupt]
     return corrupt
 
 
-def _assemble(plan: Plan, domain: DomainPlan, bad: set[int], pixels: Path) -> Path:
+def _assemble(plan: Plan, domain: DomainPlan, corrupt: Sequence[Corrupt], pixels: Path) -> Path:
     """Write a domain's file under a name of its own."""
-    kept = [(slot, item) for slot, item in domain.in_order() if slot not in bad]
-    if bad:
-        pixels = _without_gaps(pixels, [slot for slot, _ in kept], plan.image_bytes)
-    size = plan.geometry.size
-    pages = map_file(pixels) if kept else None
-    images = np.frombuffer(pages or b"", np.uint8).reshape(-1, 3, size, size)
-    train = sum(slot < domain.train for slot, _ in kept)
+    train, test = domain.parts(corrupt)
+    if corrupt:
+        pixels = _without_gaps(pixels, [slot for slot, _ in train + test], plan.image_bytes)
+    pages = map_file(pixels) if train or test else None
+    images = np.frombuffer(pages or b"", np.uint8).reshape(-1, 3, plan.geometry.size, plan.geometry.size)
     batches = [
-        record_batch(images[part], [item.label for _, item in kept[part]], [item.path for _, item in kept[part]])
-        for part in (slice(train), slice(train, None))
+        record_batch(rows, [item.label for _, item in part], [item.path for _, item in part])
+        for rows, part in ((images[: len(train)], train), (images[len(train) :], test))
     ]
     path = pixels.with_name(f"{domain.name}.arrow.new")
-    write_domain(path, batches[0], batches[1], pages)
-    if bad:
+    write_domain(path, *batches, pages)
+    if corrupt:
         pixels.unlink()
     return path
 
@@ -243,3 +184,98 @@ def _without_gaps(pixels: Path, slots: Sequence[int], length: int) -> Path:
             source.seek(slot * length)
             sink.write(source.read(length))
     return path
+
+
+def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: bool) -> None:
+    """Write a line per corrupt image, its path and the reason; raise UserError unless they may be skipped."""
+    if not corrupt:
+        path.unlink(missing_ok=True)
+        return
+    path.write_text("".join(f"{one.path}\t{one.reason}\n" for one in corrupt), encoding="utf-8")
+    if skip:
+        return
+    shown = ", ".join(f"{one.path} ({one.reason})" for one in corrupt[:SHOWN])
+    more = f" and {len(corrupt) - SHOWN} more" if len(corrupt) > SHOWN else ""
+    raise UserError(
+        f"{len(corrupt)} image{'s' * (len(corrupt) != 1)} of {plan.options.name} cannot be decoded: {shown}{more}; "
+        f"{path} lists all, and `--skip-corrupt` leaves them out without decoding the others again."
+    )
+
+
+def _check_complete(domains: Sequence[DomainPlan], class_names: Sequence[str], corrupt: Sequence[Corrupt]) -> None:
+    """Raise UserError if a split, or a class of a domain, has lost all of its images."""
+    for domain in domains if corrupt else ():
+        train, test = domain.parts(corrupt)
+        before = Counter(item.label for item in domain.items)
+        after = Counter(item.label for _, item in train + test)
+        for label in sorted(before):
+            if not after[label]:
+                raise UserError(
+                    f"the class `{class_names[label]}` of the domain `{domain.name}` has no image that can be decoded, "
+                    f"of {before[label]}; without it the data set would be another one."
+                )
+        for split, part in (("train", train), ("test", test)):
+            if not part:
+                raise UserError(f"the domain `{domain.name}` has no {split} image that can be decoded.")
+
+
+def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> StoreCard:
+    """Write the card, with the digest of what can be read from the disk."""
+    card = StoreCard(
+        name=plan.options.name,
+        size=plan.options.size,
+        layout=plan.layout.name,
+        class_names=plan.listing.class_names,
+        domains={domain.name: _domain_card(domain, scratch, corrupt) for domain in plan.domains},
+        digest="",
+        crop_pct=plan.geometry.crop_pct,
+        crop_mode=plan.geometry.crop_mode,
+        interpolation=plan.geometry.interpolation,
+        test_fraction=plan.options.test_fraction if plan.drawn else None,
+        skipped=tuple(one.path for one in corrupt),
+        plan=plan.key(),
+        times=plan.times(),
+        made_with=MADE_WITH,
+    )
+    card = card.model_copy(update={"digest": stored_digest(scratch.folder, card)})
+    write_atomically(scratch.folder / CARD, card.model_dump_json(indent=1).encode())
+    return card
+
+
+def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> DomainCard:
+    """Count a domain's file, after checking its labels and paths, on which the digest says nothing."""
+    path = scratch.arrow(domain.name)
+    train, test = map_domain(path)
+    for part, planned in zip((train, test), domain.parts(corrupt), strict=True):
+        labels, paths = [item.label for _, item in planned], [item.path for _, item in planned]
+        if part.labels.tolist() != labels or part.paths.to_pylist() != paths:
+            raise UserError(
+                f"{path} holds other labels or images than were planned; remove {scratch.folder}, and the same command "
+                "begins anew."
+            )
+    return DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
+
+
+def _undo_half_exchange(folder: Path) -> None:
+    """Undo an exchange of stores that was killed between its two steps."""
+    old = _replaced(folder)
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _replaced(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.replaced")
+
+
+def _exchange(part: Path, folder: Path, card: StoreCard) -> None:
+    """Rename the work to the store that it has become. Processes that have mapped an older one keep its pages."""
+    keep = {CARD, Scratch.LOG, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
+    for path in part.iterdir():
+        if path.name not in keep:
+            path.unlink()
+    if folder.exists():
+        folder.rename(_replaced(folder))
+    part.rename(folder)
+    (folder / Scratch.LOG).unlink()
+    shutil.rmtree(_replaced(folder), ignore_errors=True)

@@ -1,8 +1,8 @@
-"""What the verbs on data sets print."""
+"""Tables and the progress bar of the commands on data sets."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -40,14 +40,12 @@ class ImageBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.progress.live.is_started:
             self.progress.stop()
 
     def __call__(self, done: int, total: int) -> None:
-        """So many images of all are done."""
+        """Show that `done` of `total` images are done."""
         now = self.progress.get_time()
         if self.began is None:  # what an earlier call of the command has done is no measure of speed
             self.began = now
@@ -60,33 +58,31 @@ class ImageBar:
 
 
 def experiment_lines(card: StoreCard) -> str:
-    """What an experiment says to use the store."""
+    """Return the line of an experiment that uses the store."""
     domains = ", ".join(_plain(name) for name in card.domains)
     return f"data: {{name: prepared, set: {_plain(card.name)}, size: {card.size}, domains: [{domains}]}}"
 
 
 def _plain(name: str) -> str:
-    """A name as it may stand in a YAML list: in quotes where it would be read as something else."""
-    import json
-
+    """Return a name for a YAML list, in quotes if it would be read as something else."""
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
     return name if plain and name.lower() not in ("true", "false", "null") else json.dumps(name)
 
 
 def headline(card: StoreCard) -> str:
-    """What a store is, in a line."""
+    """Return the description of a store in a line."""
     return f"{card.name} at {card.size} pixels, {card.images} images of {len(card.class_names)} classes"
 
 
 def split_words(card: StoreCard) -> str:
-    """Where the split comes from."""
+    """Return the origin of the split in words."""
     if card.test_fraction is None:
         return "split as listed"
     return f"split drawn here, {card.test_fraction:g} of each class for testing"
 
 
 def summary(card: StoreCard) -> Table:
-    """Images per domain and split."""
+    """Return a table of images per domain and split."""
     table = Table("domain", box=None)
     for heading in ("train", "test", "MB"):
         table.add_column(heading, justify="right")
@@ -99,7 +95,7 @@ def summary(card: StoreCard) -> Table:
 
 
 def stores_table(cards: Sequence[StoreCard]) -> Table:
-    """One line per prepared data set."""
+    """Return a table with one line per prepared data set."""
     table = Table("name", title="Prepared", title_justify="left", box=None)
     for heading in ("size", "images", "domains", "classes", "MB"):
         table.add_column(heading, justify="right")
@@ -111,7 +107,7 @@ def stores_table(cards: Sequence[StoreCard]) -> Table:
 
 
 def layouts_table() -> Table:
-    """What `prepare` reads."""
+    """Return a table of the layouts that `prepare` reads."""
     from fedsweep.preparation.layouts import ALL
 
     table = Table("layout", "what it looks like", title="Layouts that `prepare` reads", title_justify="left", box=None)
@@ -121,9 +117,9 @@ def layouts_table() -> Table:
 
 
 def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = False) -> Table:
-    """Training and test images per class and domain; `counts` has (2, classes) by domain.
+    """Return a table of training and test images per class and domain; `counts` has (2, classes) by domain.
 
-    Of more than 40 classes the least, the median and the most of a class are told, unless `every` one is asked for.
+    For more than 40 classes, it only has the minimum, median and maximum over the classes, unless `every` is true.
     """
     table = Table("class", box=None)
     for name in card.domains:
@@ -140,7 +136,7 @@ def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = F
 
 
 def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
-    """Training and test images of each class, (2, classes), by domain."""
+    """Return the training and test images of each class, (2, classes), by domain."""
     from fedsweep.data.prepared.arrow_files import check_labels, map_domain
 
     found = {}
@@ -154,5 +150,5 @@ def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
 
 
 def megabytes(count: int) -> str:
-    """Bytes in millions."""
+    """Return a number of bytes in millions."""
     return f"{count / 1e6:,.1f}"

@@ -1,4 +1,4 @@
-"""A text-to-image checkpoint as the library diffusers runs it. The only place that imports it."""
+"""A text-to-image checkpoint, run by the library diffusers, which only this module imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedsweep.data.synthetic import Diffusers
 
 INDEX = "model_index.json"
 ASKED = {"prompt", "height", "width", "num_inference_steps", "guidance_scale", "generator", "output_type"}
-"""What a pipeline must take."""
+"""Parameters that a pipeline must take."""
 
 
 class TextToImage:
@@ -35,7 +35,11 @@ class TextToImage:
         self.config = config
         self.library = _library()
         self.folder = self._find()
-        self.embeddings = {config.styles[domain]: _file(file) for domain, file in config.embeddings.items()}
+        self.embeddings: dict[str, Path] = {}
+        for domain, name in config.embeddings.items():
+            path = self.embeddings[config.styles[domain]] = resolve(name)
+            if not path.is_file():
+                raise UserError(f"`synthetic.embeddings` {name} is not there (looked for {path}).")
         self.pipeline: Any = self._load(torch.float16 if device == "cuda" else torch.float32).to(device)
         for token, path in self.embeddings.items():
             try:
@@ -47,7 +51,7 @@ class TextToImage:
                 ) from error
 
     def content(self) -> dict[str, str]:
-        """What pins the files that the configuration only names: the hub's commit, or a SHA-256."""
+        """Return the identity of the files that the configuration names: the hub's commit, or a SHA-256."""
         if self.folder.parent.name == "snapshots":  # the hub's cache calls them after the commit
             model = self.folder.name
         else:
@@ -58,11 +62,7 @@ class TextToImage:
         return {"model": model, **{token: _digest(path) for token, path in sorted(self.embeddings.items())}}
 
     def check(self, prompts: Sequence[str]) -> None:
-        """Refuse a prompt that would be cut.
-
-        Raises:
-            UserError: one has more tokens than the text encoder reads.
-        """
+        """Raise UserError if a prompt has more tokens than the text encoder reads, and would be cut."""
         tokenizer = getattr(self.pipeline, "tokenizer", None)
         if tokenizer is None:
             return
@@ -76,11 +76,7 @@ class TextToImage:
                 )
 
     def png(self, prompt: str, generator: torch.Generator) -> bytes:
-        """One image, made alone, so that its bits do not depend on others.
-
-        Raises:
-            UserError: it is not finite.
-        """
+        """Make one image, alone so that its bits do not depend on others; raise UserError if it is not finite."""
         config = self.config
         with torch.inference_mode():
             pixels = self.pipeline(
@@ -103,10 +99,9 @@ class TextToImage:
         return file.getvalue()
 
     def _find(self) -> Path:
-        """The checkpoint's folder, or that of the hub's cache, downloaded into it once."""
-        model = self.config.model
-        if resolve(model).is_dir():
-            folder = resolve(model)
+        """Return the checkpoint's folder, which may be in the hub's cache, downloaded into it once."""
+        model, folder = self.config.model, resolve(self.config.model)
+        if folder.is_dir():
             if not (folder / INDEX).is_file():
                 raise UserError(f"`synthetic.model` {model} is a folder without {INDEX} ({folder}).")
             return folder
@@ -121,8 +116,8 @@ class TextToImage:
     def _load(self, dtype: torch.dtype) -> Any:
         model = self.config.model
         try:
-            said = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
-            checker = {"safety_checker": None, "requires_safety_checker": False} if "safety_checker" in said else {}
+            index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+            checker = {"safety_checker": None, "requires_safety_checker": False} if "safety_checker" in index else {}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of `torch_dtype`, the only name that all releases know
                 found = self.library.DiffusionPipeline.from_pretrained(
@@ -140,7 +135,7 @@ class TextToImage:
 
 
 def _library() -> Any:
-    """The library, silent."""
+    """Import diffusers and silence it."""
     try:
         import diffusers
         import transformers
@@ -154,13 +149,6 @@ def _library() -> Any:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
     return diffusers
-
-
-def _file(name: str) -> Path:
-    path = resolve(name)
-    if not path.is_file():
-        raise UserError(f"`synthetic.embeddings` {name} is not there (looked for {path}).")
-    return path
 
 
 def _digest(path: Path) -> str:

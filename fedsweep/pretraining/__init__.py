@@ -2,16 +2,16 @@
 
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.loop import EpochTable, Session, train
-from fedsweep.pretraining.start import alone, default_out, start, write_result
-from fedsweep.pretraining.state import EpochRecord
+from fedsweep.pretraining.network import EpochRecord
+from fedsweep.pretraining.start import default_out, exclusively, start, write_result
 
 __all__ = [
     "EpochRecord",
     "EpochTable",
     "PretrainConfig",
     "Session",
-    "alone",
     "default_out",
+    "exclusively",
     "start",
     "train",
     "write_result",

@@ -22,16 +22,16 @@ class Draws:
         self.count, self.generator, self.device = count, generator, device
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """(count, *shape) between `low` and `high`."""
+        """Return (count, *shape) between `low` and `high`."""
         share = torch.rand(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
         return low + (high - low) * share
 
     def normal(self, *shape: int) -> Tensor:
-        """(count, *shape), standard normal."""
+        """Return (count, *shape), standard normal."""
         return torch.randn(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
 
     def sometimes(self, probability: float) -> Tensor:
-        """Which images something happens to: boolean (count, 1, 1, 1)."""
+        """Return a boolean (count, 1, 1, 1) that is true with this probability, image by image."""
         return self.uniform(0, 1, 1, 1, 1) < probability
 
 
@@ -66,7 +66,7 @@ class ImageAugmentation(Config):
         """Any image size will do."""
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Varied images of pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
+        """Augment pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
         draw = Draws(len(pixels), generator, pixels.device)
         return self._erase(self._jitter(self._crop(pixels, draw), draw), draw)
 
@@ -102,10 +102,7 @@ class ImageAugmentation(Config):
         ratio = draw.uniform(math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1]), 1, 1, 1).exp()
         width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
         left, top = (1 - width) * draw.uniform(0, 1, 1, 1, 1), (1 - height) * draw.uniform(0, 1, 1, 1, 1)
-        y, x = (
-            (torch.arange(side, device=pixels.device) + 0.5) / side  # centres of the pixels
-            for side in pixels.shape[2:]
-        )
+        y, x = ((torch.arange(side, device=pixels.device) + 0.5) / side for side in pixels.shape[2:])  # pixel centres
         y = y.view(-1, 1)
         inside = (left <= x) & (x < left + width) & (top <= y) & (y < top + height)
         return torch.where(inside & draw.sometimes(self.erase), draw.uniform(0, 1, 3, 1, 1), pixels)
@@ -141,16 +138,12 @@ class GlyphAugmentation(Config):
         return self
 
     def check(self, size: int) -> None:
-        """Refuse what this augmentation cannot draw.
-
-        Raises:
-            ValueError: the images have another size than the stripes.
-        """
+        """Raise ValueError if the images have another size than the stripes."""
         if size != SIZE:
             raise ValueError(f"`augmentation.name` glyphs is for images of {SIZE} pixels, but `data.size` is {size}")
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Varied images of pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
+        """Augment pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
         draw = Draws(len(pixels), generator, pixels.device)
         angle, scale = draw.uniform(-self.turn, self.turn), draw.uniform(*self.scale)
         glyphs = rotate(pixels.mean(1, keepdim=True), angle, scale, draw.uniform(-self.shift, self.shift, 2))
@@ -164,5 +157,3 @@ class GlyphAugmentation(Config):
 
 
 AugmentationConfig = Annotated[GlyphAugmentation | ImageAugmentation, Field(discriminator="name")]
-
-__all__ = ["AugmentationConfig", "GlyphAugmentation", "ImageAugmentation"]

@@ -1,4 +1,4 @@
-"""The training loop of a pre-training, and its progress display."""
+"""The images of a pre-training, its training loop, and its progress display."""
 
 import contextlib
 import math
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -18,10 +17,9 @@ from torch import Tensor
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
+from fedsweep.data.partition.base import pool
 from fedsweep.pretraining.config import PretrainConfig
-from fedsweep.pretraining.images import TrainingData, moved
-from fedsweep.pretraining.network import Network, build_network, cosine, mixer
-from fedsweep.pretraining.state import EpochRecord, Saved, TrainingState
+from fedsweep.pretraining.network import EpochRecord, Network, Saved, TrainingState, build_network, cosine, mixer
 from fedsweep.types import ImageSet
 
 VALIDATION_BATCH = 500
@@ -29,12 +27,41 @@ STEPS_PER_CHECK = 50
 """How often the loss is looked at while training: reading it makes a GPU wait."""
 
 OnStep = Callable[[int, Tensor], None]
-"""Told after each step: the number of images, and the loss as a scalar on the device."""
+"""Called after each step with the number of images, and the loss as a scalar on the device."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Training images, validation images (the test split), the class names, and the digest of all of these."""
+
+    train: ImageSet
+    validation: ImageSet
+    class_names: tuple[str, ...]
+    digest: str
+
+
+def load_images(config: PretrainConfig) -> TrainingData:
+    """Map the data set into memory; several domains become one set.
+
+    Raises:
+        UserError: it is not prepared, or smaller than a batch or an epoch.
+    """
+    data = config.data.load()
+    train = pool([domain.train for domain in data.domains])
+    validation = pool([domain.test for domain in data.domains])
+    for name in ("batch_size", "images_per_epoch"):
+        if (asked := getattr(config, name)) is not None and asked > len(train):
+            raise UserError(
+                f"`{name}` must be at most {len(train)}, the training images of {config.data.set}, but it is {asked}."
+            )
+    if not len(validation):
+        raise UserError(f"`data.set`: {config.data.set} has no test images to validate on.")
+    return TrainingData(train, validation, data.class_names, data.digest)
 
 
 @dataclass(frozen=True)
 class Session:
-    """All that stands still during a pre-training."""
+    """The constants of a pre-training."""
 
     config: PretrainConfig
     data: TrainingData
@@ -59,12 +86,18 @@ class Session:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
+    def batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Move uint8 images and labels to the device, pixels as float32 in [0, 1]; a GPU copies asynchronously."""
+        if self.device.type == "cuda":
+            images, labels = images.pin_memory(), labels.pin_memory()
+        images, labels = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+        return images.float().div_(255), labels
+
 
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
     """Train to the last epoch, each on disk before it is yielded; epochs of `saved` are yielded again first.
 
-    Every random number of an epoch comes from (seed, epoch), so that going on from a checkpoint equals never having
-    stopped, to the last bit on a CPU.
+    Every random number of an epoch comes from (seed, epoch), so that a resumed training is bit-identical on a CPU.
 
     Raises:
         UserError: the loss stopped being a number.
@@ -106,17 +139,17 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
         for place, batch in enumerate(torch.split(order, config.batch_size)):
             number = (epoch - 1) * session.steps + place
             schedule.step_update(number)
-            pixels, targets = moved(*images.take(batch), device)
+            pixels, targets = session.batch(*images.take(batch))
             pixels = config.augmentation(pixels, vary)
             if mix is not None:
                 pixels, targets = mix(pixels, targets)
             loss = _step(session, state, pixels, targets, number)
             total += loss
             if place % STEPS_PER_CHECK == 0:
-                _check(loss, epoch)
+                _check_finite(loss, epoch)
             on_step(len(batch), loss)
     mean = total / session.steps
-    _check(mean, epoch)
+    _check_finite(mean, epoch)
     return float(mean)
 
 
@@ -136,7 +169,7 @@ def _step(session: Session, state: TrainingState, pixels: Tensor, targets: Tenso
     return loss.detach()
 
 
-def _check(loss: Tensor, epoch: int) -> None:
+def _check_finite(loss: Tensor, epoch: int) -> None:
     if not math.isfinite(float(loss)):
         raise UserError(
             f"the loss became {float(loss)} in epoch {epoch}; "
@@ -148,10 +181,9 @@ def _check(loss: Tensor, epoch: int) -> None:
 def validate(session: Session, network: Network, images: ImageSet) -> tuple[float, float]:
     """Accuracy in [0, 1] and mean cross-entropy on images as they are, without augmentation."""
     network.eval()
-    right = torch.zeros((), dtype=torch.int64, device=session.device)
-    loss = torch.zeros((), dtype=torch.float64, device=session.device)
+    right, loss = torch.zeros(2, dtype=torch.float64, device=session.device)
     for batch in images.batches(VALIDATION_BATCH):
-        pixels, labels = moved(*batch, session.device)
+        pixels, labels = session.batch(*batch)
         with session.autocast():
             logits = network(pixels)
         logits = logits.float()
@@ -191,9 +223,7 @@ class EpochTable:
             self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self.progress.stop()
 

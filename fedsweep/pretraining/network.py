@@ -1,16 +1,27 @@
-"""The network of a pre-training: backbone, head, parameter groups and learning-rate schedule."""
+"""The network of a pre-training with its optimizer, and the checkpoint of both: safetensors with a JSON header."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from timm.optim import param_groups_weight_decay  # type: ignore[attr-defined]
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from timm.layers import calculate_drop_path_rates
+from timm.layers.drop import DropPath
+from timm.optim import create_optimizer_v2
 from timm.scheduler.cosine_lr import CosineLRScheduler
+from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torchvision.transforms import v2  # type: ignore[import-untyped]
 
+from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
+from fedsweep.common.files import write_atomically
 from fedsweep.common.randomness import derived_seed
+from fedsweep.common.yaml_values import Json
 from fedsweep.models import LayeredModel
 from fedsweep.models.timm.vit import DigitsViT, LayeredViT
 from fedsweep.pretraining.config import AdamWConfig, MixConfig, PretrainConfig, ScheduleConfig
@@ -60,11 +71,8 @@ def build_network(config: PretrainConfig, num_classes: int) -> Network:
 
 def _drop_paths(model: LayeredModel, rate: float) -> None:
     """Give every block timm's stochastic depth, from 0 in the first to `rate` in the last."""
-    from timm.layers.drop import DropPath
-
     blocks = list(model.backbone.blocks)  # type: ignore[arg-type]
-    rates = torch.linspace(0, rate, len(blocks)).tolist()
-    for block, share in zip(blocks, rates, strict=True):
+    for block, share in zip(blocks, calculate_drop_path_rates(rate, len(blocks)), strict=True):
         places = [name for name, _ in block.named_children() if name.startswith("drop_path")]
         if not places:
             raise UserError(
@@ -78,11 +86,11 @@ Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Images (n, 3, h, w) and labels (n,) to mixed images and shares of classes (n, classes)."""
 
 
-def adamw(network: Network, config: AdamWConfig) -> torch.optim.AdamW:
-    """The optimizer of all parameters, in two groups: weight matrices decay, the others do not."""
-    spared: set[str] = getattr(network.backbone, "no_weight_decay", set)()
-    groups = param_groups_weight_decay(network.backbone, config.weight_decay, no_weight_decay_list=spared)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+def adamw(network: Network, config: AdamWConfig) -> torch.optim.Optimizer:
+    """Return AdamW over all parameters in timm's two groups: weight matrices decay, the others do not."""
+    return create_optimizer_v2(
+        network.backbone, "adamw", config.lr, config.weight_decay, betas=config.betas, fused=True
+    )
 
 
 def cosine(optimizer: torch.optim.Optimizer, config: ScheduleConfig, lr: float, steps: int) -> CosineLRScheduler:
@@ -105,12 +113,118 @@ def cosine(optimizer: torch.optim.Optimizer, config: ScheduleConfig, lr: float, 
 
 def mixer(config: MixConfig, num_classes: int) -> Mix | None:
     """torchvision's MixUp or CutMix, or one of them at random for each batch. They draw from torch's global stream."""
-    chosen: list[Any] = []
-    if config.mixup:
-        chosen.append(v2.MixUp(alpha=config.mixup, num_classes=num_classes))
-    if config.cutmix:
-        chosen.append(v2.CutMix(alpha=config.cutmix, num_classes=num_classes))
-    if len(chosen) < 2:
-        return chosen[0] if chosen else None
-    both: Mix = v2.RandomChoice(chosen)
-    return both
+    parts = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
+    chosen: list[Mix] = [part(alpha=alpha, num_classes=num_classes) for part, alpha in parts if alpha]
+    if len(chosen) == 2:
+        return v2.RandomChoice(chosen)  # type: ignore[no-any-return]
+    return chosen[0] if chosen else None
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """The results of an epoch, counted from 1. Only `seconds` differs between repetitions."""
+
+    epoch: int
+    train_loss: float
+    accuracy: float
+    loss: float
+    lr: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The content of a checkpoint. `tensors` has the names of `TrainingState.tensors`."""
+
+    history: tuple[EpochRecord, ...]
+    config: Mapping[str, Json]
+    data_digest: str
+    threads: int
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass
+class TrainingState:
+    """The network, its optimizer and the average of its weights; changed in place by training."""
+
+    network: Network
+    optimizer: torch.optim.Optimizer
+    average: ModelEmaV3 | None
+
+    @classmethod
+    def fresh(cls, network: Network, config: PretrainConfig) -> "TrainingState":
+        """Return the state before the first step."""
+        decay = config.ema_decay
+        average = None if decay is None else ModelEmaV3(network, decay=decay, use_warmup=True)
+        return cls(network, adamw(network, config.optimizer), average)
+
+    @property
+    def result(self) -> Network:
+        """The network to validate and to write: the average where there is one."""
+        return self.network if self.average is None else self.average.module
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name: `network/`, `average/`, and for each moment of AdamW `<moment>/`."""
+        named = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
+        if self.average is not None:
+            named |= {f"average/{name}": tensor for name, tensor in self.average.module.state_dict().items()}
+        for name, parameter in self.network.named_parameters():
+            named |= {f"{moment}/{name}": tensor for moment, tensor in self.optimizer.state[parameter].items()}
+        return named
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy what `tensors` returned once, in whatever device's memory, back into this state."""
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition("/")
+            parts.setdefault(part, {})[rest] = tensor
+        self.network.load_state_dict(parts.pop("network"))
+        if self.average is not None:
+            self.average.module.load_state_dict(parts.pop("average"))
+        for name, parameter in self.network.named_parameters():
+            moments = {moment: named[name].to(parameter.device) for moment, named in parts.items()}
+            self.optimizer.state[parameter] = moments
+
+    def save(
+        self, path: Path, history: Sequence[EpochRecord], config: PretrainConfig, data_digest: str, threads: int
+    ) -> None:
+        """Write the checkpoint as a whole or not at all."""
+        header = {
+            "history": json.dumps([asdict(record) for record in history]),
+            "config": config.model_dump_json(),
+            "data_digest": data_digest,
+            "threads": str(threads),
+        }
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
+        write_atomically(path, to_bytes(tensors, header))
+
+
+def read_saved(path: Path) -> Saved:
+    """Read a checkpoint; raise UserError if it is not a whole checkpoint of a pre-training."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header: dict[str, Any] = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        history = tuple(EpochRecord(**record) for record in json.loads(header["history"]))
+        config: dict[str, Json] = json.loads(header["config"])
+        return Saved(history, config, header["data_digest"], int(header["threads"]), tensors)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path} is not a whole checkpoint of a pre-training ({error}); delete it to start anew."
+        ) from None
+
+
+def check_same(saved: Saved, path: Path, config: PretrainConfig, data_digest: str) -> None:
+    """Raise UserError if the checkpoint was made with another configuration (the first difference) or other images."""
+    before, now = flat(saved.config), flat(config)
+    for name in dict.fromkeys([*now, *before]):
+        if before.get(name) != now.get(name):
+            old, new = json.dumps(before.get(name)), json.dumps(now.get(name))
+            raise UserError(
+                f"{path} was made with `{name}` {old}, but it is {new} now; `--resume` needs the same values."
+            )
+    if saved.data_digest != data_digest:
+        raise UserError(
+            f"{path} was made with other images: their digest was {saved.data_digest[:12]}, "
+            f"but that of {config.data.set} is {data_digest[:12]} now."
+        )

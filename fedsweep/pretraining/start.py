@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -17,38 +16,31 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.files import locked, write_atomically
 from fedsweep.common.paths import data_folder
 from fedsweep.pretraining.config import PretrainConfig
-from fedsweep.pretraining.images import load_images
-from fedsweep.pretraining.loop import Session, validate
-from fedsweep.pretraining.network import build_network
-from fedsweep.pretraining.state import EpochRecord, Saved, TrainingState, check_same, read_saved
+from fedsweep.pretraining.loop import Session, load_images, validate
+from fedsweep.pretraining.network import Saved, TrainingState, build_network, check_same, read_saved
 
 
 def default_out(name: str) -> Path:
-    """Where the weights of a pre-training go: `<data folder>/backbones/<name>.safetensors`."""
+    """Return the default path of a pre-training's weights: `<data folder>/backbones/<name>.safetensors`."""
     return data_folder() / "backbones" / f"{name}.safetensors"
 
 
-def card_of(out: Path) -> Path:
-    """The card of the weights `out`, beside them."""
-    return out.with_suffix(".json")
-
-
-def checkpoint_of(out: Path) -> Path:
-    """The checkpoint while the weights `out` are in the making, beside them."""
+def checkpoint_path(out: Path) -> Path:
+    """Return the path of the checkpoint while the weights `out` are being made."""
     return out.with_suffix(".checkpoint.safetensors")
 
 
 def start(
     config: PretrainConfig, out: Path, device: str = "cpu", threads: int | None = None, resume: bool = False
 ) -> tuple[Session, Saved | None]:
-    """Check everything, and read the checkpoint to go on from.
+    """Check everything, and read the checkpoint to continue from.
 
-    Without `threads`, it is the number that the checkpoint was made with, or one.
+    `threads` defaults to the number that the checkpoint was made with, or one.
 
     Raises:
         UserError: data, network or checkpoint do not fit, or `out` cannot be written.
     """
-    checkpoint = checkpoint_of(out)
+    checkpoint = checkpoint_path(out)
     _check_out(out, checkpoint, resume)
     data = load_images(config)
     build_network(config, len(data.class_names))
@@ -61,8 +53,8 @@ def start(
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Hold the lock of weights in the making, from before `start` to their end: two would share one checkpoint.
+def exclusively(out: Path) -> Iterator[None]:
+    """Hold the lock on `out` while its weights are made: two processes would share one checkpoint.
 
     Raises:
         UserError: another process holds it.
@@ -74,7 +66,7 @@ def alone(out: Path) -> Iterator[None]:
 
 
 def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
-    """Refuse a place that cannot be written, and one where there is something that took hours to make."""
+    """Raise UserError if `out` cannot be written, or would replace something that took hours to make."""
     if out.suffix != ".safetensors":
         raise UserError(f"`--out` must end in .safetensors, but it is {out}.")
     if resume and not checkpoint.exists():
@@ -86,16 +78,14 @@ def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
             f"{checkpoint} holds {len(saved.history)} of {saved.config['epochs']} epochs: "
             "`--resume` goes on with them, deleting the file starts anew."
         )
-    for path in (out, card_of(out)):
+    for path in (out, out.with_suffix(".json")):
         if not resume and path.exists():
             raise UserError(f"{path} is there already; delete it, or name another file with `--out`.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=out.parent)
+        tempfile.TemporaryFile(dir=out.parent).close()
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror or error}.") from None
-    os.close(descriptor)
-    os.unlink(temporary)
 
 
 def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
@@ -103,7 +93,7 @@ def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
 
     The card comes last of the two, and its accuracy is that of the weights as they are in the file.
     """
-    config, data = session.config, session.data
+    config, data, backbone = session.config, session.data, session.config.backbone
     network = build_network(config, len(data.class_names)).to(session.device)
     state = TrainingState.fresh(network, config)
     saved = read_saved(session.checkpoint)
@@ -115,7 +105,8 @@ def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
     content = to_bytes({key: tensor.cpu().contiguous() for key, tensor in weights.items()})
     write_atomically(out, content)
     card = {
-        "what": _what(session),
+        "what": f"{getattr(backbone, 'model', backbone.name)} of {backbone.depth} blocks and width {backbone.width} "
+        f"at {backbone.image_size} px, {len(data.class_names)} classes",
         "origin": f"trained from scratch on {config.data.set} ({', '.join(config.data.domains)}) "
         f"by `fedsweep pretrain {name}`",
         "data_digest": data.digest,
@@ -128,24 +119,12 @@ def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "validation_accuracy": round(accuracy, 4),
         "validation_loss": round(loss, 4),
-        "seconds": round(_seconds(saved.history)),
+        "seconds": round(sum(record.seconds for record in saved.history)),
         "device": session.device.type,
         "threads": session.threads,
         "versions": {package: version(package) for package in ("torch", "timm")},
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-    write_atomically(card_of(out), (json.dumps(card, indent=2) + "\n").encode())
+    write_atomically(out.with_suffix(".json"), (json.dumps(card, indent=2) + "\n").encode())
     session.checkpoint.unlink()
     return card
-
-
-def _what(session: Session) -> str:
-    backbone, classes = session.config.backbone, len(session.data.class_names)
-    name = getattr(backbone, "model", backbone.name)
-    return (
-        f"{name} of {backbone.depth} blocks and width {backbone.width} at {backbone.image_size} px, {classes} classes"
-    )
-
-
-def _seconds(history: Sequence[EpochRecord]) -> float:
-    return sum(record.seconds for record in history)

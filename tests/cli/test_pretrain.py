@@ -12,7 +12,7 @@ from fedsweep import cli
 from fedsweep.common.config import flat
 from fedsweep.common.paths import available, find
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.pretraining import EpochTable, PretrainConfig, alone
+from fedsweep.pretraining import EpochTable, PretrainConfig, exclusively
 from tests.cli.conftest import Call, Refused
 from tests.pretraining.conftest import SHIPPED, toy_data, write_store
 
@@ -141,7 +141,7 @@ def test_a_mistake_is_one_sentence(call: Call, words, sentence):
 @pytest.mark.usefixtures("toy")
 def test_two_do_not_make_the_same_weights_at_once(refused: Refused):
     out = Path("data/backbones/toy.safetensors").absolute()
-    with alone(out):
+    with exclusively(out):
         assert refused("pretrain", "toy") == f"another `fedsweep pretrain` is making {out} now."
 
 

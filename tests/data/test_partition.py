@@ -13,10 +13,8 @@ from pydantic import TypeAdapter
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
-from fedsweep.data.partition import POOL, AnyPartition, PartitionConfig, Split
+from fedsweep.data.partition import POOL, AnyPartition, FeatureLabelSkew, LabelSkew, PartitionConfig, Split
 from fedsweep.data.partition.base import deal_by_dirichlet
-from fedsweep.data.partition.by_domain import FeatureLabelSkew
-from fedsweep.data.partition.pooled import LabelSkew
 from fedsweep.types import Domain, FederatedData, ImageSet
 from tests.references.dirichlet import cut
 

@@ -7,16 +7,9 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.prepared.card import DomainCard
-from fedsweep.data.prepared.dataset import (
-    PreparedData,
-    StoreCard,
-    content_digest,
-    read_domain,
-    record_batch,
-    store_folder,
-    write_domain,
-)
+from fedsweep.data.prepared.arrow_files import record_batch, write_domain
+from fedsweep.data.prepared.card import DomainCard, StoreCard, store_folder
+from fedsweep.data.prepared.dataset import PreparedData, content_digest, read_domain
 
 CLASSES = ("bus", "cat")
 

@@ -12,6 +12,7 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared import arrow_files as files
+from fedsweep.data.prepared.arrow_files import record_batch, schema, write_domain
 from fedsweep.data.prepared.card import (
     DomainCard,
     StoreCard,
@@ -20,13 +21,7 @@ from fedsweep.data.prepared.card import (
     store_folder,
     stores,
 )
-from fedsweep.data.prepared.dataset import (
-    content_digest,
-    read_domain,
-    record_batch,
-    schema,
-    write_domain,
-)
+from fedsweep.data.prepared.dataset import content_digest, read_domain
 
 SIZE = 8
 

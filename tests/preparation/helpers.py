@@ -7,24 +7,20 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedsweep.preparation.layouts.base import Item, Listing, Source
+from fedsweep.preparation.layouts.base import Found, Item, Layout, tree
 from fedsweep.preparation.plan import Options, Plan, make_plan
 
 DOMAINS, CLASSES = ("photo", "sketch"), ("bus", "cat", "dog")
 
 
-class Tree(Source):
+class Tree(Layout):
     """`<domain>/<class>/*`, without splits."""
 
     name = "tree"
     looks_like = "<domain>/<class>/*"
 
-    def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        files = sorted(path.relative_to(root) for path in root.glob("*/*/*"))
-        names = sorted({path.parts[1] for path in files})[:num_classes]
-        kept = [path for path in files if path.parts[1] in names]
-        items = [Item(path.as_posix(), names.index(path.parts[1]), path.parts[0], None) for path in kept]
-        return Listing(tuple(names), tuple(sorted({item.domain for item in items})), tuple(items))
+    def _find(self, root: Path, num_classes: int | None) -> Found:
+        return tree(root, [(folder.name, folder.name, None) for folder in sorted(root.iterdir())])
 
 
 class Watched(Tree):
@@ -60,6 +56,6 @@ def write_tree(root: Path, images: int = 10, size: tuple[int, int] = (20, 16), s
     return root
 
 
-def plan_of(root: Path, source: Source | None = None, name: str = "set", size: int = 16, **options: object) -> Plan:
+def plan_of(root: Path, layout: Layout | None = None, name: str = "set", size: int = 16, **options: object) -> Plan:
     """A plan of a tree."""
-    return make_plan(Options(name, size, **options), root, source or Tree())  # type: ignore[arg-type]
+    return make_plan(Options(name, size, **options), root, layout or Tree())  # type: ignore[arg-type]

@@ -141,14 +141,16 @@ def test_an_image_does_not_depend_on_what_was_made_before_it(model, home, whole)
         assert hashlib.sha256(png).hexdigest() == whole[path]
 
 
-@pytest.mark.parametrize("changes", [{"seed": 1}, {"num_inference_steps": 3}, {"guidance_scale": 1.5}])
-def test_another_recipe_has_another_folder_and_other_images(model, home, whole, changes):
-    synthetic = config(model, **changes).synthetic
-    data = load(config(model).data)
-    assert synthetic.set_name(data) != config(model).synthetic.set_name(data)
-    assert config(model, share=0.5).synthetic.set_name(data) == config(model).synthetic.set_name(data)
-    png = TextToImage(synthetic).png(synthetic.prompt("plain", "0"), synthetic.generator("plain", "0", 0))
-    assert hashlib.sha256(png).hexdigest() != whole["plain/0/00000.png"]
+def test_another_recipe_has_another_folder_and_other_images(model, home, whole):
+    first = config(model)
+    data = load(first.data)
+    assert config(model, share=0.5).synthetic.set_name(data) == first.synthetic.set_name(data)
+    painter = TextToImage(first.synthetic)
+    for changes in ({"seed": 1}, {"num_inference_steps": 3}, {"guidance_scale": 1.5}):
+        synthetic = painter.config = config(model, **changes).synthetic
+        assert synthetic.set_name(data) != first.synthetic.set_name(data)
+        png = painter.png(synthetic.prompt("plain", "0"), synthetic.generator("plain", "0", 0))
+        assert hashlib.sha256(png).hexdigest() != whole["plain/0/00000.png"]
 
 
 def test_images_have_the_size_that_is_asked_for(model, home):
@@ -168,24 +170,23 @@ def test_names_of_classes_stand_in_the_prompt_as_words(model):
     assert bare.prompt("plain", "7") == "7!"
 
 
-@pytest.mark.parametrize("vectors", [1, 3])
-def test_a_learned_token_changes_the_images(model, home, vectors):
-    file = write_embedding(home.parent / "art.safetensors", vectors)
+def test_a_learned_token_changes_the_images(model, home):
+    """Be it of one vector or of several; prompts without it stay as they were."""
     styles = {"plain": "<art>", "inverted": "<art>"}
-    learned = config(model, styles=styles, embeddings={"plain": str(file)}).synthetic
-    words = config(model, styles=styles).synthetic
-    other = learned.model_copy(
-        update={"embeddings": {"plain": str(write_embedding(home.parent / "b.safetensors", vectors, seed=6))}}
-    )
-    same_words = config(model, styles=STYLES, embeddings={}).synthetic
-
-    def png(synthetic: Any, prompt: str) -> bytes:
-        return TextToImage(synthetic).png(prompt, synthetic.generator("plain", "0", 0))
-
-    prompt = learned.prompt("plain", "0")
+    plain = TextToImage(config(model, styles=styles).synthetic)
+    prompt = plain.config.prompt("plain", "0")
     assert prompt == "the digit 0, <art>"
-    assert len({png(one, prompt) for one in (learned, words, other)}) == 3
-    assert png(learned, "the digit 0") == png(same_words, "the digit 0")
+
+    def png(painter: TextToImage, prompt: str) -> bytes:
+        return painter.png(prompt, painter.config.generator("plain", "0", 0))
+
+    made = [png(plain, prompt)]
+    for number, (vectors, seed) in enumerate([(3, 5), (3, 6), (1, 5)]):
+        file = write_embedding(home.parent / f"{number}.safetensors", vectors, seed=seed)
+        learned = TextToImage(config(model, styles=styles, embeddings={"plain": str(file)}).synthetic)
+        made.append(png(learned, prompt))
+    assert len(set(made)) == 4
+    assert png(learned, "the digit 0") == png(plain, "the digit 0")
 
 
 def test_a_run_trains_on_the_images(model, home):

@@ -10,19 +10,12 @@ import torch
 
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.data.digits import DigitsData
-from fedsweep.data.prepared.dataset import (
-    CARD,
-    DomainCard,
-    StoreCard,
-    content_digest,
-    read_domain,
-    record_batch,
-    store_folder,
-    write_domain,
-)
+from fedsweep.data.prepared.arrow_files import record_batch, write_domain
+from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, store_folder
+from fedsweep.data.prepared.dataset import content_digest, read_domain
 from fedsweep.pretraining import PretrainConfig, Session, start, train
+from fedsweep.pretraining.network import EpochRecord
 from fedsweep.pretraining.start import default_out
-from fedsweep.pretraining.state import EpochRecord
 
 SHIPPED = Path(__file__).parents[2] / "experiments" / "pretrain"
 CLASSES = 3

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.pretraining import default_out, start, train, write_result
-from fedsweep.pretraining.images import load_images
-from fedsweep.pretraining.start import checkpoint_of
-from fedsweep.pretraining.state import read_saved
+from fedsweep.pretraining.loop import load_images
+from fedsweep.pretraining.network import read_saved
+from fedsweep.pretraining.start import checkpoint_path
 from tests.pretraining.conftest import CLASSES, Run, quiet, without_seconds, write_store
 
 LEARNING = {
@@ -81,17 +81,17 @@ def test_a_killed_process_goes_on_where_it_was(toy, play: Run):
     child = multiprocessing.get_context("fork").Process(target=train_slowly)
     child.start()
     deadline = time.monotonic() + 120
-    while not checkpoint_of(out).exists() and child.is_alive() and time.monotonic() < deadline:
+    while not checkpoint_path(out).exists() and child.is_alive() and time.monotonic() < deadline:
         time.sleep(0.01)
     child.kill()
     child.join()
     assert child.exitcode == -signal.SIGKILL
     assert not out.exists()
-    assert len(read_saved(checkpoint_of(out)).history) < 4
+    assert len(read_saved(checkpoint_path(out)).history) < 4
     session, again = play({"epochs": 4}, name="killed", resume=True)
     assert without_seconds(again) == without_seconds(records)
     write_result(session, "killed", out)
-    assert not checkpoint_of(out).exists()
+    assert not checkpoint_path(out).exists()
 
 
 def test_checkpoints_hold_plain_tensors_and_every_epoch_is_on_disk_before_it_is_told(toy):

@@ -1,4 +1,4 @@
-"""What all partitions share: the fields, the Dirichlet draw, and the dealing of images to clients."""
+"""The base of all partitions: the fields, the Dirichlet draw, and the dealing of images to clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -50,18 +50,18 @@ class Partition(Config, ABC):
 
     @abstractmethod
     def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
-        """Every client's id and domain, known before any image is read."""
+        """Return every client's id and domain, before any image is read."""
 
     @abstractmethod
     def deal(self, train: Mapping[str, ImageSet], seed: int) -> dict[ClientId, ImageSet]:
-        """The clients' images, from what is left of each domain for training.
+        """Return the clients' images, from what is left of each domain for training.
 
         Raises:
             UserError: no such division exists, or none was found.
         """
 
     def split(self, data: FederatedData, capacities: Mapping[ClientId, int], seed: int) -> Split:
-        """Clients with `capacities[id]` blocks each, in the order of `clients_of`.
+        """Return the clients, with `capacities[id]` blocks each, in the order of `clients_of`.
 
         Raises:
             UserError: as `deal`, or a share cannot be held out.
@@ -81,16 +81,12 @@ class Partition(Config, ABC):
         return False
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """With the server's synthetic images."""
+        """Return the split with the server's synthetic images."""
         return replace(parts, synthetic=synthetic)
 
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
-    """A random `share` of the examples, and the rest in its old order; at least one on either side.
-
-    Raises:
-        UserError: there are not two.
-    """
+    """Split off a random `share` of the examples, keeping their order; at least one remains on either side."""
     if share == 0:
         return None, whole
     if len(whole) < 2:
@@ -103,7 +99,7 @@ def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str)
 
 
 def pool(sets: Sequence[ImageSet]) -> ImageSet:
-    """All examples of several domains as one set, without copying pixels."""
+    """Join all examples of several domains into one set, without copying pixels."""
     if len(sets) == 1:
         return sets[0]
     parts, rows, start = list[Tensor](), [], 0
@@ -115,7 +111,7 @@ def pool(sets: Sequence[ImageSet]) -> ImageSet:
 
 
 def numbered(prefix: str, count: int) -> list[ClientId]:
-    """Ids that sort by number: `art/0`, or `art/00` where there are more than ten."""
+    """Return ids that sort by number: `art/0`, or `art/00` where there are more than ten."""
     digits = len(str(count - 1))
     return [f"{prefix}{number:0{digits}d}" for number in range(count)]
 
@@ -130,7 +126,7 @@ MinSize = Annotated[
 def deal_by_dirichlet(
     labels: Tensor, clients: int, alpha: float, min_size: int, rng: np.random.Generator, whose: str
 ) -> list[Tensor]:
-    """Positions of each client's examples, ascending. `whose` names the images in the sentence of a refusal.
+    """Return the positions of each client's examples, ascending. `whose` names the images in error messages.
 
     Class by class, the examples in random order are cut at the cumulative shares p ~ Dirichlet(alpha, ..., alpha).
     All shares are drawn anew until every client has `min_size` examples.

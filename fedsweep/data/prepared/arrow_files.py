@@ -28,13 +28,13 @@ class Part:
 
 
 def schema(size: int) -> pa.Schema:
-    """Columns of a domain's file."""
+    """Return the columns of a domain's file."""
     image = pa.fixed_shape_tensor(pa.uint8(), [3, size, size])
     return pa.schema([("image", image), ("label", pa.int16()), ("path", pa.string())])
 
 
 def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: Sequence[str]) -> pa.RecordBatch:
-    """One split as one record batch around the pixels, uint8 (n, 3, size, size), which are not copied."""
+    """Wrap one split as a record batch around the pixels, uint8 (n, 3, size, size), which are not copied."""
     size = images.shape[-1]
     pixels = pa.Array.from_buffers(pa.uint8(), images.size, [None, pa.py_buffer(np.ascontiguousarray(images))])
     storage = pa.FixedSizeListArray.from_arrays(pixels, 3 * size * size)
@@ -44,9 +44,9 @@ def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: 
 
 
 def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages: mmap.mmap | None = None) -> None:
-    """Write a domain's file, to the disk itself. `path` must not be taken for whole before this returns.
+    """Write a domain's file and wait until it is on the disk.
 
-    `pages` is the map that the batches' images lie in, if they do: its pages are let go as they are written.
+    `pages` is the memory map that the batches' images lie in, if they do: its pages are released as they are written.
     """
     # A domain of 14,267 images at 224 px has more than 2^31 pixel values.
     options = pa.ipc.IpcWriteOptions(allow_64bit=True)
@@ -56,16 +56,11 @@ def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages:
             writer.write_batch(train)
             writer.write_batch(test)
         file.flush()
-        sync(file)
-
-
-def sync(file: IO[bytes]) -> None:
-    """Wait until a file is on the disk."""
-    os.fsync(file.fileno())
+        os.fsync(file.fileno())
 
 
 class _InPieces:
-    """A file that is written piece by piece, with the pages of the map that the pieces come from let go."""
+    """A file that is written piece by piece, releasing the pages of the memory map that the pieces come from."""
 
     closed = False
 
@@ -88,43 +83,31 @@ class _InPieces:
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """A read-only map of a file that is not empty."""
+    """Return a read-only memory map of a file that is not empty."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def map_domain(path: Path) -> tuple[Part, Part]:
-    """Training and test part of a domain's file, in memory maps: no pixel is read before it is looked at.
+    """Map the training and the test part of a domain's file into memory: a pixel is read when it is accessed.
 
     Raises:
         UserError: it is not such a file.
     """
+    return _map_domain(path)[1:]
+
+
+def _map_domain(path: Path) -> tuple[mmap.mmap, Part, Part]:
     try:
         pages = map_file(path)
-    except (OSError, ValueError):  # mmap's, of an empty file
-        raise _damaged(path) from None
-    return parts(pages, path)
-
-
-def parts(pages: mmap.mmap, path: Path) -> tuple[Part, Part]:
-    """Training and test part of a domain's file that is mapped already; `path` is for the sentence of a refusal.
-
-    Raises:
-        UserError: it is not such a file.
-    """
-    try:
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(pages)))
         size = reader.schema.field("image").type.shape[-1]
         if reader.num_record_batches != len(SPLITS) or not reader.schema.equals(schema(size)):
             raise ValueError("other columns or batches")
         train, test = (_part(reader.get_batch(number), size) for number in range(2))
-    except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):
-        raise _damaged(path) from None
-    return train, test
-
-
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is not a file of prepared images, or it is damaged; prepare it again.")
+    except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):  # ValueError: mmap's, of an empty file
+        raise UserError(f"{path} is not a file of prepared images, or it is damaged; prepare it again.") from None
+    return pages, train, test
 
 
 def _part(batch: pa.RecordBatch, size: int) -> Part:
@@ -133,11 +116,7 @@ def _part(batch: pa.RecordBatch, size: int) -> Part:
 
 
 def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
-    """Refuse a domain's file whose labels are not of its card's classes.
-
-    Raises:
-        UserError: a label is not within 0..classes-1.
-    """
+    """Raise UserError if a label of a domain's file is not within 0..classes-1."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise UserError(
             f"{path} holds labels from {labels.min()} to {labels.max()}, but its card names {classes} classes; "
@@ -146,12 +125,11 @@ def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
 
 
 def stored_digest(folder: Path, card: StoreCard) -> str:
-    """`content_digest` of what is on the disk now, read piece by piece."""
+    """Return the `content_digest` of the files on the disk, read piece by piece."""
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())
     for name in card.domains:
-        path = folder / f"{name}.arrow"
-        pages = map_file(path)
-        for part in parts(pages, path):
+        pages, *parts = _map_domain(folder / f"{name}.arrow")
+        for part in parts:
             digest.update(name.encode())
             pixels = part.images.reshape(-1)
             for start in range(0, len(pixels), PIECE):

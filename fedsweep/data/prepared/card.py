@@ -15,7 +15,7 @@ SPLITS = ("train", "test")
 
 
 class DomainCard(Config):
-    """What a domain's file holds."""
+    """The counts of a domain's file."""
 
     train: int = Field(ge=0, description="training images")
     test: int = Field(ge=0, description="test images")
@@ -23,7 +23,7 @@ class DomainCard(Config):
 
 
 class StoreCard(Config):
-    """What a prepared data set is. Written last: a folder without its card is not a store."""
+    """The description of a prepared data set. Written last: a folder without its card is not a store."""
 
     what_a_name_is = "an entry of a prepared data set's card"
 
@@ -55,35 +55,34 @@ class StoreCard(Config):
 
 
 def store_folder(name: str, size: int) -> Path:
-    """Where a prepared data set lies."""
+    """Return the folder of a prepared data set."""
     return data_folder() / f"{name}-{size}"
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a preparation has come to its end here."""
+    """Return whether a preparation was finished in this folder."""
     return (folder / CARD).is_file()
 
 
 def stores() -> list[Path]:
-    """Folders of all prepared data sets, whole or damaged since."""
+    """Return the folders of all prepared data sets, whole or damaged since."""
     found = sorted(path.parent for path in data_folder().glob(f"*/{CARD}"))
     return [folder for folder in found if folder.name.rpartition("-")[2].isdigit()]
 
 
 def unfinished() -> list[Path]:
-    """Folders of preparations that were stopped."""
+    """Return the folders of preparations that were stopped."""
     return sorted(path.parent for path in data_folder().glob("*.part/done.jsonl"))
 
 
 def read_card(folder: Path) -> StoreCard:
-    """The card of a store whose files are all there in full.
+    """Return the card of a store whose files all exist in full.
 
     Raises:
         UserError: the card cannot be read or is another folder's, or a file is missing or has another length than it
             had when it was written.
     """
     card = StoreCard.of(read_json(folder / CARD), str(folder / CARD))
-    again = f"`fedsweep data prepare {card.name} --root DIR --size {card.size} --force` would make it again."
     if folder.name != f"{card.name}-{card.size}":
         raise UserError(
             f"{folder} must hold what its name says, but its card says {card.name} at {card.size} pixels; "
@@ -93,19 +92,20 @@ def read_card(folder: Path) -> StoreCard:
         path = inside(folder, f"{name}.arrow")
         found = path.stat().st_size if path.exists() else 0
         if found != domain.bytes:
+            again = f"`fedsweep data prepare {card.name} --root DIR --size {card.size} --force` would make it again."
             raise UserError(f"{path} must have {domain.bytes} bytes, but it has {found}; {again}")
     return card
 
 
 def find_store(name: str, size: int | None = None) -> Path:
-    """The folder of a prepared data set; without a size, of the only one that it is prepared at.
+    """Return the folder of a prepared data set; without a size, of the only one that it is prepared at.
 
     Raises:
         UserError: it is not prepared, or at other sizes, or at several and none is given.
     """
     sizes = prepared_sizes(name)
     if size is None and len(sizes) > 1:
-        raise UserError(f"{name} is prepared at {_listed(sizes)} pixels; `--size {sizes[0]}` would choose one.")
+        raise UserError(f"{name} is prepared at {_join(sizes)} pixels; `--size {sizes[0]}` would choose one.")
     if size is None and sizes:
         size = sizes[0]
     if size not in sizes:
@@ -114,20 +114,20 @@ def find_store(name: str, size: int | None = None) -> Path:
 
 
 def prepared_sizes(name: str) -> list[int]:
-    """Sizes in pixels that a data set is prepared at."""
+    """Return the sizes in pixels that a data set is prepared at."""
     parts = [folder.name.rpartition("-") for folder in stores()]
     return sorted(int(size) for found, _, size in parts if found == name)
 
 
 def why_missing(name: str, size: int | None) -> str:
-    """The sentence about a data set that is not prepared at this size (None: at any), with what would mend it."""
+    """Return the error message for a data set that is not prepared at this size (None: at any), with the remedy."""
     command = f"`fedsweep data prepare {name} --root DIR{f' --size {size}' if size else ''}`"
     if sizes := prepared_sizes(name):
-        return f"{name} is prepared at {_listed(sizes)} pixels, not at {size}; {command} would make it."
-    known = dict.fromkeys(folder.name.rpartition("-")[0] for folder in stores())
-    hint = near(name, known) or f"; {command} would make it."
+        return f"{name} is prepared at {_join(sizes)} pixels, not at {size}; {command} would make it."
+    names = dict.fromkeys(folder.name.rpartition("-")[0] for folder in stores())
+    hint = near(name, names) or f"; {command} would make it."
     return f"there is no prepared data set `{name}` in {data_folder()}{hint}"
 
 
-def _listed(sizes: list[int]) -> str:
+def _join(sizes: list[int]) -> str:
     return " and ".join(map(str, sizes))

@@ -1,46 +1,21 @@
-"""Prepared data sets as clients train on them: images mapped into memory from Arrow files."""
+"""Data sets as clients train on them: their domains, and prepared images mapped into memory from Arrow files."""
 
 import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
-from fedsweep.data.base import Data
 from fedsweep.data.partition.base import pool
-from fedsweep.data.prepared.arrow_files import Part, check_labels, map_domain, record_batch, schema, write_domain
-from fedsweep.data.prepared.card import (
-    CARD,
-    SPLITS,
-    DomainCard,
-    StoreCard,
-    is_store,
-    prepared_sizes,
-    read_card,
-    store_folder,
-    why_missing,
-)
+from fedsweep.data.prepared.arrow_files import Part, check_labels, map_domain
+from fedsweep.data.prepared.card import StoreCard, prepared_sizes, read_card, store_folder, why_missing
 from fedsweep.types import Domain, FederatedData, ImageSet
-
-__all__ = [
-    "CARD",
-    "SPLITS",
-    "DomainCard",
-    "StoreCard",
-    "content_digest",
-    "is_store",
-    "read_card",
-    "read_domain",
-    "record_batch",
-    "schema",
-    "store_folder",
-    "write_domain",
-]
 
 
 def read_domain(path: Path, name: str) -> Domain:
@@ -61,7 +36,7 @@ def _image_set(part: Part) -> ImageSet:
 
 
 def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str:
-    """SHA-256, in hex, over what training can see, in the order of the store.
+    """Return the SHA-256, in hex, of all that training can see, in the order of the store.
 
     The class names (each followed by a zero byte), then for each domain its train and test part: the domain's name,
     the pixels (uint8, n x 3 x height x width) and the labels (int64, little-endian).
@@ -74,6 +49,38 @@ def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str
                 digest.update(images.numpy().data)
             digest.update(part.labels.numpy().astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+class Data(Config):
+    """A kind of data set: the domains that an experiment uses of it, before an image is read."""
+
+    domains: tuple[str, ...] = Field(min_length=1, description="domains, in the order of the clients' depths")
+    held_out_domains: tuple[str, ...] = Field(
+        (), description="those of `data.domains` that no client has, for testing out of domain; [] for none"
+    )
+
+    @model_validator(mode="after")
+    def _domains_fit(self) -> Self:
+        for field in ("domains", "held_out_domains"):
+            names = getattr(self, field)
+            if len(set(names)) < len(names):
+                raise ValueError(f"`data.{field}` must not repeat a domain, but is {list(names)}")
+        for name in self.held_out_domains:
+            if name not in self.domains:
+                raise ValueError(
+                    f"`data.held_out_domains` must be among `data.domains`, {', '.join(self.domains)}, "
+                    f"but one is `{name}`"
+                )
+        if not self.training_domains:
+            raise ValueError(
+                f"`data.held_out_domains` must leave a domain to train on, but it names all {len(self.domains)}"
+            )
+        return self
+
+    @property
+    def training_domains(self) -> tuple[str, ...]:
+        """Domains whose images clients have."""
+        return tuple(name for name in self.domains if name not in self.held_out_domains)
 
 
 class PreparedData(Data):
@@ -106,17 +113,17 @@ class PreparedData(Data):
             if name not in card.domains:
                 has = f"; it has {', '.join(card.domains)}."
                 raise UserError(f"`data.domains`: {self.set} has no domain `{name}`{near(name, card.domains) or has}")
-        domains = tuple(_read(folder, card, name) for name in self.domains)
         digest = card.digest
         if self.domains != tuple(card.domains):  # a part of the set, or another order
             digest = hashlib.sha256("\0".join([digest, *self.domains]).encode()).hexdigest()
-        return FederatedData(
-            self.set,
-            card.class_names,
-            tuple(one for one in domains if one.name not in self.held_out_domains),
-            digest,
-            tuple(_all_for_testing(one) for one in domains if one.name in self.held_out_domains),
-        )
+        training, held_out = [], []
+        for name in self.domains:
+            domain = _read(folder, card, name)
+            if name in self.held_out_domains:
+                held_out.append(_all_for_testing(domain))
+            else:
+                training.append(domain)
+        return FederatedData(self.set, card.class_names, tuple(training), digest, tuple(held_out))
 
 
 def _all_for_testing(domain: Domain) -> Domain:
@@ -126,13 +133,13 @@ def _all_for_testing(domain: Domain) -> Domain:
 
 
 def _read(folder: Path, card: StoreCard, name: str) -> Domain:
-    path, said = folder / f"{name}.arrow", card.domains[name]
+    path, counts = folder / f"{name}.arrow", card.domains[name]
     domain = read_domain(path, name)
     train, test = len(domain.train), len(domain.test)
-    if (train, test) != (said.train, said.test):
+    if (train, test) != (counts.train, counts.test):
         raise UserError(
-            f"{path} holds {train} training and {test} test images, but its card says {said.train} and {said.test}; "
-            "prepare it again."
+            f"{path} holds {train} training and {test} test images, but its card says {counts.train} and "
+            f"{counts.test}; prepare it again."
         )
     for part in (domain.train, domain.test):
         check_labels(path, part.labels.numpy(), len(card.class_names))

@@ -1,7 +1,7 @@
-"""What a source of synthetic images is: for each domain of the clients, labelled images to train on."""
+"""The base of synthetic images: for each domain of the clients, labelled images to train on."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -9,51 +9,43 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.data.base import Data
+from fedsweep.data.prepared.dataset import Data
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 
 class Synthetic(Config, ABC):
-    """The base of their records."""
+    """A source of synthetic images."""
 
     needs_proxy: ClassVar[bool] = False
-    """Whether it draws on images that the server holds."""
+    """Whether the source draws on images that the server holds."""
     stands_in: ClassVar[bool] = False
-    """Whether it takes a generator's place, which every result that used it says."""
+    """Whether the source only takes a generator's place, which is noted in every result that used it."""
 
     name: str
 
     @abstractmethod
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Images by domain; `proxy` are those that the server holds.
+        """Return images by domain; `proxy` are those that the server holds.
 
         Raises:
-            UserError: they are not there, or do not fit the data.
+            UserError: the images do not exist, are too few, or do not fit the data.
         """
 
     def check(self, data: Data) -> None:
-        """Whether it fits the data's domains, before an image is read.
-
-        Raises:
-            ValueError: it does not.
-        """
+        """Raise ValueError if the configuration does not fit the data's domains; no image is read."""
 
     def fingerprint(self, data: FederatedData) -> str:
-        """What pins the content of files that it reads; empty for none.
-
-        Raises:
-            UserError: they are not there.
-        """
+        """Return the digest of the files that are read, or an empty string; raise UserError if they are missing."""
         return ""
 
 
 class NoSynthetic(Synthetic):
-    """The server has none."""
+    """No synthetic images."""
 
     name: Literal["none"] = "none"
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Nothing."""
+        """Return no images."""
         return {}
 
 
@@ -63,5 +55,9 @@ class Proportioned(Synthetic, ABC):
     share: float = Field(0.1, gt=0, le=10, description="images of each domain, as a share of its training images")
 
     def labels(self, domain: Domain, classes: int) -> Tensor:
-        """Their classes, int64 (n,): all equally often, because the server does not know the clients' labels."""
+        """Return their classes, int64 (n,): all equally often, for the server does not know the clients' labels."""
         return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
+
+    def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:
+        """Return the number of images of each class."""
+        return self.labels(domain, len(class_names)).bincount(minlength=len(class_names)).tolist()

@@ -15,7 +15,7 @@ from fedsweep.types import FederatedData, ImageSet
 
 
 class Surrogate(Proportioned):
-    """Of each class and domain a Gaussian over pixels: mean and covariance of the server's images of it.
+    """A Gaussian over pixels for each class and domain: mean and covariance of the server's images of it.
 
     It stands in for a text-to-image model and is none: results that used it are marked.
     """
@@ -26,25 +26,19 @@ class Surrogate(Proportioned):
     name: Literal["surrogate"] = "surrogate"
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Draws by domain and class, each from a stream of its own.
-
-        Raises:
-            UserError: of some class the server has no image in any domain.
-        """
+        """Draw by domain and class, each image from a stream of its own."""
         classes = len(data.class_names)
         own = {name: ByClass(images) for name, images in sorted(proxy.items())}
         means = _means(own, data.class_names)
         made = {}
         for domain in data.domains:
-            labels, around = self.labels(domain, classes), means[domain.name]
-            images = torch.empty((len(labels), *around.shape[1:]), dtype=torch.uint8)
+            labels, centres = self.labels(domain, classes), means[domain.name]
+            images = torch.empty((len(labels), *centres.shape[1:]), dtype=torch.uint8)
             for label in sorted(set(labels.tolist())):
-                around_it = own[domain.name].deviations([label]) or own[domain.name].all_deviations
-                here = labels == label
-                seeds = [
-                    derived_seed(seed, "surrogate", domain.name, label, number) for number in range(int(here.sum()))
-                ]
-                images[here] = _drawn(around[label], around_it, seeds)
+                deviations = own[domain.name].deviations([label]) or own[domain.name].all_deviations
+                rows = (labels == label).nonzero().flatten()
+                seeds = [derived_seed(seed, "surrogate", domain.name, label, number) for number in range(len(rows))]
+                images[rows] = _draw(centres[label], deviations, seeds)
             made[domain.name] = ImageSet(images, labels)
         return made
 
@@ -56,17 +50,17 @@ class ByClass:
     images: ImageSet
 
     def of(self, label: int) -> Tensor:
-        """The images of a class, in single precision."""
+        """Return the images of a class, in single precision."""
         return self.images.take((self.images.labels == label).nonzero().flatten())[0].float()
 
     def deviations(self, labels: Iterable[int]) -> list[Tensor]:
-        """Of the images of these classes from their class's mean, where there are two or more."""
+        """Return the images' deviations from their class's mean, for each of the classes with two or more images."""
         parts = map(self.of, labels)
         return [part - part.mean(0) for part in parts if len(part) > 1]
 
     @cached_property
     def all_deviations(self) -> list[Tensor]:
-        """Of the images of all classes, for those that have one image or none."""
+        """The deviations of all classes, for a class that has one image or none."""
         return self.deviations(sorted(set(self.images.labels.tolist())))
 
 
@@ -82,20 +76,20 @@ def _means(own: Mapping[str, ByClass], class_names: Sequence[str]) -> dict[str, 
         styles[name] = torch.stack([*found[name].values()]).mean(0)
         for label, mean in found[name].items():
             moves[label].append(mean - styles[name])
-    for label, known in enumerate(moves):
-        if not known:
+    for label, found_moves in enumerate(moves):
+        if not found_moves:
             raise UserError(
                 f"`synthetic` surrogate draws on the server's images, but of class `{class_names[label]}` it has none "
                 "in any domain; a larger `partition.proxy_share` gives it more."
             )
-    usual = [torch.stack(known).mean(0) for known in moves]
+    usual = [torch.stack(parts).mean(0) for parts in moves]
     return {
         name: torch.stack([found[name].get(label, styles[name] + usual[label]) for label in range(len(usual))])
         for name in own
     }
 
 
-def _drawn(mean: Tensor, scatter: Sequence[Tensor], seeds: Sequence[int]) -> Tensor:
+def _draw(mean: Tensor, scatter: Sequence[Tensor], seeds: Sequence[int]) -> Tensor:
     """uint8 images (k, 3, h, w) of this mean, with the pooled covariance of classes' deviations (n, 3, h, w).
 
     Each from a seed of its own: where more are asked for, the first ones stay.

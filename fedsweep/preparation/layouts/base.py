@@ -1,12 +1,24 @@
-"""What a source is: a reader of one layout on disk."""
+"""A layout: a reader of images on disk, and the rules that every listing of images obeys."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from fedsweep.common.errors import UserError
+from fedsweep.preparation.layouts.disk_listing import (
+    Folder,
+    first_folder,
+    join,
+    list_folder,
+    list_root,
+    summarise_list,
+    unexpected,
+)
+
 Split = Literal["train", "test"]
+_LONGEST_NAME = 200  # bytes; file systems take 255, and the store adds a suffix
 
 
 @dataclass(frozen=True)
@@ -32,29 +44,148 @@ class Listing:
     """Whether the layout has no domains, so that the one there is only called after the root."""
 
 
-class Source(ABC):
-    """A layout: it lists the images under a root and reads their encoded bytes."""
+@dataclass(frozen=True)
+class Found:
+    """The images under a root, before the rules of every listing are checked."""
+
+    class_names: Sequence[str | None]
+    """By label; None for a label without images, which is legal after the first `num_classes`."""
+    items: Sequence[Item]
+    domains: Iterable[str] = ()
+    """The domains that the data set has as its authors ship it."""
+    nameless: bool = False
+
+
+class Layout(ABC):
+    """Lists the images under a root and reads their encoded bytes."""
 
     name: ClassVar[str]
-    """What `fedsweep data prepare --layout` calls it."""
+    """The value of `fedsweep data prepare --layout`."""
     looks_like: ClassVar[str]
     """The layout in one line, e.g. `<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt`."""
     num_classes: ClassVar[int | None] = None
     """First classes that `list` takes by default, or all if there are fewer; None for all."""
 
-    @abstractmethod
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """All images of the first `num_classes` classes, in an order that depends on names only.
+        """Return the images of the first `num_classes` classes, in an order that depends on names only.
 
         Raises:
             UserError: the root has another layout (what was looked for, what was found), or an empty class or domain.
         """
+        list_root(root)
+        found = self._find(root, self.num_classes if num_classes is None else num_classes)
+        count = num_classes
+        if count is None:
+            count = min(self.num_classes or len(found.class_names), len(found.class_names))
+        kept, domains = _first_classes(root, found, count)
+        check_domains(root, domains)
+        for item in kept:
+            if not item.path.isascii():
+                _check_text(root, item.path)
+        kept.sort(key=lambda item: (item.domain, self._order(item.path), item.label))
+        names = tuple(name or "" for name in found.class_names[:count])
+        absent = tuple(sorted(set(found.domains) - set(domains)))
+        return Listing(names, tuple(domains), tuple(kept), absent, found.nameless)
+
+    @abstractmethod
+    def _find(self, root: Path, num_classes: int | None) -> Found:
+        """Return all images. Those of classes after the first `num_classes` may be missing on the disk."""
+
+    def _order(self, path: str) -> tuple[str, int]:
+        """Return the sort key of an image within its domain."""
+        return path, 0
+
+    def _folder(self, root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool], looked_for: str) -> str:
+        """Return the first of the candidate folders within the root that fits."""
+        if (base := first_folder(root, candidates, fits)) is None:
+            raise unexpected(root, self.name, looked_for)
+        return base
 
     def file_of(self, path: str) -> str:
-        """The file within the root that an item's path names: itself, unless a file holds many images."""
+        """Return the file within the root that holds an item: its path, unless a file holds many images."""
         return path
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
-        """The encoded bytes of each item, in order."""
+        """Yield the encoded bytes of each item, in order."""
         for item in items:
             yield (root / item.path).read_bytes()
+
+
+def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: Iterable[str] = ()) -> Found:
+    """Return the images at `<folder>/<class>/<image>` for each place (domain, folder within the root, split).
+
+    Labels follow the order of the classes' names, empty class folders included.
+
+    Raises:
+        UserError: an image lies elsewhere in the folder, or a domain has none.
+    """
+    names: set[str] = set()
+    images: list[tuple[str, str, str, Split | None]] = []
+    for domain, folder, split in places:
+        before = len(images)
+        outer = list_folder(root / folder)
+        if folder and outer.images:  # a picture in the root itself may well be a preview
+            raise UserError(
+                f"{root / folder}: images must lie in a class folder, but `{outer.images[0]}` lies beside them."
+            )
+        for name in outer.folders:
+            inner = list_folder(root / folder / name)
+            if inner.folders:
+                raise UserError(
+                    f"{root / folder / name}: images must lie in the class folder itself, "
+                    f"but it holds the folders {summarise_list(inner.folders)}."
+                )
+            names.add(name)
+            images += [(join(folder, name, image), name, domain, split) for image in inner.images]
+        if len(images) == before:
+            raise UserError(f"the domain `{domain}` is empty: no images under {root / folder}/<class>/.")
+    labels = {name: label for label, name in enumerate(sorted(names))}
+    return Found([*labels], [Item(path, labels[name], domain, split) for path, name, domain, split in images], domains)
+
+
+def _first_classes(root: Path, found: Found, count: int) -> tuple[list[Item], list[str]]:
+    """Return the images of the first `count` classes, and their domains; no class and no domain may be empty."""
+    names = found.class_names
+    if not 1 <= count <= len(names):
+        raise UserError(f"`--classes` must be within 1..{len(names)}, the classes of {root}, but it is {count}.")
+    kept = [item for item in found.items if item.label < count]
+    used = {item.label for item in kept}
+    empty = [names[label] or f"label {label}" for label in range(count) if label not in used]
+    if empty:
+        raise UserError(f"{root}: a class must have images, but {_have(empty)} none in any domain.")
+    domains = {item.domain for item in kept}
+    if lost := sorted({item.domain for item in found.items} - domains):
+        raise UserError(f"{root}: a domain must have images, but {_have(lost)} none of {count} classes.")
+    return kept, sorted(domains)
+
+
+def check_domains(root: Path, domains: Sequence[str]) -> None:
+    """Raise UserError for names of domains that cannot name the store's files.
+
+    Raises:
+        UserError: a name is empty, hidden, too long, has a separator or control character, or differs from another
+            in case only.
+    """
+    folded: dict[str, str] = {}
+    for domain in domains:
+        _check_text(root, domain)
+        if not domain or domain.startswith(".") or not domain.isprintable() or set(domain) & {"/", "\\"}:
+            rule = "must be printable, without `/` and `\\` and a leading dot"
+            raise UserError(f"{root}: a domain names a file: it {rule}, but it is {domain!r}.")
+        if len(domain.encode()) > _LONGEST_NAME:
+            raise UserError(
+                f"{root}: a domain names a file: it must have at most {_LONGEST_NAME} bytes, but it is {domain!r}."
+            )
+        if (other := folded.setdefault(domain.casefold(), domain)) != domain:
+            raise UserError(f"{root}: the domains `{other}` and `{domain}` must differ in more than case.")
+
+
+def _check_text(root: Path, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # bytes of a file name that are not UTF-8
+        raise UserError(f"{root}: names must be UTF-8, but one is {name!r}.") from None
+
+
+def _have(names: Sequence[str]) -> str:
+    return f"{summarise_list(names)} {'has' if len(names) == 1 else 'have'}"

@@ -1,103 +1,159 @@
 """Data sets with one list of images per domain: DomainNet, NICO++, Office-Home and ImageCLEF-DA."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.preparation.layouts.base import Item, Listing, Source
-from fedsweep.preparation.layouts.disk_listing import (
-    Present,
-    first_folder,
-    join,
-    look,
-    look_at_root,
-    read_list,
-    refuse_twice,
-    unexpected,
-)
-from fedsweep.preparation.layouts.layout_rules import label_within, listing, tree
-from fedsweep.preparation.layouts.list_files import find_lists, list_domains
+from fedsweep.preparation.layouts.base import Found, Item, Layout, Split, tree
+from fedsweep.preparation.layouts.disk_listing import first_folder, fold, join, list_folder, unexpected
+from fedsweep.preparation.layouts.list_files import ExistingFiles, Line, label_within, read_list, refuse_twice
+
+_TRAIN, _TEST = "_train.txt", "_test.txt"
+
+
+def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, dict[Split, str]]:
+    """Return the lists `<domain>_{train,test}.txt` of each domain, from the first place that has any.
+
+    `only` limits them to the data set's domains, where other files could end on `_train.txt`.
+    """
+
+    def domains(names: Iterable[str], suffix: str) -> set[str]:
+        stems = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
+        return stems if only is None else stems & only
+
+    place = first_folder(root, places, lambda folder: bool(domains(folder.files, _TRAIN)))
+    if place is None:
+        return {}
+    files = list_folder(root / place).files
+    train, test = domains(files, _TRAIN), domains(files, _TEST)
+    for domain in sorted(train ^ test):
+        found, missing = (_TRAIN, _TEST) if domain in train else (_TEST, _TRAIN)
+        raise UserError(f"{root / place} has the list `{domain}{found}`, but not `{domain}{missing}`.")
+    return {
+        domain: {"train": join(place, domain + _TRAIN), "test": join(place, domain + _TEST)} for domain in sorted(train)
+    }
+
+
+def _names_from_folders(lines: Sequence[Line], most: int) -> list[str | None]:
+    """Return the class of each label, which is the folder that its images lie in, or None for an unused label."""
+    by_label: dict[int, tuple[str, str]] = {}
+    by_name: dict[str, tuple[int, str]] = {}
+    for line in lines:
+        label = label_within(line, most)
+        name = line.path.split("/")[-2] if "/" in line.path else ""
+        if not name:
+            raise UserError(f"{line.where}: an image must lie in a class folder, but the path is `{line.path}`.")
+        named, place = by_label.setdefault(label, (name, line.where))
+        if named != name:
+            raise UserError(f"{line.where}: label {label} is class `{name}` here, but `{named}` in {place}.")
+        other, place = by_name.setdefault(name, (label, line.where))
+        if other != label:
+            raise UserError(f"{line.where}: class `{name}` has label {label} here, but {other} in {place}.")
+    return [by_label[label][0] if label in by_label else None for label in range(max(by_label) + 1)]
+
+
+def _read_lists(
+    root: Path, lists: Mapping[str, Mapping[Split, str]], bases: Sequence[str], most: int, num_classes: int | None
+) -> tuple[list[str | None], list[Item]]:
+    """Return the classes and the images that the lists name, except in domains that have no folder.
+
+    `bases` are the folders within the root that paths may start from; the first that has the first image is used.
+    """
+    unpacked = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
+    read = [
+        (line, domain, split)
+        for domain, by_split in lists.items()
+        if domain in unpacked or not unpacked  # where none is, the first line says what is missing
+        for split, name in by_split.items()
+        for line in read_list(root, name)
+    ]
+    lines = [line for line, _, _ in read]
+    refuse_twice(lines)
+    names = _names_from_folders(lines, most)
+    existing = ExistingFiles(root)
+    base = next((base for base in bases if join(base, lines[0].path) in existing), "")
+    items = []
+    for line, domain, split in read:
+        path, label = join(base, line.path), label_within(line, most)
+        if num_classes is None or label < num_classes:  # images of other classes may have been left packed
+            existing.require(path, line.where)
+        items.append(Item(path, label, domain, split))
+    return names, items
+
 
 _DOMAINNET_CLASSES = 345
 _DOMAINNET_DOMAINS = frozenset({"clipart", "infograph", "painting", "quickdraw", "real", "sketch"})
 
 
-class DomainNet(Source):
+class DomainNet(Layout):
     """The images that the lists name; without `num_classes`, the first 100 classes, or all if there are fewer."""
 
     name = "domainnet"
     looks_like = "<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt"
     num_classes = 100
 
-    def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """All images of the first `num_classes` classes."""
-        look_at_root(root)
-        lists = find_lists(root, ("splits", ""))
+    def _find(self, root: Path, num_classes: int | None) -> Found:
+        lists = _find_lists(root, ("splits", ""))
         if not lists:
             raise unexpected(root, self.name, "`splits/<domain>_train.txt` or `<domain>_train.txt`")
-        return list_domains(root, lists, ("",), _DOMAINNET_CLASSES, _DOMAINNET_DOMAINS, num_classes, self.num_classes)
+        names, items = _read_lists(root, lists, ("",), _DOMAINNET_CLASSES, num_classes)
+        return Found(names, items, {*_DOMAINNET_DOMAINS, *lists})
 
 
 _NICO_DOMAINS = frozenset({"autumn", "dim", "grass", "outdoor", "rock", "water"})
 _NICO_CLASSES = 60
 _NICO_LISTS = ("NICO_DG_official", "NICO_DG/splits", "NICO_DG", "splits", "")
-_BASES = ("", "NICO_DG")
-_NICO_FOLDERS = (*_BASES, "public_dg_0416/train", "track_1/public_dg_0416/train", "nico/train", "train")
+_NICO_BASES = ("", "NICO_DG")
+_NICO_FOLDERS = (*_NICO_BASES, "public_dg_0416/train", "track_1/public_dg_0416/train", "nico/train", "train")
 
 
-class Nico(Source):
-    """What the lists name where there are lists, else the folders."""
+class Nico(Layout):
+    """The images that the lists name if there are lists, else those of the folders."""
 
     name = "nico"
     looks_like = "NICO_DG/<domain>/<class>/*.jpg, NICO_DG_official/<domain>_{train,test}.txt or no lists"
 
-    def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """All images of the first `num_classes` classes."""
-        look_at_root(root)
-        lists = find_lists(root, _NICO_LISTS, _NICO_DOMAINS)
-        if lists:
-            return list_domains(root, lists, _BASES, _NICO_CLASSES, _NICO_DOMAINS, num_classes, self.num_classes)
-        base = first_folder(root, _NICO_FOLDERS, lambda there: bool(_NICO_DOMAINS & set(there.folders)))
-        if base is None:
-            folders = "`NICO_DG/<domain>/` or `public_dg_0416/train/<domain>/` with domains such as `autumn`"
-            raise unexpected(root, self.name, f"`NICO_DG_official/<domain>_train.txt`, {folders}")
-        domains = sorted(_NICO_DOMAINS & set(look(root / base).folders))
-        images = tree(root, [(domain, join(base, domain), None) for domain in domains])
-        return listing(root, images.class_names, images.items(), num_classes, _NICO_DOMAINS)
+    def _find(self, root: Path, num_classes: int | None) -> Found:
+        if lists := _find_lists(root, _NICO_LISTS, _NICO_DOMAINS):
+            names, items = _read_lists(root, lists, _NICO_BASES, _NICO_CLASSES, num_classes)
+            return Found(names, items, _NICO_DOMAINS)
+        folders = "`NICO_DG/<domain>/` or `public_dg_0416/train/<domain>/` with domains such as `autumn`"
+        base = self._folder(
+            root,
+            _NICO_FOLDERS,
+            lambda folder: not _NICO_DOMAINS.isdisjoint(folder.folders),
+            f"`NICO_DG_official/<domain>_train.txt`, {folders}",
+        )
+        domains = sorted(_NICO_DOMAINS.intersection(list_folder(root / base).folders))
+        return tree(root, [(domain, join(base, domain), None) for domain in domains], _NICO_DOMAINS)
 
 
 _OFFICE_HOME_DOMAINS = {"art": "Art", "clipart": "Clipart", "product": "Product", "realworld": "Real World"}
 _OFFICE_HOME_FOLDERS = ("", "OfficeHomeDataset_10072016")  # the second is what the archive unpacks to
 
 
-class OfficeHome(Source):
+class OfficeHome(Layout):
     """The class folders of each domain."""
 
     name = "office_home"
     looks_like = "{Art,Clipart,Product,Real World}/<class>/*.jpg"
 
-    def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """All images of the first `num_classes` classes."""
-        look_at_root(root)
-        base = first_folder(
+    def _find(self, root: Path, num_classes: int | None) -> Found:
+        base = self._folder(
             root,
             _OFFICE_HOME_FOLDERS,
-            lambda there: any(_plain(name) in _OFFICE_HOME_DOMAINS for name in there.folders),
+            lambda folder: any(fold(name) in _OFFICE_HOME_DOMAINS for name in folder.folders),
+            "the folders `Art`, `Clipart`, `Product`, `Real World`",
         )
-        if base is None:
-            raise unexpected(root, self.name, "the folders `Art`, `Clipart`, `Product`, `Real World`")
         folders: dict[str, str] = {}
-        for name in look(root / base).folders:
-            domain = _OFFICE_HOME_DOMAINS.get(_plain(name))
+        for name in list_folder(root / base).folders:
+            domain = _OFFICE_HOME_DOMAINS.get(fold(name))
             if domain in folders:
                 raise UserError(f"{root / base}: `{folders[domain]}` and `{name}` are both the domain `{domain}`.")
             if domain is not None:
                 folders[domain] = name
-        images = tree(root, [(domain, join(base, name), None) for domain, name in folders.items()])
-        return listing(root, images.class_names, images.items(), num_classes, _OFFICE_HOME_DOMAINS.values())
-
-
-def _plain(name: str) -> str:
-    return name.casefold().replace("_", "").replace("-", "").replace(" ", "")
+        places = [(domain, join(base, name), None) for domain, name in folders.items()]
+        return tree(root, places, _OFFICE_HOME_DOMAINS.values())
 
 
 _IMAGECLEF_CLASSES = (
@@ -107,27 +163,26 @@ _IMAGECLEF_CLASSES = (
 _IMAGECLEF_LISTS = {"bList.txt": "b", "cList.txt": "c", "iList.txt": "i", "pList.txt": "p"}
 
 
-class ImageClef(Source):
+class ImageClef(Layout):
     """The images that the lists name."""
 
     name = "imageclef"
     looks_like = "{b,c,i,p}/**/*.jpg, list/{b,c,i,p}List.txt"
 
-    def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """All images of the first `num_classes` classes."""
-        look_at_root(root)
-        place = first_folder(root, ("list", ""), lambda there: bool(_IMAGECLEF_LISTS.keys() & set(there.files)))
-        if place is None:
-            raise unexpected(root, self.name, "`list/{b,c,i,p}List.txt` or `{b,c,i,p}List.txt`")
-        present = Present(root)
+    def _find(self, root: Path, num_classes: int | None) -> Found:
+        place = self._folder(
+            root,
+            ("list", ""),
+            lambda folder: not _IMAGECLEF_LISTS.keys().isdisjoint(folder.files),
+            "`list/{b,c,i,p}List.txt` or `{b,c,i,p}List.txt`",
+        )
+        existing = ExistingFiles(root)
         lines, items = [], []
-        for name in look(root / place).files:
-            if name not in _IMAGECLEF_LISTS:
-                continue
+        for name in sorted(_IMAGECLEF_LISTS.keys() & set(list_folder(root / place).files)):
             for line in read_list(root, join(place, name)):
                 label = label_within(line, len(_IMAGECLEF_CLASSES))
-                present.require(line.path, line.where)
+                existing.require(line.path, line.where)
                 lines.append(line)
                 items.append(Item(line.path, label, _IMAGECLEF_LISTS[name], None))
         refuse_twice(lines, by_label=True)
-        return listing(root, _IMAGECLEF_CLASSES, items, num_classes, _IMAGECLEF_LISTS.values())
+        return Found(_IMAGECLEF_CLASSES, items, _IMAGECLEF_LISTS.values())

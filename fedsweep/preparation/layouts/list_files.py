@@ -1,95 +1,102 @@
-"""Lists `<domain>_train.txt` and `<domain>_test.txt`, which DomainNet and NICO++ ship."""
+"""List files: one image a line, with its label or without."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
 
-from fedsweep.common.errors import UserError
-from fedsweep.preparation.layouts.base import Item, Listing, Split
-from fedsweep.preparation.layouts.disk_listing import (
-    Line,
-    Present,
-    first_folder,
-    join,
-    look,
-    read_list,
-    refuse_twice,
-)
-from fedsweep.preparation.layouts.layout_rules import label_within, listing, names_from_lists
-
-_TRAIN, _TEST = "_train.txt", "_test.txt"
+from fedsweep.common.errors import UserError, near
+from fedsweep.preparation.layouts.disk_listing import list_folder
 
 
-def find_lists(root: Path, places: Iterable[str], known: frozenset[str] | None = None) -> dict[str, dict[Split, str]]:
-    """The lists of each domain, from the first place that has any; empty if none has.
+@dataclass(frozen=True)
+class Line:
+    """A line of a list file: its place for errors, the image's path, and its label where it has one."""
 
-    Args:
-        root: The root.
-        places: Folders within it, in the order of preference.
-        known: The data set's domains, where other files could end on `_train.txt`.
+    where: str
+    path: str
+    label: int | None
+
+
+def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each line that is not blank: ("splits/real_train.txt, line 3", "...").
 
     Raises:
-        UserError: a domain has one list of the two.
+        UserError: the file cannot be read, or is not UTF-8 text.
     """
-
-    def domains(names: Iterable[str], suffix: str) -> set[str]:
-        stems = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-        return stems if known is None else stems & known
-
-    place = first_folder(root, places, lambda there: bool(domains(there.files, _TRAIN)))
-    if place is None:
-        return {}
-    files = look(root / place).files
-    train, test = domains(files, _TRAIN), domains(files, _TEST)
-    for domain in sorted(train ^ test):
-        there, missing = (_TRAIN, _TEST) if domain in train else (_TEST, _TRAIN)
-        raise UserError(f"{root / place} has the list `{domain}{there}`, but not `{domain}{missing}`.")
-    return {
-        domain: {"train": join(place, domain + _TRAIN), "test": join(place, domain + _TEST)} for domain in sorted(train)
-    }
+    try:
+        text = (root / name).read_text("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{root / name} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{root / name} cannot be read: it is not UTF-8 text (byte {error.start}).") from None
+    # Not splitlines(), which also cuts at separators that a file name may hold.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{root / name}, line {number}", line.strip()
 
 
-def list_domains(
-    root: Path,
-    lists: Mapping[str, Mapping[Split, str]],
-    bases: Sequence[str],
-    most: int,
-    known: Iterable[str],
-    count: int | None,
-    default: int | None,
-) -> Listing:
-    """The images that the lists name.
-
-    Args:
-        root: The root.
-        lists: As `find_lists` gives them; those of domains that have no folder are left out.
-        bases: Folders within the root that the lists' paths may start from; the first that has the first image is it.
-        most: Labels must be below it.
-        known: The domains that the data set has as its authors ship it.
-        count: The first classes asked for, None if not.
-        default: The first classes taken if none are asked for, at most those there are; None for all.
+def read_list(root: Path, name: str, labels: bool = True) -> list[Line]:
+    """Return the lines `<path of an image> <label>` of a list; without `labels`, a line may lack one.
 
     Raises:
-        UserError: a line is wrong, an image is not there or listed twice, a class or domain is empty.
+        UserError: a line is not of that form, or its path leads out of the root.
     """
-    there = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
-    read: list[tuple[Line, str, Split]] = []
-    for domain, of_domain in lists.items():
-        if there and domain not in there:  # where none is, the first line says what is missing
-            continue
-        for split, name in of_domain.items():
-            read += [(line, domain, split) for line in read_list(root, name)]
-    lines = [line for line, _, _ in read]
-    refuse_twice(lines)
-    names = names_from_lists(lines, most)
-    if count is None and default is not None:
-        count = min(default, len(names))
-    present = Present(root)
-    base = next((base for base in bases if join(base, lines[0].path) in present), "")
-    items = []
-    for line, domain, split in read:
-        path = join(base, line.path)
-        # Those of classes that are not asked for may have been left packed.
-        if count is None or label_within(line, most) < count:
-            present.require(path, line.where)
-        items.append(Item(path, label_within(line, most), domain, split))
-    return listing(root, names, items, count, {*known, *lists})
+    lines = []
+    for where, text in read_lines(root, name):
+        # From the right: the names of NICO++'s classes have spaces ("hot air balloon").
+        path, _, last = text.rpartition(" ")
+        is_label = last.removeprefix("-").isdecimal() and last.isascii() and bool(path.strip())
+        if labels and not is_label:
+            raise UserError(f"{where}: must be `<path of an image> <label>`, but it is `{text}`.")
+        path = (path.strip() if is_label else text).replace("\\", "/")
+        parts = PurePosixPath(path).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise UserError(f"{where}: a path must lie within the root, but it is `{path}`.")
+        lines.append(Line(where, "/".join(parts), int(last) if is_label else None))
+    if not lines:
+        raise UserError(f"the list {root / name} is empty.")
+    return lines
+
+
+class ExistingFiles:
+    """The files under a root. Each folder is listed once, which is faster than a query for every file."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names = cache(
+            lambda folder: frozenset(list_folder(root / folder).files) if (root / folder).is_dir() else None
+        )
+
+    def __contains__(self, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        return name in (self._names(folder) or ())
+
+    def require(self, path: str, where: str) -> None:
+        """Raise UserError, with near names, if `path`, which a list names at `where`, does not exist."""
+        if path in self:
+            return
+        folder, _, name = path.rpartition("/")
+        names = self._names(folder)
+        why = near(name, sorted(names)) or "." if names is not None else f": there is no folder `{folder}`."
+        raise UserError(f"{where}: names `{path}`, which is not under {self._root}{why}")
+
+
+def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
+    """Raise UserError, with both places, if an image is listed twice; with `by_label`, twice with the same label."""
+    seen: dict[tuple[str, int | None], str] = {}
+    for line in lines:
+        key = line.path, line.label if by_label else None
+        if key in seen:
+            raise UserError(
+                f"{line.where}: names `{line.path}` again, after {seen[key]}; "
+                "an image must be listed once, in train or in test."
+            )
+        seen[key] = line.where
+
+
+def label_within(line: Line, most: int, first: int = 0) -> int:
+    """Return the line's label, counted from 0; raise UserError unless it is within first..first+most-1."""
+    if line.label is None or not first <= line.label < first + most:
+        raise UserError(f"{line.where}: a label must be within {first}..{first + most - 1}, but it is {line.label}.")
+    return line.label - first

@@ -5,7 +5,9 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,20 +16,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fedsweep.common.errors import UserError, near, one_line
-from fedsweep.preparation.layouts.base import Item, Listing, Source, Split
-from fedsweep.preparation.layouts.disk_listing import Folder, look_at_root, some, unexpected
+from fedsweep.preparation.layouts.base import Found, Item, Layout, Split
+from fedsweep.preparation.layouts.disk_listing import Folder, list_folder, summarise_list, unexpected
 from fedsweep.preparation.layouts.folders import SPLITS, domain_of
-from fedsweep.preparation.layouts.layout_rules import listing
 
 _BATCH = 64  # images decoded from Parquet at a time; a row group may hold them all
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """The file, mapped into memory.
-
-    Raises:
-        UserError: it is no Parquet file, or cannot be read.
-    """
+    """Map a Parquet file into memory, or raise UserError if it is damaged or cannot be read."""
     try:
         return pq.ParquetFile(path, memory_map=True)
     except OSError as error:
@@ -37,89 +34,77 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def read_images(root: Path, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
-    """The image of each (file, row). Going back in a file starts its row group anew."""
-    name, cursor = "", None
-    for file, row in rows:
-        if cursor is None or file != name:
-            name, cursor = file, _Cursor(root / file)
-        yield cursor.image(row)
+    """Yield the image of each (file, row). Going back in a file starts its row group anew."""
+    for file, of_file in groupby(rows, key=itemgetter(0)):
+        yield from _read_rows(root / file, (row for _, row in of_file))
 
 
-class _Cursor:
-    """A place in a file's column of images."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = open_parquet(path)
-        sizes = [self._file.metadata.row_group(g).num_rows for g in range(self._file.metadata.num_row_groups)]
-        self._starts = [sum(sizes[:group]) for group in range(len(sizes) + 1)]
-        self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._images: pa.Array = pa.array([], pa.binary())
-        self._start = 0  # row of the first image held
-        self._group = -1
-
-    def image(self, row: int) -> bytes:
-        if not 0 <= row < self._starts[-1]:
-            raise UserError(f"{self._path} has {self._starts[-1]} rows, but row {row} is asked for.")
-        group = bisect_right(self._starts, row) - 1
-        if group != self._group or row < self._start:
-            self._group, self._start, self._images = group, self._starts[group], self._images[:0]
-            self._batches = self._file.iter_batches(_BATCH, row_groups=[group], columns=["image"])
-        while row >= self._start + len(self._images):
-            self._start += len(self._images)
+def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
+    file = open_parquet(path)
+    starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
+    group, first, images = -1, 0, pa.array([], pa.binary())  # `first`: row of the first of the images in memory
+    for row in rows:
+        if not 0 <= row < starts[-1]:
+            raise UserError(f"{path} has {starts[-1]} rows, but row {row} is asked for.")
+        wanted = bisect_right(starts, row) - 1
+        if wanted != group or row < first:
+            group, first, images = wanted, starts[wanted], images[:0]
+            batches = file.iter_batches(_BATCH, row_groups=[group], columns=["image"])
+        while row >= first + len(images):
+            first += len(images)
             try:
-                images = next(self._batches)["image"]
+                images = _encoded(next(batches)["image"])
             except (OSError, pa.ArrowException) as error:
                 raise UserError(
-                    f"{self._path} is damaged: its images from row {self._start} on cannot be read: {one_line(error)}."
+                    f"{path} is damaged: its images from row {first} on cannot be read: {one_line(error)}."
                 ) from None
-            self._images = pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
-        image: bytes = self._images[row - self._start].as_py()
-        return image
+        yield images[row - first].as_py()
+
+
+def _encoded(images: pa.Array) -> pa.Array:
+    """Return the column's bytes, which Hugging Face puts into a struct."""
+    return pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
 
 
 _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 
 
-class Parquet(Source):
+class Parquet(Layout):
     """Rows of Parquet files, read by row group, one column at a time."""
 
     name = "parquet"
     looks_like = "*.parquet with the columns image, label[, label_name, domain, split]"
 
-    def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """All images of the first `num_classes` classes."""
-        there = look_at_root(root)
-        names = parquet_files(there)
+    def _find(self, root: Path, num_classes: int | None) -> Found:
+        names = parquet_files(list_folder(root))
         if not names:
             raise unexpected(root, self.name, "`*.parquet`")
         tables = [_Table.read(root / name) for name in names]
-        places = _places(root, [table.stem for table in tables])
+        places = _places(root, [table.path.stem for table in tables])
         class_names = _class_names(root, tables)
-        items = [item for table in tables for item in table.items(*places[table.stem], len(class_names))]
-        order = {item.path: number for number, item in enumerate(items)}
+        items = [item for table in tables for item in table.items(*places[table.path.stem], len(class_names))]
         with_rows = {item.domain for item in items}
         for table in tables:
-            domain, _ = places[table.stem]
+            domain, _ = places[table.path.stem]
             if "domain" not in table.columns and domain not in with_rows:
                 raise UserError(f"{table.path}: a domain must have images, but the file of `{domain}` has no rows.")
-        made = listing(root, class_names, items, num_classes)
-        # Row 10 comes after row 9: readers go through a file once.
-        rows = tuple(sorted(made.items, key=lambda item: (item.domain, order[item.path])))
         nameless = _after_splits(places) and not any("domain" in table.columns for table in tables)
-        return replace(made, items=rows, nameless=nameless)
+        return Found(class_names, items, nameless=nameless)
+
+    def _order(self, path: str) -> tuple[str, int]:
+        return row_of(path)  # row 10 comes after row 9: readers go through a file once
 
     def file_of(self, path: str) -> str:
-        """The Parquet file."""
+        """Return the Parquet file."""
         return row_of(path)[0]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
-        """The encoded bytes of each item, in order; fast where rows of a file follow one another upwards."""
+        """Yield the encoded bytes of each item, in order; fast where rows of a file follow one another upwards."""
         return read_images(root, (row_of(item.path) for item in items))
 
 
 def row_of(path: str) -> tuple[str, int]:
-    """The file and the row that an item's path names.
+    """Return the file and the row that an item's path names.
 
     >>> row_of("art_painting.parquet:17")
     ('art_painting.parquet', 17)
@@ -128,27 +113,23 @@ def row_of(path: str) -> tuple[str, int]:
     return name, int(row)
 
 
-def holds_images(root: Path, there: Folder) -> bool:
-    """Whether the root holds a Parquet file with images."""
-    return any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(there))
+def holds_images(root: Path, folder: Folder) -> bool:
+    """Return whether the root holds a Parquet file with images."""
+    return any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(folder))
 
 
-def parquet_files(there: Folder) -> list[str]:
-    """The names of Parquet files in a folder."""
-    return [name for name in there.files if name.lower().endswith(".parquet")]
+def parquet_files(folder: Folder) -> list[str]:
+    """Return the names of Parquet files in a folder."""
+    return [name for name in folder.files if name.lower().endswith(".parquet")]
 
 
 @dataclass(frozen=True)
 class _Table:
-    """What a listing needs of one file: every column but the images."""
+    """A file without its column of images."""
 
     path: Path
     columns: Mapping[str, list[Any]]
     metadata: Mapping[bytes, bytes]
-
-    @property
-    def stem(self) -> str:
-        return self.path.stem
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -181,30 +162,28 @@ class _Table:
     def items(self, domain: str, split: Split | None, classes: int) -> Iterator[Item]:
         labels = self.columns["label"]
         domains = self.columns.get("domain", [domain] * len(labels))
-        splits = [_split(self.path, s) for s in self.columns["split"]] if "split" in self.columns else None
+        splits = self.columns.get("split")
         for row, label in enumerate(labels):
             if not 0 <= label < classes:
                 raise UserError(f"{self.path}, row {row}: a label must be within 0..{classes - 1}, but it is {label}.")
-            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), splits[row] if splits else split)
-
-
-def _split(path: Path, name: str) -> Split:
-    if str(name).lower() not in SPLITS:
-        raise UserError(f"{path}: a split must be one of {', '.join(SPLITS)}, but it is `{name}`.")
-    return SPLITS[str(name).lower()]
+            if splits:
+                split = SPLITS.get(str(splits[row]).lower())
+                if split is None:
+                    raise UserError(
+                        f"{self.path}: a split must be one of {', '.join(SPLITS)}, but it is `{splits[row]}`."
+                    )
+            yield Item(f"{self.path.name}:{row}", label, str(domains[row]), split)
 
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
-    """By the file's statistics where they say it, so that the images need not be read."""
+    """Raise UserError if an image is null, by the file's statistics if possible, so that no image is read."""
     for group in range(file.metadata.num_row_groups):
         columns = [file.metadata.row_group(group).column(c) for c in range(file.metadata.num_columns)]
         image = next(column for column in columns if column.path_in_schema in ("image", "image.bytes"))
-        known = image.is_stats_set and image.statistics.has_null_count
-        if known and image.statistics.null_count == 0:
+        counted = image.is_stats_set and image.statistics.has_null_count
+        if counted and image.statistics.null_count == 0:
             continue
-        values = file.read_row_group(group, columns=["image"])["image"].combine_chunks()
-        if pa.types.is_struct(values.type):
-            values = pc.struct_field(values, "bytes")
+        values = _encoded(file.read_row_group(group, columns=["image"])["image"].combine_chunks())
         if values.null_count:
             before = sum(file.metadata.row_group(g).num_rows for g in range(group))
             row = before + values.is_null().index(True).as_py()
@@ -212,8 +191,8 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
 
 
 def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | None]]:
-    """The domain and the split that the name of each file says."""
-    bases = {stem: _base(stem) for stem in stems}
+    """Return the domain and the split that the name of each file implies."""
+    bases = {stem: _SHARD.sub("", stem) for stem in stems}
     if _after_splits(stems):
         return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}
     # `set-2.parquet` alone may be its name; beside `set-1.parquet` it is a shard.
@@ -222,38 +201,28 @@ def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | No
 
 
 def _after_splits(stems: Iterable[str]) -> bool:
-    """Whether all files are called after splits."""
-    return all(_base(stem).lower() in SPLITS for stem in stems)
-
-
-def _base(stem: str) -> str:
-    """The stem of a file without a shard's number."""
-    return _SHARD.sub("", stem)
+    """Return whether all files are named after splits."""
+    return all(_SHARD.sub("", stem).lower() in SPLITS for stem in stems)
 
 
 def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:
-    """The classes of all files, once they agree.
-
-    Raises:
-        UserError: two files, or two rows, give different names to one label.
-    """
-    said: list[str] | None = None
-    by_whom = tables[0].path
+    """Return the classes, or raise UserError if two files, or two rows, give different names to one label."""
+    listed: list[str] | None = None
     for table in tables:
         names = _names_in_metadata(table)
-        if said is None:
-            said, by_whom = names, table.path
-        elif names is not None and names != said:
-            here, there = (some(sorted(set(a) - set(b)) or a) for a, b in ((names, said), (said, names)))
-            raise UserError(f"{table.path} must name the classes as {by_whom.name} does: {here} against {there}.")
-    found: dict[int, str] = dict(enumerate(said or ()))
+        if listed is None:
+            listed, first = names, table.path
+        elif names is not None and names != listed:
+            one, other = (summarise_list(sorted(set(a) - set(b)) or a) for a, b in ((names, listed), (listed, names)))
+            raise UserError(f"{table.path} must name the classes as {first.name} does: {one} against {other}.")
+    found: dict[int, str] = dict(enumerate(listed or ()))
     for table in tables:
         pairs = zip(table.columns["label"], table.columns.get("label_name", ()), strict=False)
         for label, name in sorted(set(pairs)):
             if label >= 0 and found.setdefault(label, name) != name:
                 raise UserError(f"{table.path}: label {label} is `{name}` here, but `{found[label]}` elsewhere.")
-    if said is not None:
-        return [*said]
+    if listed is not None:
+        return [*listed]
     top = max((max(table.columns["label"], default=-1) for table in tables), default=-1)
     if top < 0:
         raise UserError(f"{root}: no Parquet file has a row with a label from 0.")

@@ -10,7 +10,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts import ALL
 from fedsweep.preparation.layouts.base import Listing
-from fedsweep.preparation.layouts.disk_listing import look
+from fedsweep.preparation.layouts.disk_listing import list_folder
 from tests.preparation.layouts import trees
 
 SOURCES = {source.name: source() for source in ALL}
@@ -423,4 +423,4 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file or directory"):
-        look(tmp_path / "none")
+        list_folder(tmp_path / "none")

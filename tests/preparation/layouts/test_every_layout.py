@@ -1,4 +1,4 @@
-"""What is true of every source, over the list of sources."""
+"""What is true of every layout, over the list of sources."""
 
 import io
 import os
@@ -12,26 +12,26 @@ from PIL import Image
 
 from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts import ALL, find
-from fedsweep.preparation.layouts.base import Listing, Source
+from fedsweep.preparation.layouts.base import Layout, Listing
 from tests.preparation.layouts.trees import MAKERS
 
-every_source = pytest.mark.parametrize("source", [source() for source in ALL], ids=lambda source: source.name)
+every_layout = pytest.mark.parametrize("layout", [layout() for layout in ALL], ids=lambda layout: layout.name)
 
 
 def counts(listing: Listing) -> Counter[tuple[str, str, str | None]]:
     return Counter((item.domain, listing.class_names[item.label], item.split) for item in listing.items)
 
 
-def test_every_source_has_a_tree() -> None:
+def test_every_layout_has_a_tree() -> None:
     assert len(ALL) == 11
-    assert {source.name for source in ALL} == MAKERS.keys()
-    assert all(source.looks_like for source in ALL)
+    assert {layout.name for layout in ALL} == MAKERS.keys()
+    assert all(layout.looks_like for layout in ALL)
 
 
-@every_source
-def test_counts_are_those_of_the_tree(source: Source, tmp_path: Path) -> None:
-    expected = MAKERS[source.name](tmp_path / "set")
-    listing = source.list(tmp_path / "set")
+@every_layout
+def test_counts_are_those_of_the_tree(layout: Layout, tmp_path: Path) -> None:
+    expected = MAKERS[layout.name](tmp_path / "set")
+    listing = layout.list(tmp_path / "set")
     assert counts(listing) == expected
     assert set(listing.class_names) == {name for _, name, _ in expected}
     assert set(listing.domains) == {domain for domain, _, _ in expected}
@@ -39,14 +39,14 @@ def test_counts_are_those_of_the_tree(source: Source, tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(listing)) == listing  # noqa: S301  # items go to worker processes
 
 
-@every_source
+@every_layout
 def test_order_does_not_depend_on_the_file_system(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    MAKERS[source.name](tmp_path / "a" / "set")
-    MAKERS[source.name](tmp_path / "b" / "set", backwards=True)
-    listing = source.list(tmp_path / "a" / "set")
-    assert source.list(tmp_path / "b" / "set") == listing
+    MAKERS[layout.name](tmp_path / "a" / "set")
+    MAKERS[layout.name](tmp_path / "b" / "set", backwards=True)
+    listing = layout.list(tmp_path / "a" / "set")
+    assert layout.list(tmp_path / "b" / "set") == listing
 
     class Backwards:
         def __init__(self, path: str) -> None:
@@ -60,23 +60,23 @@ def test_order_does_not_depend_on_the_file_system(
 
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", Backwards)
-    assert source.list(tmp_path / "a" / "set") == listing
+    assert layout.list(tmp_path / "a" / "set") == listing
 
 
-@every_source
-def test_reads_images(source: Source, tmp_path: Path) -> None:
-    MAKERS[source.name](tmp_path)
-    items = source.list(tmp_path).items
-    images = list(source.read(tmp_path, items))
+@every_layout
+def test_reads_images(layout: Layout, tmp_path: Path) -> None:
+    MAKERS[layout.name](tmp_path)
+    items = layout.list(tmp_path).items
+    images = list(layout.read(tmp_path, items))
     assert len(images) == len(items) > 0
     assert all(Image.open(io.BytesIO(image)).size == (4, 4) for image in images)
-    assert list(source.read(tmp_path, items[::-1])) == images[::-1]
-    assert list(source.read(tmp_path, [])) == []
+    assert list(layout.read(tmp_path, items[::-1])) == images[::-1]
+    assert list(layout.read(tmp_path, [])) == []
 
 
-@every_source
-def test_links_are_followed(source: Source, tmp_path: Path) -> None:
-    MAKERS[source.name](tmp_path / "set")
+@every_layout
+def test_links_are_followed(layout: Layout, tmp_path: Path) -> None:
+    MAKERS[layout.name](tmp_path / "set")
     (tmp_path / "elsewhere").mkdir()
     for number, inside in enumerate(sorted((tmp_path / "set").iterdir())):
         there = tmp_path / "elsewhere" / str(number)
@@ -84,14 +84,14 @@ def test_links_are_followed(source: Source, tmp_path: Path) -> None:
         inside.symlink_to(there)
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "set").symlink_to(tmp_path / "set")
-    assert source.list(tmp_path / "links" / "set") == source.list(tmp_path / "set")
+    assert layout.list(tmp_path / "links" / "set") == layout.list(tmp_path / "set")
 
 
-@every_source
-def test_first_classes(source: Source, tmp_path: Path) -> None:
-    expected = MAKERS[source.name](tmp_path / "set")
-    whole = source.list(tmp_path / "set")
-    first = source.list(tmp_path / "set", num_classes=2)
+@every_layout
+def test_first_classes(layout: Layout, tmp_path: Path) -> None:
+    expected = MAKERS[layout.name](tmp_path / "set")
+    whole = layout.list(tmp_path / "set")
+    first = layout.list(tmp_path / "set", num_classes=2)
     assert first.class_names == whole.class_names[:2]
     assert first.items == tuple(item for item in whole.items if item.label < 2)
     assert counts(first) == Counter({key: n for key, n in expected.items() if key[1] in first.class_names})
@@ -99,30 +99,30 @@ def test_first_classes(source: Source, tmp_path: Path) -> None:
     for wrong in (0, -1, there + 1):
         expected_words = f"`--classes` must be within 1..{there}, the classes of {tmp_path / 'set'}, but it is {wrong}."
         with pytest.raises(UserError, match=re.escape(expected_words)):
-            source.list(tmp_path / "set", num_classes=wrong)
+            layout.list(tmp_path / "set", num_classes=wrong)
 
 
-@every_source
-def test_root_must_be_a_folder(source: Source, tmp_path: Path) -> None:
+@every_layout
+def test_root_must_be_a_folder(layout: Layout, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape(f"the root {tmp_path / 'none'} does not exist.")):
-        source.list(tmp_path / "none")
+        layout.list(tmp_path / "none")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'file'} must be a folder, but it is a file.")):
-        source.list(tmp_path / "file")
+        layout.list(tmp_path / "file")
 
 
-@every_source
-def test_another_layout_is_refused_with_what_was_found(source: Source, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"not the layout `{source.name}`: looked for .*, but found nothing\."):
-        source.list(tmp_path)
+@every_layout
+def test_another_layout_is_refused_with_what_was_found(layout: Layout, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"not the layout `{layout.name}`: looked for .*, but found nothing\."):
+        layout.list(tmp_path)
     for number in range(7):
         (tmp_path / f"f{number}.txt").touch()
     with pytest.raises(UserError, match=r"but found files `f0.txt`, `f1.txt`, `f2.txt`, `f3.txt`, `f4.txt` and 2 more"):
-        source.list(tmp_path)
+        layout.list(tmp_path)
 
 
-@every_source
-def test_is_found_by_its_name_and_by_its_layout(source: Source, tmp_path: Path) -> None:
-    MAKERS[source.name](tmp_path)
-    assert type(find(source.name, tmp_path)) is type(source)
-    assert type(find("whatever", tmp_path, layout=source.name)) is type(source)
+@every_layout
+def test_is_found_by_its_name_and_by_its_layout(layout: Layout, tmp_path: Path) -> None:
+    MAKERS[layout.name](tmp_path)
+    assert type(find(layout.name, tmp_path)) is type(layout)
+    assert type(find("whatever", tmp_path, layout=layout.name)) is type(layout)

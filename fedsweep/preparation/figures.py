@@ -1,14 +1,18 @@
-"""Which client holds which classes: a panel per partition. Matplotlib loads when called."""
+"""Figures of data: a contact sheet, and which client holds which classes. Matplotlib loads when called."""
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsweep.preparation.contact_sheet import INK, RULE, empty_figure, plain, save, shorten, without_glyphs
+from fedsweep.common.errors import UserError
+from fedsweep.data.prepared.arrow_files import map_domain
+from fedsweep.data.prepared.card import StoreCard
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,10 +20,108 @@ if TYPE_CHECKING:
 
     from fedsweep.types import Client
 
+INK = "#404040"
+RULE = "#E6E6E6"
 COLOURS = ("#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677", "#44AA99", "#AA4499", "#999933", "#882255", "#BBBBBB")
 """Paul Tol's muted colours, told apart with any colour vision. More classes than these are drawn as a heat map."""
 PAGE = 12.0
 """Inches that panels side by side may take."""
+MOST_CLASSES = 16
+"""Classes that a contact sheet shows at most."""
+TILE = 0.72
+"""Inches of an image on the page."""
+GAP = 0.06
+"""Between two images, as a share of one."""
+
+
+def _new_figure(width: float, height: float) -> "Figure":
+    """Return a figure of this size in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def plain(text: str) -> str:
+    r"""Escape a user's name or title for matplotlib, which would read a formula between two `$`.
+
+    >>> print(plain("from 5$ to 10$"))
+    from 5\$ to 10\$
+    """
+    return text.replace("$", r"\$")
+
+
+def shorten(name: str, most: int = 24) -> str:
+    """Shorten a name to fit beside a picture, and escape it for matplotlib."""
+    return plain(name if len(name) <= most else f"{name[: most - 1]}…")
+
+
+@contextmanager
+def _no_glyph_warnings() -> Iterator[None]:
+    """Silence warnings on characters that the font lacks, such as those of Chinese names: they are drawn as boxes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a PNG, or raise UserError. Without matplotlib's version in it, the same numbers give the same bytes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _no_glyph_warnings():
+            figure.savefig(
+                path, format="png", dpi=150, bbox_inches="tight", pad_inches=0.12, metadata={"Software": None}
+            )
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+
+def contact_sheet(folder: Path, card: StoreCard, path: Path) -> int:
+    """Write a PNG with a row per domain and a column per class; return the number of classes shown.
+
+    Of more than 16 classes 16 are shown, evenly spaced. Where there are few domains, each has several rows.
+    """
+    shown = np.unique(np.linspace(0, len(card.class_names) - 1, MOST_CLASSES).round().astype(int))
+    rows = max(1, 4 // len(card.domains))
+    gap = max(1, round(GAP * card.size))
+    step = card.size + gap
+    page = np.full((len(card.domains) * rows * step - gap, len(shown) * step - gap, 3), 255, np.uint8)
+    for place, name in enumerate(card.domains):
+        train, _ = map_domain(folder / f"{name}.arrow")
+        for column, label in enumerate(shown):
+            first, last = np.searchsorted(train.labels, [label, label + 1])
+            for row, index in enumerate(_spread(first, last, rows)):
+                top, left = (place * rows + row) * step, column * step
+                page[top : top + card.size, left : left + card.size] = train.images[index].transpose(1, 2, 0)
+    _draw(page, card, [card.class_names[label] for label in shown], rows, path)
+    return len(shown)
+
+
+def _spread(first: int, last: int, count: int) -> list[int]:
+    """Return up to `count` indices, evenly spaced from the first one on."""
+    return [first + (last - first) * place // count for place in range(count)][: last - first] if last > first else []
+
+
+def _draw(page: np.ndarray, card: StoreCard, names: list[str], rows: int, path: Path) -> None:
+    wide, high = len(names), len(card.domains) * rows
+    figure = _new_figure(TILE * wide, TILE * high)
+    axes = figure.add_subplot()
+    axes.set_position((0, 0, 1, 1))
+    axes.imshow(page, interpolation="lanczos", aspect="auto")
+    axes.spines[:].set_visible(False)
+    step = (page.shape[1] + max(1, round(GAP * card.size))) / wide
+    longest = max(len(name) for name in names)
+    turned: dict[str, Any] = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if longest > 9 else {}
+    axes.xaxis.tick_top()
+    axes.set_xticks([(place + 0.5) * step for place in range(wide)], [shorten(name) for name in names], **turned)
+    centres = [(place + 0.5) * rows * step for place in range(len(card.domains))]
+    axes.set_yticks(centres, [shorten(name) for name in card.domains])
+    axes.tick_params(length=0, labelsize=9, pad=4)
+    shown = f"{wide} of {len(card.class_names)} classes" if wide < len(card.class_names) else f"{wide} classes"
+    axes.set_xlabel(f"{card.name}, {card.images:,} images at {card.size} px, {shown}", fontsize=9, loc="left")
+    save(figure, path)
 
 
 @dataclass(frozen=True)
@@ -31,12 +133,12 @@ class Panel:
 
 
 def class_counts(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
-    """Training images of each class, int64 (clients, classes)."""
+    """Return the training images of each class, int64 (clients, classes)."""
     return np.stack([np.bincount(client.train.labels.numpy(), minlength=num_classes) for client in clients])
 
 
 def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
-    """Total-variation distance of each client's labels from those of all clients of its domain, in [0, 1], (clients,).
+    """Return, for each client, the total-variation distance of its labels from all of its domain: (clients,) in [0, 1].
 
     It is the share of its images that a client would have to exchange to be like its domain.
     """
@@ -49,7 +151,7 @@ def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
 
 
 def skew(clients: "Sequence[Client]", num_classes: int) -> float:
-    """Mean distance of the clients from their domains: 0 where all are alike, near 1 where each has its own classes."""
+    """Return the clients' mean distance from their domains: 0 if all are alike, near 1 if each has its own classes."""
     return float(distances(clients, num_classes).mean())
 
 
@@ -64,7 +166,7 @@ def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: P
     width, height = max(3.6, 0.9 + 0.3 * most), 2.3 if bars else min(2.2 + 0.022 * len(class_names), 4.4)
     across = max(1, min(len(panels), int(PAGE // width)))
     down = math.ceil(len(panels) / across)
-    figure = empty_figure(width * across, (height + 1.0) * down)
+    figure = _new_figure(width * across, (height + 1.0) * down)
     all_axes = figure.subplots(down, across, squeeze=False)
     counts = [class_counts(panel.clients, len(class_names)) for panel in panels]
     top = max(int(one.sum(1).max() if bars else one.max()) for one in counts)
@@ -79,7 +181,7 @@ def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: P
         axes.set_title(f"{plain(panels[place].title)}  (skew {value:.2f})", fontsize=10, loc="left", color=INK)
         if place % across == 0:
             axes.set_ylabel("Training images" if bars else "Class", fontsize=9)
-    with without_glyphs():
+    with _no_glyph_warnings():
         figure.tight_layout(h_pad=1.6, w_pad=1.4)
     _explain(figure, class_names, top, bars)
     save(figure, path)

@@ -10,9 +10,8 @@ from PIL import Image
 
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import read_card
-from fedsweep.preparation import partition_figure as pictures
-from fedsweep.preparation.contact_sheet import contact_sheet, shorten
-from fedsweep.preparation.partition_figure import Panel, distances, draw_partitions, skew
+from fedsweep.preparation import figures as pictures
+from fedsweep.preparation.figures import Panel, contact_sheet, distances, draw_partitions, shorten, skew
 from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Client, ImageSet
 from tests.preparation.helpers import plan_of
@@ -99,7 +98,7 @@ def test_a_panel_holds_every_image_and_says_its_skew(monkeypatch, tmp_path, clas
 
 def test_the_contact_sheet_shows_the_first_image_of_each_class(tree, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("fedsweep.preparation.contact_sheet._draw", lambda page, *rest: drawn.append(page))
+    monkeypatch.setattr("fedsweep.preparation.figures._draw", lambda page, *rest: drawn.append(page))
     made = prepare(plan_of(tree))
     assert contact_sheet(made.folder, made.card, tmp_path / "sheet.png") == 3
     step = 17  # 16 pixels and a gap of one

@@ -1,22 +1,91 @@
-"""Images of a text-to-image model, made beforehand by `fedsweep data generate`."""
+"""Images that a generator made beforehand: a folder of them, or those of a text-to-image model."""
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
 
 from fedsweep.common.errors import UserError, near
-from fedsweep.common.randomness import derived_seed
+from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.common.yaml_values import readable
-from fedsweep.data.base import Data
+from fedsweep.data.partition.base import pool
 from fedsweep.data.prepared.card import StoreCard, is_store, read_card, store_folder
+from fedsweep.data.prepared.dataset import Data, PreparedData
 from fedsweep.data.synthetic.base import Proportioned
-from fedsweep.data.synthetic.folder import drawn_from, size_of
-from fedsweep.types import Domain, FederatedData, ImageSet
+from fedsweep.types import FederatedData, ImageSet
+
+
+class Folder(Proportioned):
+    """A folder `<domain>/<class>/<image>` of any generator, once `fedsweep data prepare` has decoded it."""
+
+    name: Literal["folder"] = "folder"
+    set: str = Field(min_length=1, description="name that the images were prepared under, e.g. `office_home_synthetic`")
+
+    def check(self, data: Data) -> None:
+        """Raise ValueError if the set is that of the clients' own images, which also holds the test images."""
+        if isinstance(data, PreparedData) and data.set == self.set:
+            raise ValueError(
+                f"`synthetic.set` must be images of a generator, but {self.set} is the `data.set`, with its test images"
+            )
+
+    def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
+        """Draw `share` of each domain's number of images from the prepared set, evenly over its classes."""
+        return _draw(self.set, self, data, seed, f"`synthetic.set` {self.set}")
+
+    def fingerprint(self, data: FederatedData) -> str:
+        """Return the digest of the set, at the size of the data."""
+        return _load(self.set, data, f"`synthetic.set` {self.set}").digest
+
+
+def size_of(data: FederatedData) -> int:
+    """Return the height and width of the images, in pixels."""
+    return int(data.domains[0].test.take(torch.arange(1))[0].shape[-1])
+
+
+def _draw(
+    name: str, config: Proportioned, data: FederatedData, seed: int, what: str, hint: str = ""
+) -> dict[str, ImageSet]:
+    """Draw images by domain from the prepared set `name`. Error messages begin with `what` and end with `hint`."""
+    found = _load(name, data, what)
+    labels = torch.tensor([data.class_names.index(one) for one in found.class_names])
+    made = {}
+    for domain, source in zip(data.domains, found.domains, strict=True):
+        whole = pool([source.train, source.test])
+        whole = ImageSet(whole.images, labels[whole.labels], whole.rows)
+        rows = []
+        for label, count in enumerate(config.wanted(domain, data.class_names)):
+            own = (whole.labels == label).nonzero().flatten()
+            if len(own) < count:
+                raise UserError(
+                    f"{what} must have {count} images of `{data.class_names[label]}` in {domain.name} "
+                    f"for a `synthetic.share` of {config.share:g}, but it has {len(own)}{hint}."
+                )
+            order = stream(seed, "synthetic", domain.name, label).permutation(len(own))[:count]
+            rows.append(own[torch.from_numpy(order)])
+        made[domain.name] = whole.select(torch.cat(rows).sort().values)
+    return made
+
+
+def _load(name: str, data: FederatedData, what: str) -> FederatedData:
+    """Load the prepared set `name` at the size of the data, with the domains of the data in their order."""
+    domains = tuple(domain.name for domain in data.domains)
+    try:
+        found = PreparedData(set=name, size=size_of(data), domains=domains).load()
+    except UserError as error:
+        sentence = str(error).replace("`data.domains`", "`synthetic.set`").replace("`data.", "`synthetic.")
+        raise UserError(sentence) from None
+    for stray in found.class_names:
+        if stray not in data.class_names:
+            raise UserError(
+                f"{what} must have the classes of {data.name}, but `{stray}` is one of its own"
+                f"{near(stray, data.class_names) or '.'}"
+            )
+    return found
+
 
 CLASS, STYLE = "{class}", "{style}"
 _PLACE = re.compile(r"\{[^{}]*\}|[{}]")
@@ -80,11 +149,7 @@ class Diffusers(Proportioned):
         return self
 
     def check(self, data: Data) -> None:
-        """Every domain that is trained on has its style.
-
-        Raises:
-            ValueError: one has none, or another is named.
-        """
+        """Raise ValueError if a domain of the clients has no style, or a style no domain."""
         for domain in self.styles:
             if domain not in data.domains:
                 hint = near(domain, data.domains) or f"; those of `data.domains` are {', '.join(data.domains)}"
@@ -98,40 +163,32 @@ class Diffusers(Proportioned):
                     )
 
     def prompt(self, domain: str, class_name: str) -> str:
-        """The text that an image of a class is made from; names are written as words."""
+        """Return the prompt for an image of a class; names are written as words."""
         words = {CLASS: readable(class_name), STYLE: self.styles.get(domain, "")}
         return _PLACE.sub(lambda place: words[place[0]], self.template)
 
     def generator(self, domain: str, class_name: str, number: int) -> torch.Generator:
-        """What an image's noise is drawn from, whatever is made before or beside it."""
+        """Return the generator of an image's noise, which does not depend on other images."""
         return torch.Generator().manual_seed(derived_seed(self.seed, "diffusers", domain, class_name, number))
 
-    def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:
-        """How many images of each class the share asks for."""
-        return self.labels(domain, len(class_names)).bincount(minlength=len(class_names)).tolist()
-
     def set_name(self, data: FederatedData) -> str:
-        """What the images of a data set are prepared under: its name, and a digest of all that decides about one."""
+        """Return the name that the images are prepared under: the data set's, and a digest of the recipe."""
         recipe = [self.model_dump(mode="json", exclude={"share"}), data.name, data.class_names]
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
         return f"{data.name[:_LONGEST]}-synthetic-{digest[:12]}"
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """As many of a domain as `share` says, of those that were generated, evenly over its classes.
-
-        Raises:
-            UserError: they are not generated, or too few.
-        """
+        """Draw `share` of each domain's number of images from those that were generated, evenly over its classes."""
         self._generated(data)
-        called = f"`synthetic` {self.name}", "; `fedsweep data generate EXPERIMENT` makes the others"
-        return drawn_from(self.set_name(data), size_of(data), self, data, seed, called)
+        hint = "; `fedsweep data generate EXPERIMENT` makes the others"
+        return _draw(self.set_name(data), self, data, seed, f"`synthetic` {self.name}", hint)
 
     def fingerprint(self, data: FederatedData) -> str:
-        """The digest of the generated set."""
+        """Return the digest of the generated set."""
         return self._generated(data).digest
 
     def _generated(self, data: FederatedData) -> StoreCard:
-        """The card of the images, which has all domains of the clients."""
+        """Return the card of the images, which has all domains of the clients."""
         folder = store_folder(self.set_name(data), size_of(data))
         card = read_card(folder) if is_store(folder) else None
         missing = [domain.name for domain in data.domains if card is None or domain.name not in card.domains]
