@@ -10,17 +10,17 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.common.files import write_atomically
-from fedsweep.results import Store, SweepManifest, TrialRecord
+from fedsweep.common.files import held, write_atomically
+from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, TrialStore, count_outcomes
 from fedsweep.tracking.destination import SERVER, Destination
+from fedsweep.tracking.experiment import error_sentence
 from fedsweep.tracking.runs import Runs
-from fedsweep.tracking.server import refusal
 
 Job = Callable[[], None]
 Tell = Callable[[int], None]
@@ -179,10 +179,10 @@ class Recorder:
         """Tell an outage, which ends for everything at once, from a write that MLflow does not take."""
         text = "".join(traceback.format_exception(error))
         try:
-            self.runs.probe()
+            self.runs.client.search_experiments(max_results=1)
             outage = None
         except Exception as trouble:
-            outage = refusal(self.destination, trouble)
+            outage = error_sentence(self.destination, trouble)
         with self._news:
             self.outage = outage
             self._errors[what] = text
@@ -195,3 +195,48 @@ class Recorder:
                     self._refused[what] = newest
                     del self._tries[what]
             self._news.notify_all()
+
+
+def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each sweep and run of a store as it is brought to MLflow, with what that did not take.
+
+    Sweeps that another process is running are left to it.
+    """
+    for sweep in store.sweeps():
+        sweep.fetch()
+        if sweep.remote.is_taken():
+            continue
+        try:
+            with held(sweep.folder / ".lock", "taken"):
+                yield f"{sweep.manifest().name} {sweep.manifest().id}", _deliver_sweep(store, sweep, destination, tell)
+        except UserError as error:
+            if str(error) != "taken":
+                raise
+    runs = store.root / "runs"
+    for run in store.runs():
+        yield run.folder.relative_to(runs).as_posix(), _deliver_run(store, run.folder, runs, destination, tell)
+
+
+def _deliver_sweep(store: Store, sweep: SweepStore, destination: Destination, tell: Tell) -> dict[str, str]:
+    manifest, trials = sweep.manifest(), sweep.trials()
+    recorder = Recorder(store, manifest.name, destination)
+    recorder.open_sweep(manifest, sweep.folder)
+    for trial in trials:
+        (recorder.sync if trial.outcome else recorder.interrupt)(trial)
+    report = sweep.folder / "report"
+    whole = all(trial.outcome for trial in trials) and len(trials) >= (manifest.trials or 0)
+    recorder.close_sweep(
+        "FINISHED" if whole else "KILLED",
+        {f"trials/{name}": float(number) for name, number in count_outcomes(trials).items()},
+        report if report.exists() else None,
+        tell,
+    )
+    return recorder.unsynced
+
+
+def _deliver_run(store: Store, folder: Path, runs: Path, destination: Destination, tell: Tell) -> dict[str, str]:
+    name = folder.parent.relative_to(runs).as_posix()
+    with Recorder(store, name, destination) as recorder:
+        recorder.sync(TrialStore(folder).read())  # one without an end may be running
+        recorder.deliver(tell=tell)
+    return recorder.unsynced

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from fedsweep.common.paths import summary
@@ -14,12 +18,13 @@ from fedsweep.tracking.trial_description import Images, images_of
 
 MOST = 30
 """Dataset inputs of a parent; each trial has its own anyway."""
+PACKAGES = ("fedsweep", "torch", "timm", "peft", "ray", "optuna", "mlflow", "numpy", "scikit-learn", "pyarrow")
 LONGEST_TAG = 500
 """Characters of a tag that lists what trials say."""
 
 
-def tags(manifest: SweepManifest) -> dict[str, str]:
-    """To search and compare sweeps by."""
+def description_tags(manifest: SweepManifest) -> dict[str, str]:
+    """Return the tags to search and compare sweeps by."""
     goals = [(manifest.metric, manifest.mode)]
     if manifest.against is not None:
         goals.append((manifest.against.metric, manifest.against.mode))
@@ -35,8 +40,8 @@ def tags(manifest: SweepManifest) -> dict[str, str]:
 
 
 @dataclass
-class Together:
-    """What the trials seen so far say together."""
+class TrialsSummary:
+    """The images, metric ranges and provenance of all trials that were added."""
 
     images: dict[Images, None] = field(default_factory=dict)
     extent: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -44,7 +49,7 @@ class Together:
     _marks: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, trial: TrialRecord) -> None:
-        """See a trial, again or for the first time."""
+        """Add a trial, again or for the first time."""
         for name, mark in trial.plan.marks.items():
             if name != TAKEN_FROM:  # of single trials
                 self._marks.setdefault(name, set()).add(mark)
@@ -106,3 +111,33 @@ def shortened(text: str, longest: int) -> str:
         return text
     kept = text[: longest - len(REST)]
     return kept[: kept.rfind("\n")].rstrip() + REST if "\n" in kept else kept + REST
+
+
+def environment() -> dict[str, str]:
+    """Package versions, Python and platform."""
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "platform": platform.platform(), **versions}
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that the package is run from, with `+` where it has uncommitted changes."""
+    where = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        tracked = git("ls-files", Path(__file__).name)
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "") if tracked else None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+@cache  # asked for every run; git is three processes
+def origin() -> dict[str, str]:
+    """Tags of every run: fedsweep's version, and the commit where there is one."""
+    commit = git_commit()
+    return {
+        "fedsweep.version": metadata.version("fedsweep"),
+        **({"mlflow.source.git.commit": commit} if commit else {}),
+    }
