@@ -12,16 +12,34 @@ from typing import Annotated, Self
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.syntax import Syntax
+from rich.table import Table
 
 from fedsweep.cli.options import (
     DEFAULT_STORE,
+    DeviceOption,
     MlflowOption,
     Overrides,
     StoreOption,
+    check_device,
     page_command,
+    read_experiment,
 )
-from fedsweep.cli.output import progress_console
+from fedsweep.cli.output import (
+    progress_console,
+    result_console,
+    show_delivery,
+    show_plan,
+    show_recorded,
+    show_undelivered,
+    show_unsent,
+)
 from fedsweep.cli.tune import read_plan
+from fedsweep.common.config import flat
+from fedsweep.common.errors import DivergenceError, UserError
+from fedsweep.common.paths import VERBS, available, find, find_either, summary
+from fedsweep.common.yaml_values import parse_overrides
+from fedsweep.results import Store
 from fedsweep.results.history import RoundRecord
 
 
@@ -29,7 +47,7 @@ def run(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
-    device: Annotated[str, typer.Option(help="`cpu` or `cuda`")] = "cpu",
+    device: DeviceOption = "cpu",
     system_metrics: Annotated[
         bool, typer.Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
     ] = False,
@@ -40,28 +58,17 @@ def run(
 
     Example: `fedsweep run fedra_digits seed=1 method=all_small`
     """
-    from fedsweep.common.errors import UserError
-    from fedsweep.common.paths import find
-    from fedsweep.common.yaml_values import parse_overrides, read_yaml
-    from fedsweep.results import Store
-
     changes = parse_overrides(overrides or [])
-    path = find("experiments", experiment)
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
+    find("experiments", experiment)  # a wrong name is told before torch is imported
+    check_device(device)
 
     import torch
 
-    from fedsweep.cli.output import show_recorded, show_undelivered, show_unsent
-    from fedsweep.common.errors import DivergenceError
     from fedsweep.federation.run import check_content
-    from fedsweep.federation.run_config import RunConfig
     from fedsweep.tracking import Destination, check_server, check_writable
     from fedsweep.tracking.single_run import record_run
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("`--device` is cuda, but torch sees no GPU.")
-    config = RunConfig.of(read_yaml(path), f"experiment {experiment}").override(changes, f"experiment {experiment}")
+    config = read_experiment(experiment, changes)
     check_content(config)
     home = Store.at(store)
     check_writable(home.root)
@@ -98,9 +105,6 @@ def ui(
 
     Example: `fedsweep ui ablations/lora_rank --port 5001`
     """
-    from fedsweep.cli.output import progress_console, show_delivery
-    from fedsweep.common.errors import UserError
-    from fedsweep.results import Store
     from fedsweep.tracking import Destination, answers, check_free, check_server, page_links, page_url, server_command
 
     if sweep is not None and space is None:
@@ -156,11 +160,6 @@ def list_files() -> None:
 
     Example: `fedsweep list`
     """
-    from rich.table import Table
-
-    from fedsweep.cli.output import result_console
-    from fedsweep.common.paths import VERBS, available, summary
-
     console = result_console()
     for kind, verb in VERBS.items():
         table = Table("name", "what it is", title=f"fedsweep {verb} NAME", title_justify="left", box=None)
@@ -177,25 +176,16 @@ def show(
 
     Example: `fedsweep show fedra_digits lora.rank=4`
     """
-    from rich.syntax import Syntax
-
-    from fedsweep.cli.output import result_console, show_plan
-    from fedsweep.common.config import flat
-    from fedsweep.common.paths import find_either
-    from fedsweep.common.yaml_values import parse_overrides, read_yaml
-
     changes = parse_overrides(overrides or [])
-    kind, path = find_either(name)
+    kind, _ = find_either(name)
     if kind == "search_spaces":
         from fedsweep.cli.counts import show_counts
 
         plan = read_plan(name, changes, {})
         show_counts(plan) if plan.counted else show_plan(plan, estimate=False)
         return
-    from fedsweep.federation.run_config import RunConfig
-
-    config = RunConfig.of(read_yaml(path), f"experiment {name}").override(changes, f"experiment {name}")
-    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(config).items())
+    values = flat(read_experiment(name, changes))
+    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items())
     result_console().print(Syntax(lines, "yaml", background_color="default"))
 
 

@@ -15,8 +15,7 @@ from fedsweep.common.config import flat
 from fedsweep.common.files import write_atomically
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
-from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin
-from fedsweep.export.readme import readme
+from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin, readme
 from fedsweep.export.which_trial import Named
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import ClipBackbone, DigitsClip, LayeredModel

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import Json
-from fedsweep.export.exportable import some
 from fedsweep.results import Store, SweepStore, TrialRecord, TrialStore
 from fedsweep.results.arms import agrees, parse_arm
 from fedsweep.results.history import last
@@ -85,7 +84,7 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
         found += [(sweep, TrialStore(one).read()) for one in folders if prefix and one.name.startswith(prefix)]
     keys = sorted({record.plan.key for _, record in found})
     if len(keys) > 1:
-        raise UserError(f"`{prefix}` must begin one trial's key, but it begins {len(keys)}: {some(keys)}.")
+        raise UserError(f"`{prefix}` must begin one trial's key, but it begins {len(keys)}: {summarise_list(keys)}.")
     return min(found, key=lambda one: not _finished(one[1])) if found else None
 
 
@@ -102,7 +101,7 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
         labels = list(dict.fromkeys(one.plan.label for one in trials))
         seeds = ", ".join(map(str, sorted({one.plan.seed for one in trials})))
         given = ", ".join(f"{name}={value}" for name, value in part.items())
-        arms = f"; its arms are {some(labels)}, its seeds {seeds}" if labels else ""
+        arms = f"; its arms are {summarise_list(labels)}, its seeds {seeds}" if labels else ""
         raise UserError(f"no trial of {where} has {given or 'been planned'}{arms}.")
     pool = meant if unfinished else [one for one in meant if _finished(one)]
     if not pool and len(meant) == 1:
@@ -148,3 +147,13 @@ def _standing(record: TrialRecord) -> str:
     if not record.history:
         return f"{how} and has no round on disk"
     return f"{how}, after round {record.last_round}; `--unfinished` exports it as it stands"
+
+
+def summarise_list(names: Sequence[str], most: int = 6) -> str:
+    """Return the names, or the first `most` of them and how many more there are.
+
+    >>> summarise_list(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

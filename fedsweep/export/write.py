@@ -1,8 +1,9 @@
-"""From a trial's checkpoint to an export: built as the run was, taken apart, written, loaded again and compared."""
+"""From a trial's checkpoint to an export: checked, built as the run was, written, loaded again and compared."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,18 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.errors import UserError, near, one_line
 from fedsweep.export.card import ExportCard
 from fedsweep.export.contents import write
-from fedsweep.export.exportable import check_content, check_exportable, check_target
-from fedsweep.export.load import load
-from fedsweep.export.which_trial import Named
+from fedsweep.export.predict import load
+from fedsweep.export.which_trial import Named, summarise_list
 from fedsweep.federation.rounds import Federation
-from fedsweep.federation.run import build
+from fedsweep.federation.run import build, content_digests
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.base import predicted
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
+from fedsweep.results.records import TrialPlan
 from fedsweep.types import ImageSet
 
 COMPARED = 8
@@ -96,3 +97,56 @@ def _as_a_whole(target: Path) -> Iterator[Path]:
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def check_target(target: Path) -> None:
+    """Refuse a folder that holds anything, or that cannot be made.
+
+    Raises:
+        UserError: it does, or cannot.
+    """
+    if target.is_dir() and any(target.iterdir()):
+        raise UserError(f"`--to` must be a new or an empty folder, but {target} is not empty.")
+    if target.exists() and not target.is_dir():
+        raise UserError(f"`--to` must be a new or an empty folder, but {target} is a file.")
+    above = next(one for one in target.absolute().parents if one.exists())
+    if not above.is_dir():
+        raise UserError(f"`--to` must be a new or an empty folder, but {above} in {target} is a file.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"`--to` {target} cannot be made: {above} cannot be written.")
+
+
+def check_exportable(config: RunConfig, client: str | None = None) -> None:
+    """Refuse a method whose model is more, or less, than a tuned backbone with its head.
+
+    Raises:
+        UserError: it is, or the client has no model of its own.
+    """
+    method, clients = config.method, list(config.client_domains())
+    if client is not None and client not in clients:
+        hint = near(client, clients) or f"; there are {summarise_list(clients)}."
+        raise UserError(f"`--client`: there is no client `{client}`{hint}")
+    beside = method.beside_backbone(config.depths(), config.backbone.depth, client is not None)
+    if beside is not None:
+        whose = "the global model" if client is None else f"client {client}"
+        own = "" if client is not None or method.shares_model else "; `--client` exports a client's own model"
+        raise UserError(
+            f"`method` {method.name} cannot be exported: {whose} predicts with {beside}, for which neither PEFT nor "
+            f"the backbone's own library has a place{own}."
+        )
+    if client is not None and method.shares_model:
+        raise UserError(
+            f"`--client` is for methods whose clients have models of their own, but those of `method` {method.name} "
+            "share one."
+        )
+
+
+def check_content(config: RunConfig, plan: TrialPlan) -> None:
+    """Refuse to put what was tuned on other weights, or under other classes.
+
+    Raises:
+        UserError: files that the run names are missing, or were replaced since.
+    """
+    for name, found in content_digests(config).items():
+        if plan.digests.get(name, found) != found:
+            raise UserError(f"the {name} of trial {plan.key} changed since it ran; it cannot be exported.")

@@ -46,15 +46,11 @@ def recorded_state(tags: Mapping[str, str]) -> State:
 
 def start_tags(plan: TrialPlan, varied: Iterable[str] = ()) -> dict[str, str]:
     """Return the tags of a run from its start; `varied` names what differs between arms of its sweep."""
-    tags = {
-        **_grouping_tags(plan, varied),
-        "fedsweep.arm": plan.label,
-        "fedsweep.seed": str(plan.seed),
-        OUTCOME: RUNNING[0],
-    }
+    tags = {"fedsweep.arm": plan.label, "fedsweep.seed": str(plan.seed), OUTCOME: RUNNING[0]}
     tags |= {f"fedsweep.{name}_digest": digest for name, digest in plan.digests.items()}
-    start = {"fedsweep.start": f"{plan.start.key} after round {plan.start.round}"} if plan.start is not None else {}
-    return {**tags, **start, **provenance_tags(plan)}
+    if plan.start is not None:
+        tags["fedsweep.start"] = f"{plan.start.key} after round {plan.start.round}"
+    return {**_grouping_tags(plan, varied), **tags, **provenance_tags(plan)}
 
 
 def _grouping_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
