@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import Field
 
 from fedsweep.common.config import Config
@@ -19,10 +20,12 @@ CARD, README = "export.json", "README.md"
 ADAPTER, WHOLE, BACKBONE, FOLDER = "adapter_model.safetensors", "model.safetensors", "backbone.safetensors", "backbone"
 
 
-class ImageCard(Config):
-    """How a picture becomes what the network takes."""
-
+class _Entry(Config):
     what_a_name_is = "an entry of an export's card"
+
+
+class ImageCard(_Entry):
+    """How a picture becomes what the network takes."""
 
     size: int = Field(gt=0, description="height and width, pixels")
     mean: tuple[float, ...] = Field(
@@ -34,10 +37,8 @@ class ImageCard(Config):
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
 
-class Origin(Config):
+class Origin(_Entry):
     """Which run it comes from."""
-
-    what_a_name_is = "an entry of an export's card"
 
     name: str = Field(description="the search space, or the experiment of a single run")
     sweep: str | None = Field(description="the sweep's id; null for a single run")
@@ -47,10 +48,8 @@ class Origin(Config):
     chosen: str = Field(description="what chose it among several trials; empty where its name left no choice")
 
 
-class ExportCard(Config):
+class ExportCard(_Entry):
     """What an export is. Its files are those of `sha256`."""
-
-    what_a_name_is = "an entry of an export's card"
 
     format: Literal[1] = 1
     fedsweep: str = Field(description="the version that wrote it")
@@ -118,95 +117,25 @@ def readme(card: ExportCard) -> str:
         "backbone": f"{' '.join(str(one) for one in backbone if one)}, weights {card.weights}",
         "written by": f"fedsweep {card.fedsweep}",
     }
-    table = ["| | |", "| --- | --- |", *(f"| {name} | {_cell(text)} |" for name, text in rows.items())]
-    if card.left_out:
-        table += ["", f"Trained too, but no part of this model's prediction: {', '.join(card.left_out)}."]
-    loaded = "PEFT's adapter on the plain backbone" if card.form == "peft" else "The whole network's weights"
-    return "\n".join(
-        [
-            f"# {_cell(card.what)}",
-            "",
-            f"{loaded}. All hyperparameters, metrics and digests are in `export.json`.",
-            "",
-            *table,
-            "",
-            "To load it, in this folder and without fedsweep:",
-            "",
-            "```python",
-            *(_of_timm(card) if card.backbone.of_timm else _of_clip(card)),
-            "```",
-            "",
-            "`fedsweep predict` does the same with a folder of pictures.",
-            "",
-        ]
+    recipe, peft = card.backbone, card.form == "peft"
+    arguments = [json.dumps(recipe.model)] if recipe.model else []
+    arguments += ["pretrained=True"] if recipe.fetched else []
+    arguments += [f"{name}={value!r}" for name, value in recipe.arguments.items()]
+    checkpoint = json.dumps(recipe.model) if recipe.fetched else f'f"{{folder}}/{recipe.model}"'
+    # Markdown: nothing of it is HTML that could be escaped.
+    templates = Environment(  # noqa: S701
+        loader=PackageLoader("fedsweep.export", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    templates.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
+    return templates.get_template("README.md.jinja").render(
+        card=card,
+        rows=rows,
+        peft=peft,
+        timm=recipe.of_timm,
+        arguments=arguments,
+        weights=BACKBONE if peft else WHOLE,
+        checkpoint="folder" if recipe.model == "." else checkpoint,
+        size=images.size,
+        grey=len(images.mean) == 1,
     )
-
-
-def _of_timm(card: ExportCard) -> list[str]:
-    recipe = card.backbone
-    first = [json.dumps(recipe.model)] if recipe.model else []
-    pretrained = ["pretrained=True"] if recipe.fetched else []
-    arguments = [*first, *pretrained, *(f"{name}={value!r}" for name, value in recipe.arguments.items())]
-    weights = BACKBONE if card.form == "peft" else WHOLE
-    read = [] if recipe.fetched else [f'timm.models.load_checkpoint(backbone, f"{{folder}}/{weights}")']
-    pixels = "(images.float() / 255).mean(1, keepdim=True)" if len(card.images.mean) == 1 else "images.float() / 255"
-    return [
-        *_imports(card, "import timm", "import torch"),
-        f"backbone = {recipe.call}({', '.join(arguments)})",
-        *read,
-        *_tuned(card),
-        "",
-        *_function(card, pixels, "model({pixels})"),
-    ]
-
-
-def _of_clip(card: ExportCard) -> list[str]:
-    recipe = card.backbone
-    where = json.dumps(recipe.model) if recipe.fetched else f'f"{{folder}}/{recipe.model}"'
-    where = "folder" if recipe.model == "." else where
-    return [
-        *_imports(card, "import torch", "from transformers import CLIPModel, CLIPTokenizer"),
-        f"backbone = CLIPModel.from_pretrained({where}, dtype=torch.float32)",
-        *_tuned(card),
-        f"tokenizer = CLIPTokenizer.from_pretrained({where})",
-        'prompts = tokenizer(card["prompts"], padding=True, return_tensors="pt")',
-        "",
-        *_function(card, "images.float() / 255", "model(**prompts, pixel_values={pixels}).logits_per_image"),
-    ]
-
-
-def _imports(card: ExportCard, *lines: str) -> list[str]:
-    peft = ["from peft import PeftModel"] if card.form == "peft" else []
-    return [
-        "import json",
-        "",
-        *sorted([*lines, *peft], key=lambda line: (line.startswith("from"), line)),
-        "",
-        'folder = "."  # where this file lies',
-        'with open(f"{folder}/export.json") as file:',
-        "    card = json.load(file)",
-    ]
-
-
-def _tuned(card: ExportCard) -> list[str]:
-    cut = [f"backbone.{name} = backbone.{name}[:{count}]" for name, count in card.cut.items()]
-    adapted = "PeftModel.from_pretrained(backbone, folder)" if card.form == "peft" else "backbone"
-    return [*cut, f"model = {adapted}.eval()"]
-
-
-def _function(card: ExportCard, pixels: str, call: str) -> list[str]:
-    size = card.images.size
-    return [
-        'mean, std = (torch.tensor(card["images"][name]).view(-1, 1, 1) for name in ("mean", "std"))',
-        "",
-        "",
-        "@torch.no_grad()",
-        f'def logits(images):  # uint8 (n, 3, {size}, {size}), RGB; (n, classes) in the order of card["classes"]',
-        f"    pixels = {pixels}",
-        f"    return {call.format(pixels='(pixels - mean) / std')}",
-    ]
-
-
-def _cell(text: str) -> str:
-    """Escape text for a table or a heading, whatever a class is called."""
-    return " ".join(text.split()).replace("|", "\\|")
