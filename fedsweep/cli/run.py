@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Annotated, Self
 
 import typer
@@ -200,13 +199,11 @@ class RoundTable:
         Domains that are `held_out` come last.
         """
         self.as_json = as_json
-        of_clients = {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"} if clients else {}
-        of_domains = {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
-        of_domains |= {one: f"accuracy/domain/{one}" for one in domains}
-        others = {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
-        self.shown = (
-            of_clients | of_domains | others | {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
-        )
+        self.shown = {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"} if clients else {}
+        self.shown |= {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
+        self.shown |= {one: f"accuracy/domain/{one}" for one in domains}
+        self.shown |= {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
+        self.shown |= {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
         self.headings = ["round", *self.shown, "train loss"]
         self.console = progress_console()
         self.progress = Progress(
@@ -218,6 +215,7 @@ class RoundTable:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
+            disable=not self.console.is_terminal,
             redirect_stdout=sys.stdout.isatty(),  # rows stand above the bar; in a pipe they stay in the pipe
         )
         self.task = self.progress.add_task("rounds", total=rounds)
@@ -225,15 +223,11 @@ class RoundTable:
     def __enter__(self) -> Self:
         if not self.as_json:
             self._print(self.headings)
-        if self.console.is_terminal:
-            self.progress.start()
+        self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self.console.is_terminal:
-            self.progress.stop()
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
 
     def add(self, record: RoundRecord) -> None:
         """Print a round. Seconds are left out: they alone differ between repetitions of a run."""
@@ -246,8 +240,6 @@ class RoundTable:
         self.progress.update(self.task, completed=record.round)
 
     def _print(self, cells: Sequence[str]) -> None:
-        """A row under the headings, each column as wide as its heading and at least nine."""
-        print(
-            "  ".join(cell.rjust(max(9, len(head))) for cell, head in zip(cells, self.headings, strict=True)),
-            flush=True,
-        )
+        """Print a row under the headings, each column as wide as its heading and at least nine."""
+        columns = zip(cells, self.headings, strict=True)
+        print("  ".join(cell.rjust(max(9, len(head))) for cell, head in columns), flush=True)

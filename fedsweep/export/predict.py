@@ -111,7 +111,7 @@ def _clip(card: ExportCard, folder: Path) -> nn.Module:
 
 
 def _checkpoint(card: ExportCard, folder: Path) -> Path:
-    """Where a CLIP's config, tokens and, but for tuned ones, weights lie."""
+    """Return the folder of a CLIP's config, tokens and, but for tuned ones, weights."""
     if card.backbone.fetched:
         return checkpoint_folder.find(card.backbone.model)
     _listed(card, WHOLE if card.form == "whole" else f"{FOLDER}/{WHOLE}")
@@ -119,11 +119,7 @@ def _checkpoint(card: ExportCard, folder: Path) -> Path:
 
 
 def _listed(card: ExportCard, name: str) -> str:
-    """A file whose content the card pins: nothing else is read.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Return the name of a file if the card pins its content: nothing else is read."""
     if name not in card.sha256:
         raise UserError(f"the export's card must pin {name} by its `sha256`, but it does not.")
     return name
@@ -131,7 +127,7 @@ def _listed(card: ExportCard, name: str) -> str:
 
 @torch.no_grad()
 def _text(card: ExportCard, network: Any, checkpoint: Path) -> Tensor:
-    """The prompts' place among images, through the tuned text encoder."""
+    """Return the prompts' unit vectors (classes, projection) by the tuned text encoder."""
     tokens, ends = clip_checkpoint.Tokenizer(checkpoint)(list(card.prompts or ()))
     mask = (torch.arange(tokens.shape[1]) <= ends[:, None]).long()
     seen = network.text_model(input_ids=tokens, attention_mask=mask).pooler_output
@@ -203,11 +199,7 @@ def predict(
 
 
 def _read(path: Path, card: ImageCard) -> np.ndarray:
-    """Return a picture as uint8 (3, size, size), as the preparation of the run's data makes it.
-
-    Raises:
-        CorruptImageError: it cannot be read or decoded.
-    """
+    """Return a picture as uint8 (3, size, size), as the preparation of the run's data makes it."""
     if not path.is_file():
         raise CorruptImageError(BROKEN)
     try:

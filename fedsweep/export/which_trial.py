@@ -72,11 +72,7 @@ def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished:
 
 
 def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
-    """The trial whose key begins so, of the newest sweep that has it finished, or else that has it.
-
-    Raises:
-        UserError: several keys do.
-    """
+    """Return the trial whose key begins so, of the newest sweep that has it finished, or else that has it."""
     found: list[tuple[SweepStore, TrialRecord]] = []
     for sweep in reversed(store.sweeps()):
         sweep.fetch()
@@ -89,11 +85,7 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
 
 
 def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:
-    """Of the sweep's trials that have these values, that with the best objective; the first of equals.
-
-    Raises:
-        UserError: none has them, none has finished, or none has a round.
-    """
+    """Return the trial with the best objective among those with these values; the first of equals."""
     manifest = sweep.manifest()
     where = f"{manifest.name}@{manifest.id}"
     meant = [one for one in trials if agrees(part, {**one.plan.arm, "seed": one.plan.seed})]
@@ -126,7 +118,7 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
-    """The mean of the arm over its finished seeds, which no choice has raised; nothing where there is one seed."""
+    """Name the arm's mean over its finished seeds, which no choice has raised; nothing where there is one seed."""
     ends = [last(one.history, metric) for one in trials if one.plan.arm == chosen.plan.arm and _finished(one)]
     known = [value for value in ends if value is not None and math.isfinite(value)]
     return f" (its arm over {len(known)} seeds: {math.fsum(known) / len(known):.4f})" if len(known) > 1 else ""
@@ -142,7 +134,7 @@ def _finished(record: TrialRecord) -> bool:
 
 
 def _standing(record: TrialRecord) -> str:
-    """How it stands, with what would export it all the same."""
+    """Describe an unfinished trial's state, and what would export it all the same."""
     how = "has not ended" if record.outcome is None else f"is {record.outcome.outcome}"
     if not record.history:
         return f"{how} and has no round on disk"

@@ -78,11 +78,7 @@ def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, cl
 
 @contextlib.contextmanager
 def _as_a_whole(target: Path) -> Iterator[Path]:
-    """A folder beside the target that takes its name in the end; on an error it is gone, and the target as it was.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Yield a folder beside the target that takes its name in the end; on an error, nothing is left of it."""
     scratch: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

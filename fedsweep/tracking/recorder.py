@@ -12,12 +12,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import held, write_atomically
-from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, TrialStore, count_outcomes
+from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, count_outcomes
 from fedsweep.tracking.destination import SERVER, Destination
 from fedsweep.tracking.experiment import error_sentence
 from fedsweep.tracking.runs import Runs
@@ -70,9 +69,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.deliver()
 
     def open_sweep(self, manifest: SweepManifest, folder: Path) -> None:
@@ -198,9 +195,12 @@ class Recorder:
 
 
 def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each sweep and run of a store as it is brought to MLflow, with what that did not take.
+    """Bring MLflow up to what a store holds: after an outage, for a lost database, or for another server.
 
     Sweeps that another process is running are left to it.
+
+    Yields:
+        The name of each sweep and run, and what MLflow did not take of it.
     """
     for sweep in store.sweeps():
         sweep.fetch()
@@ -214,7 +214,10 @@ def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -
                 raise
     runs = store.root / "runs"
     for run in store.runs():
-        yield run.folder.relative_to(runs).as_posix(), _deliver_run(store, run.folder, runs, destination, tell)
+        recorder = Recorder(store, run.folder.parent.relative_to(runs).as_posix(), destination)
+        recorder.sync(run.read())  # one without an end may be running
+        recorder.deliver(tell=tell)
+        yield run.folder.relative_to(runs).as_posix(), recorder.unsynced
 
 
 def _deliver_sweep(store: Store, sweep: SweepStore, destination: Destination, tell: Tell) -> dict[str, str]:
@@ -231,12 +234,4 @@ def _deliver_sweep(store: Store, sweep: SweepStore, destination: Destination, te
         report if report.exists() else None,
         tell,
     )
-    return recorder.unsynced
-
-
-def _deliver_run(store: Store, folder: Path, runs: Path, destination: Destination, tell: Tell) -> dict[str, str]:
-    name = folder.parent.relative_to(runs).as_posix()
-    with Recorder(store, name, destination) as recorder:
-        recorder.sync(TrialStore(folder).read())  # one without an end may be running
-        recorder.deliver(tell=tell)
     return recorder.unsynced

@@ -195,16 +195,13 @@ def check_free(host: str, port: int) -> bool:
             probe.bind(address)
             probe.listen()
     except (OSError, UnicodeError) as error:
+        sentences = {
+            errno.EADDRINUSE: f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another.",
+            errno.EACCES: f"port {port} is not open to this user; `--port 5000` is.",
+        }
+        rule = "`--host` must be an address or a name of this machine, such as 127.0.0.1 or 0.0.0.0"
         number = getattr(error, "errno", None)
-        if number == errno.EADDRINUSE:
-            raise UserError(
-                f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another."
-            ) from None
-        if number == errno.EACCES:
-            raise UserError(f"port {port} is not open to this user; `--port 5000` is.") from None
-        raise UserError(
-            f"`--host` must be an address or a name of this machine, such as 127.0.0.1 or 0.0.0.0, but it is `{host}`."
-        ) from None
+        raise UserError(sentences.get(number, f"{rule}, but it is `{host}`.")) from None
     return ipaddress.ip_address(address[0]).is_loopback
 
 
