@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.cli.options import DeviceOption, Overrides, WorkersOption, check_device, read_experiment, worker_count
+from fedsweep.cli.options import DeviceOption, Overrides, WorkersOption, checked_device, read_experiment, worker_count
 from fedsweep.cli.output import progress_console, relative, result_console
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder, find, find_either
@@ -214,7 +214,7 @@ def generate(
     """
     changes = parse_overrides(overrides or [])
     find("experiments", experiment)  # a wrong name is told before torch is imported
-    check_device(device)
+    checked_device(device)
     processes = worker_count(workers)
 
     from fedsweep.preparation.generate import generate as make_images

@@ -124,8 +124,8 @@ def predict(
         _write(output, (as_csv if form == "csv" else as_json if form == "json" else as_text)(found))
         console.print(f"{len(found.images)} images in {relative(output.absolute())}", soft_wrap=True)
     if found.accuracy is not None and form != "json":
-        said = f"Accuracy {found.accuracy:.2%} of {len(found.images)} images, by the names of their folders."
-        print(said, file=sys.stdout if form == "table" and output is None else sys.stderr)
+        sentence = f"Accuracy {found.accuracy:.2%} of {len(found.images)} images, by the names of their folders."
+        print(sentence, file=sys.stdout if form == "table" and output is None else sys.stderr)
     for name, reason in found.broken.items():
         print(f"fedsweep: {images / name} cannot be read: {reason}.", file=sys.stderr)
     if found.broken:

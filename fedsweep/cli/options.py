@@ -15,6 +15,7 @@ from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json, read_yaml
 
 if TYPE_CHECKING:
+    from fedsweep.federation.run import Device
     from fedsweep.federation.run_config import RunConfig
 
 Overrides = Annotated[
@@ -78,15 +79,21 @@ def page_command(store: str, server: str | None = None) -> str:
     return f"{command} --mlflow store" if named and not server else command
 
 
-def check_device(device: str) -> None:
-    """Raise UserError unless torch can compute on the device; a wrong name is rejected before torch is imported."""
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
-    if device == "cuda":
-        import torch
+def checked_device(device: str) -> Device:
+    """Return the device if torch can compute on it; a wrong name is rejected before torch is imported.
 
-        if not torch.cuda.is_available():
-            raise UserError("`--device` is cuda, but torch sees no GPU.")
+    Raises:
+        UserError: there is no such device.
+    """
+    if device == "cpu":
+        return "cpu"
+    if device != "cuda":
+        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("`--device` is cuda, but torch sees no GPU.")
+    return "cuda"
 
 
 def worker_count(workers: int | None) -> int:

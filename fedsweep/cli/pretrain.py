@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.cli.options import DeviceOption, Overrides, check_device
+from fedsweep.cli.options import DeviceOption, Overrides, checked_device
 from fedsweep.cli.output import progress_console, relative
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
@@ -28,7 +28,7 @@ def pretrain(
     """
     changes = parse_overrides(overrides or [])
     path = find("pretrain", experiment)
-    check_device(device)
+    checked_device(device)
 
     import torch
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,7 +20,7 @@ from fedsweep.cli.options import (
     MlflowOption,
     Overrides,
     StoreOption,
-    check_device,
+    checked_device,
     page_command,
     read_experiment,
 )
@@ -41,6 +41,9 @@ from fedsweep.common.yaml_values import parse_overrides
 from fedsweep.results import Store
 from fedsweep.results.history import RoundRecord
 
+if TYPE_CHECKING:
+    from fedsweep.federation.run_config import RunConfig
+
 
 def run(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
@@ -59,7 +62,7 @@ def run(
     """
     changes = parse_overrides(overrides or [])
     find("experiments", experiment)  # a wrong name is told before torch is imported
-    check_device(device)
+    place = checked_device(device)
 
     import torch
 
@@ -75,10 +78,9 @@ def run(
     destination = Destination.of(home.root, mlflow)
     check_server(destination, experiment)
     torch.set_num_threads(1)  # the sum of a product depends on the number of threads; one is what a trial has
-    clients, data = config.partition.test_share > 0, config.data
-    with RoundTable(config.federation.rounds, data.training_domains, as_json, clients, data.held_out_domains) as table:
+    with RoundTable(config, as_json) as table:
         try:
-            trial, recorder = record_run(experiment, config, home, device, table.add, destination, system_metrics)  # type: ignore[arg-type]
+            trial, recorder = record_run(experiment, config, home, place, table.add, destination, system_metrics)
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
     page = page_command(store, destination.server)
@@ -112,24 +114,25 @@ def ui(
     shown = home.find(space, sweep) if space is not None else None
     destination = Destination.of(home.root, mlflow)
     check_server(destination)
-    local = destination.is_server or check_free(host, port)
-    if deliver or (home.uri and not destination.is_server):  # the database of such a store is this machine's own
+    server_url = destination.server
+    loopback = bool(server_url) or check_free(host, port)
+    if deliver or (home.uri and not server_url):  # the database of such a store is this machine's own
         show_delivery(progress_console(), home, destination)
-    if not destination.server and not (home.root / "mlflow.db").exists():
+    if not server_url and not (home.root / "mlflow.db").exists():
         start = "`fedsweep tune ablations/lora_rank` would be a start"
         raise UserError(f"nothing is recorded in {home.where} yet; {start}.")
-    url = destination.server or page_url(host, port)
-    print(f"MLflow on {url}{'' if destination.server else ' (Ctrl-C ends it)'}")
+    url = server_url or page_url(host, port)
+    print(f"MLflow on {url}{'' if server_url else ' (Ctrl-C ends it)'}")
     links = page_links(home, url, destination, shown)
     for label, link in links.items():
         print(f"  {label}: {link}")
     sys.stdout.flush()
     first = next(iter(links.values()), url)
-    if destination.server:
+    if server_url:
         if open_browser:
             _open(first)
         return
-    if not local:
+    if not loopback:
         print(
             f"fedsweep: this page has no password: anyone who can reach port {port} of this machine can read, change "
             "and delete what is recorded.",
@@ -191,17 +194,15 @@ def show(
 class RoundTable:
     """Rounds of one run as they end: rows on stdout, a bar with a time estimate on stderr."""
 
-    def __init__(
-        self, rounds: int, domains: Sequence[str], as_json: bool, clients: bool = False, held_out: Sequence[str] = ()
-    ) -> None:
-        """With `clients`, the mean and worst accuracy of clients' own models stand before those of the global one.
-
-        Domains that are `held_out` come last.
-        """
+    def __init__(self, config: RunConfig, as_json: bool) -> None:
+        """Show clients' own models, where clients have test images, before the global one; held-out domains last."""
         self.as_json = as_json
-        self.shown = {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"} if clients else {}
+        self.shown: dict[str, str] = {}
+        if config.partition.test_share > 0:
+            self.shown |= {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"}
         self.shown |= {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
-        self.shown |= {one: f"accuracy/domain/{one}" for one in domains}
+        self.shown |= {one: f"accuracy/domain/{one}" for one in config.data.training_domains}
+        held_out = config.data.held_out_domains
         self.shown |= {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
         self.shown |= {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
         self.headings = ["round", *self.shown, "train loss"]
@@ -215,19 +216,20 @@ class RoundTable:
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
             redirect_stdout=sys.stdout.isatty(),  # rows stand above the bar; in a pipe they stay in the pipe
         )
-        self.task = self.progress.add_task("rounds", total=rounds)
+        self.task = self.progress.add_task("rounds", total=config.federation.rounds)
 
     def __enter__(self) -> Self:
         if not self.as_json:
             self._print(self.headings)
-        self.progress.start()
+        if self.console.is_terminal:
+            self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.console.is_terminal:
+            self.progress.stop()
 
     def add(self, record: RoundRecord) -> None:
         """Print a round. Seconds are left out: they alone differ between repetitions of a run."""

@@ -48,8 +48,8 @@ class Loaded:
         if self.text is None:
             found: Tensor = self.network(pixels)
             return found
-        seen = self.network.visual_projection(self.network.vision_model(pixel_values=pixels).pooler_output)
-        found = F.normalize(seen, dim=-1) @ self.text.T * self.network.logit_scale.exp()
+        features = self.network.visual_projection(self.network.vision_model(pixel_values=pixels).pooler_output)
+        found = F.normalize(features, dim=-1) @ self.text.T * self.network.logit_scale.exp()
         return found
 
 
@@ -130,8 +130,8 @@ def _text(card: ExportCard, network: Any, checkpoint: Path) -> Tensor:
     """Return the prompts' unit vectors (classes, projection) by the tuned text encoder."""
     tokens, ends = clip_checkpoint.Tokenizer(checkpoint)(list(card.prompts or ()))
     mask = (torch.arange(tokens.shape[1]) <= ends[:, None]).long()
-    seen = network.text_model(input_ids=tokens, attention_mask=mask).pooler_output
-    return F.normalize(network.text_projection(seen), dim=-1)
+    features = network.text_model(input_ids=tokens, attention_mask=mask).pooler_output
+    return F.normalize(network.text_projection(features), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
     folder = (root / name).resolve()
     if folder in above:
         return
-    seen = scan(root / name)
-    yield from (join(name, one) for one in (*seen.images, *seen.broken))
-    for one in seen.folders:
+    listing = scan(root / name)
+    yield from (join(name, one) for one in (*listing.images, *listing.broken))
+    for one in listing.folders:
         yield from _below(root, join(name, one), above | {folder})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class Named:
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
-    """The trial of that name; of several, the best. With `unfinished` also of those that did not come to their end.
+    """Return the trial of that name; of several, the best. `unfinished` ones count only if asked for.
 
     Raises:
         UserError: there is none, or it has not finished.
@@ -52,11 +53,10 @@ def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
 
 
 def _runs(store: Store) -> dict[str, list[str]]:
-    """Stamps of single runs by experiment, oldest first."""
-    found: dict[str, list[str]] = {}
+    """Return the stamps of single runs by experiment, oldest first."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for run in store.runs():
-        name = run.folder.parent.relative_to(store.root / "runs").as_posix()
-        found.setdefault(name, []).append(run.folder.name)
+        found[run.folder.parent.relative_to(store.root / "runs").as_posix()].append(run.folder.name)
     return {name: sorted(stamps) for name, stamps in found.items()}
 
 

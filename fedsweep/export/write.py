@@ -48,7 +48,8 @@ def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
     checkpoint = load_checkpoint(named.trial.checkpoint, federation.initial_state())
     if not federation.model.movable():
         raise UserError(f"`method` {config.method.name} trains nothing, so that there is nothing to export.")
-    images = _some_images(federation)
+    test = federation.domains[0].test
+    images = test.select(torch.arange(min(COMPARED, len(test))))
     expected = _logits(federation, checkpoint, images, client)
     with _as_a_whole(target) as folder:
         layers, last = checkpoint.state.layers, checkpoint.history[-1]
@@ -63,13 +64,8 @@ def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
     return card
 
 
-def _some_images(federation: Federation) -> ImageSet:
-    test = federation.domains[0].test
-    return test.select(torch.arange(min(COMPARED, len(test))))
-
-
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
-    """As evaluation computes them; the resident model then holds the adapter of the global model, or the client's."""
+    """Compute logits as evaluation does; the resident model then holds the global model's adapter, or the client's."""
     method, state = federation.method, checkpoint.state
     federation.model.load_adapter(method.adapter_of(state, client))
     owner = next((one for one in federation.clients if one.id == client), None)
@@ -96,11 +92,7 @@ def _as_a_whole(target: Path) -> Iterator[Path]:
 
 
 def check_target(target: Path) -> None:
-    """Refuse a folder that holds anything, or that cannot be made.
-
-    Raises:
-        UserError: it does, or cannot.
-    """
+    """Raise UserError if the folder holds anything, or cannot be made."""
     if target.is_dir() and any(target.iterdir()):
         raise UserError(f"`--to` must be a new or an empty folder, but {target} is not empty.")
     if target.exists() and not target.is_dir():
@@ -113,21 +105,17 @@ def check_target(target: Path) -> None:
 
 
 def check_exportable(config: RunConfig, client: str | None = None) -> None:
-    """Refuse a method whose model is more, or less, than a tuned backbone with its head.
-
-    Raises:
-        UserError: it is, or the client has no model of its own.
-    """
+    """Raise UserError if the model is more or less than a tuned backbone with its head, or the client has none."""
     method, clients = config.method, list(config.client_domains())
     if client is not None and client not in clients:
         hint = near(client, clients) or f"; there are {summarise_list(clients)}."
         raise UserError(f"`--client`: there is no client `{client}`{hint}")
-    beside = method.beside_backbone(config.depths(), config.backbone.depth, client is not None)
-    if beside is not None:
+    obstacle = method.beside_backbone(config.depths(), config.backbone.depth, client is not None)
+    if obstacle is not None:
         whose = "the global model" if client is None else f"client {client}"
         own = "" if client is not None or method.shares_model else "; `--client` exports a client's own model"
         raise UserError(
-            f"`method` {method.name} cannot be exported: {whose} predicts with {beside}, for which neither PEFT nor "
+            f"`method` {method.name} cannot be exported: {whose} predicts with {obstacle}, for which neither PEFT nor "
             f"the backbone's own library has a place{own}."
         )
     if client is not None and method.shares_model:
@@ -138,11 +126,7 @@ def check_exportable(config: RunConfig, client: str | None = None) -> None:
 
 
 def check_content(config: RunConfig, plan: TrialPlan) -> None:
-    """Refuse to put what was tuned on other weights, or under other classes.
-
-    Raises:
-        UserError: files that the run names are missing, or were replaced since.
-    """
+    """Raise UserError if files that the run names are missing, or were replaced since."""
     for name, found in content_digests(config).items():
         if plan.digests.get(name, found) != found:
             raise UserError(f"the {name} of trial {plan.key} changed since it ran; it cannot be exported.")

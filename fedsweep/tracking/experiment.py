@@ -149,9 +149,9 @@ def error_sentence(destination: Destination, error: Exception) -> str:
     status = getattr(error, "get_http_status_code", lambda: None)()
     if status in (401, 403):
         answer = re.search(r"Response body: '(.*)'", whole)
-        told = f": {_short(answer[1])}" if answer and "<" not in answer[1] and answer[1].strip() else ""
+        detail = f": {_short(answer[1])}" if answer and "<" not in answer[1] and answer[1].strip() else ""
         return (
-            f"the MLflow server {destination.uri} refuses access (HTTP {status}{told}); MLflow's client takes a name "
+            f"the MLflow server {destination.uri} refuses access (HTTP {status}{detail}); MLflow's client takes a name "
             "and password from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or a MLFLOW_TRACKING_TOKEN."
         )
     return f"the MLflow server {destination.uri} does not answer: {_reason(whole)}."

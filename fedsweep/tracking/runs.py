@@ -11,18 +11,10 @@ from filelock import FileLock
 
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepManifest, TrialPlan, TrialRecord
-from fedsweep.tracking import trial_description
+from fedsweep.tracking import sweep_description, trial_description
 from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.experiment import DESCRIBED, KEY, PARENT, Experiment, sweep_tags, trial_tags
-from fedsweep.tracking.sweep_description import (
-    NOTE,
-    TrialsSummary,
-    description_tags,
-    environment,
-    origin,
-    question,
-    sweep_note,
-)
+from fedsweep.tracking.sweep_description import NOTE, TrialsSummary, environment, origin, sweep_note
 from fedsweep.tracking.ui import save_view
 
 if TYPE_CHECKING:
@@ -88,7 +80,7 @@ class Runs:
         """Show the sweep as running, with its YAMLs, package versions and commit."""
         run = self.client.get_run(self._open_parent())
         run_id = run.info.run_id
-        self._question = question(folder)
+        self._question = sweep_description.question(folder)
         if DESCRIBED not in run.data.tags:
             for file in ("search_space.yaml", "experiment.yaml", "sweep.json"):
                 self.client.log_artifact(run_id, str(folder / file))
@@ -172,7 +164,7 @@ class Runs:
             self._children = {key: one for key, same in children.items() if (one := self._found.keep_one(same))}
             self.parent = found.info.run_id
         else:
-            shown = {**tags, **origin(), **description_tags(sweep)}
+            shown = {**tags, **origin(), **sweep_description.description_tags(sweep)}
             self.parent = self._found.create(sweep.id, f"{sweep.name} {sweep.id}", shown).info.run_id
             self._children = {}
         return self.parent

@@ -18,7 +18,6 @@ from fedsweep.tracking.trial_description import Images, images_of
 
 MOST = 30
 """Dataset inputs of a parent; each trial has its own anyway."""
-PACKAGES = ("fedsweep", "torch", "timm", "peft", "ray", "optuna", "mlflow", "numpy", "scikit-learn", "pyarrow")
 LONGEST_TAG = 500
 """Characters of a tag that lists what trials say."""
 
@@ -74,13 +73,13 @@ REST = "\n\n(More than fits here: the whole table is `report/table.md` among the
 
 
 def question(folder: Path) -> str:
-    """What a sweep's search space says of itself in its first comment; empty where it says nothing."""
+    """Return the first comment of a sweep's search space; empty where it has none."""
     path = folder / "search_space.yaml"
     return summary(path) if path.exists() else ""
 
 
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
-    """The description of a parent run: the question, the table with what was found, the commands."""
+    """Return the description of a parent run: the question, the table with what was found, the commands."""
     table = report / "table.md" if report is not None else None
     if table is not None and table.exists():
         _, _, found = table.read_text(encoding="utf-8").partition("\n")  # its title is the run's name
@@ -88,21 +87,14 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
     else:
         body = f"No report yet. {len(manifest.seeds)} seeds, {manifest.rounds} rounds, around `{manifest.experiment}`."
     wanted = f"{manifest.name} --sweep {manifest.id}"
-    end = "\n".join(
-        [
-            "```sh",
-            f"fedsweep report {wanted}",
-            f"fedsweep tune {manifest.name} --resume --sweep {manifest.id}",
-            f"fedsweep ui {wanted}",
-            "```",
-        ]
-    )
+    commands = [f"report {wanted}", f"tune {manifest.name} --resume --sweep {manifest.id}", f"ui {wanted}"]
+    end = "\n".join(["```sh", *(f"fedsweep {one}" for one in commands), "```"])
     head = f"{asked}\n\n" if asked else ""
     return head + shortened(body, LONGEST_NOTE - len(head) - len(end) - 2) + "\n\n" + end
 
 
 def shortened(text: str, longest: int) -> str:
-    """Whole lines of a Markdown text, and a sentence where some are left out.
+    """Return whole lines of a Markdown text, and a sentence where some are left out.
 
     >>> shortened("a table", 100)
     'a table'
@@ -113,18 +105,21 @@ def shortened(text: str, longest: int) -> str:
     return kept[: kept.rfind("\n")].rstrip() + REST if "\n" in kept else kept + REST
 
 
+PACKAGES = ("fedsweep", "torch", "timm", "peft", "ray", "optuna", "mlflow", "numpy", "scikit-learn", "pyarrow")
+
+
 def environment() -> dict[str, str]:
-    """Package versions, Python and platform."""
+    """Return package versions, Python and platform."""
     versions = {name: metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), "platform": platform.platform(), **versions}
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout that the package is run from, with `+` where it has uncommitted changes."""
-    where = Path(__file__).parent
+    """Return the commit of the checkout that the package is run from, with `+` where it has uncommitted changes."""
+    folder = Path(__file__).parent
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         tracked = git("ls-files", Path(__file__).name)
@@ -135,9 +130,6 @@ def git_commit() -> str | None:
 
 @cache  # asked for every run; git is three processes
 def origin() -> dict[str, str]:
-    """Tags of every run: fedsweep's version, and the commit where there is one."""
-    commit = git_commit()
-    return {
-        "fedsweep.version": metadata.version("fedsweep"),
-        **({"mlflow.source.git.commit": commit} if commit else {}),
-    }
+    """Return the tags of every run: fedsweep's version, and the commit where there is one."""
+    version, commit = {"fedsweep.version": metadata.version("fedsweep")}, git_commit()
+    return {**version, "mlflow.source.git.commit": commit} if commit else version

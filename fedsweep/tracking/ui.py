@@ -195,7 +195,7 @@ def check_free(host: str, port: int) -> bool:
             probe.bind(address)
             probe.listen()
     except (OSError, UnicodeError) as error:
-        sentences = {
+        sentences: dict[int | None, str] = {
             errno.EADDRINUSE: f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another.",
             errno.EACCES: f"port {port} is not open to this user; `--port 5000` is.",
         }

@@ -96,7 +96,6 @@ def test_an_impossible_override_is_refused_by_run_and_by_tune(refused: Refused, 
         assert refused("tune", SPACE, override) == f"search space {SPACE}: {sentence}"
 
 
-@pytest.mark.parametrize("verb", [("run", "fedra_digits"), ("tune", SPACE), ("show", "fedra_digits")])
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -110,8 +109,13 @@ def test_an_impossible_override_is_refused_by_run_and_by_tune(refused: Refused, 
          "5000 digits."),
     ],
 )  # fmt: skip
-def test_a_malformed_override_is_refused(refused: Refused, verb, words, sentence):
-    assert refused(*verb, *words) == sentence
+def test_a_malformed_override_is_refused(refused: Refused, words, sentence):
+    assert refused("run", "fedra_digits", *words) == sentence
+
+
+@pytest.mark.parametrize("verb", [("tune", SPACE), ("show", "fedra_digits"), ("data", "partition", "fedra_digits")])
+def test_every_verb_refuses_a_malformed_override(refused: Refused, verb):
+    assert refused(*verb, "a=1", "a=2") == "the override `a` is given twice."
 
 
 @pytest.mark.parametrize(
@@ -231,11 +235,15 @@ def test_a_wrong_experiment_file_is_refused(refused: Refused, change, sentence):
          "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(("verb", "kind"), [("run", "experiments"), ("tune", "search_spaces")])
-def test_a_file_that_is_no_mapping_is_refused(refused: Refused, verb, kind, content, sentence):
-    path = write(kind, "mine", "")
+def test_a_file_that_is_no_mapping_is_refused(refused: Refused, content, sentence):
+    path = write("experiments", "mine", "")
     path.write_bytes(content)
-    assert refused(verb, "mine") == sentence.format(path)
+    assert refused("run", "mine") == sentence.format(path)
+
+
+def test_a_search_space_that_is_no_mapping_is_refused(refused: Refused):
+    path = write("search_spaces", "mine", "a: 1\nb: 2\na: 3\n")
+    assert refused("tune", "mine") == f"{path}: the key `a` stands twice (line 3)."
 
 
 def test_a_file_that_refers_to_itself_is_refused(refused: Refused):
