@@ -150,26 +150,13 @@ def _range(extent: tuple[float, float] | None) -> dict[str, float]:
 
 
 def _chart(kind: str, uuid: str, **rest: Any) -> dict[str, Any]:
-    return {
-        "type": kind,
-        "uuid": uuid,
-        "runsCountToCompare": 100,
-        "metricSectionId": "section sweep",
-        "deleted": False,
-        "isGenerated": False,
-        **rest,
-    }
+    chart = {"type": kind, "uuid": uuid, "runsCountToCompare": 100, "metricSectionId": "section sweep"}
+    return {**chart, "deleted": False, "isGenerated": False, **rest}
 
 
 def _section(name: str, opened: bool = False) -> dict[str, Any]:
-    return {
-        "uuid": f"section {name}",
-        "name": name,
-        "display": opened,
-        "isReordered": True,
-        "deleted": False,
-        "isGenerated": not opened,
-    }
+    section = {"uuid": f"section {name}", "name": name, "display": opened, "isReordered": True}
+    return {**section, "deleted": False, "isGenerated": not opened}
 
 
 LOOPBACK = "127.0.0.1"
@@ -238,8 +225,10 @@ def page_url(host: str, port: int) -> str:
 
 def _names(host: str) -> list[str]:
     """Return the names and addresses under which this machine is asked for its page."""
-    names = ["localhost", LOOPBACK, "::1", socket.gethostname(), socket.getfqdn()]
-    names += [] if host in ANYWHERE else [host]
+    own = socket.gethostname()
+    names = ["localhost", LOOPBACK, "::1", own, socket.getfqdn(), *([] if host in ANYWHERE else [host])]
+    with contextlib.suppress(OSError):  # a name that resolves nowhere
+        names += [str(address[4][0]) for address in socket.getaddrinfo(own, None)]
     for addresses in psutil.net_if_addrs().values():
         names += [one.address for one in addresses if one.family in (socket.AF_INET, socket.AF_INET6)]
     return list(dict.fromkeys(_bracketed(name.partition("%")[0]) for name in names))
