@@ -12,6 +12,7 @@ from fedsweep.results import Outcome, Store
 from fedsweep.tracking import Destination, Recorder, deliver_all, recorder
 from fedsweep.tracking.recorder import END
 from fedsweep.tracking.runs import Runs
+from tests.tracking.conftest import NewStore
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder, trial
 
 
@@ -22,8 +23,8 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("store"))
+def store(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Store:
+    return new_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture

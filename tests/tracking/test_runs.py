@@ -20,8 +20,7 @@ from tests.tracking.helpers import MANIFEST, PLAN, sweep_folder, trial
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    root = tmp_path_factory.mktemp("store")
-    return Store(root)
+    return Store(tmp_path_factory.mktemp("store"))  # whose first use creates the database
 
 
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = MANIFEST) -> Runs:
