@@ -62,7 +62,7 @@ def run(
     """
     changes = parse_overrides(overrides or [])
     find("experiments", experiment)  # a wrong name is told before torch is imported
-    place = checked_device(device)
+    processor = checked_device(device)
 
     import torch
 
@@ -80,7 +80,7 @@ def run(
     torch.set_num_threads(1)  # the sum of a product depends on the number of threads; one is what a trial has
     with RoundTable(config, as_json) as table:
         try:
-            trial, recorder = record_run(experiment, config, home, place, table.add, destination, system_metrics)
+            trial, recorder = record_run(experiment, config, home, processor, table.add, destination, system_metrics)
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
     page = page_command(store, destination.server)
@@ -207,17 +207,10 @@ class RoundTable:
         self.shown |= {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
         self.headings = ["round", *self.shown, "train loss"]
         self.console = progress_console()
-        self.progress = Progress(
-            TextColumn("round"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left about"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # rows stand above the bar; in a pipe they stay in the pipe
-        )
+        done = TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        left = TextColumn("left about"), TimeRemainingColumn()
+        in_terminal = sys.stdout.isatty()  # rows are printed above the bar; in a pipe they stay in the pipe
+        self.progress = Progress(*done, *left, console=self.console, transient=True, redirect_stdout=in_terminal)
         self.task = self.progress.add_task("rounds", total=config.federation.rounds)
 
     def __enter__(self) -> Self:
