@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from functools import cache
-from typing import Any, cast
+from typing import NoReturn, cast
 
 import typer
 from typer.main import get_command
@@ -17,6 +15,8 @@ from fedsweep.cli.export import export, predict
 from fedsweep.cli.pretrain import pretrain
 from fedsweep.cli.report import compare, report
 from fedsweep.cli.tune import tune
+from fedsweep.common.errors import UserError, disk_is_full, one_line
+from fedsweep.results.remote.objects import UnreachableError
 
 app = typer.Typer(
     add_completion=False,
@@ -37,43 +37,35 @@ app.add_typer(data.app)
 
 # A wrong option, a missing argument; typer does not export the class.
 _UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
-
-
-@cache
-def _command() -> Callable[..., Any]:
-    """All verbs with their options; typer itself would read every signature again at each call."""
-    return get_command(app)
+_command = get_command(app)
 
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2."""
-    from fedsweep.common.errors import UserError, disk_is_full, one_line
-
     try:
-        code = _command()(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
+        code = _command(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
     except UserError as error:
-        print(f"fedsweep: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _end(str(error), 2)
     except _UsageError as error:
         words = " ".join(error.format_message().split()).rstrip(".").replace(". Did you mean", "; did you mean")
         where = error.ctx.command_path if error.ctx else "fedsweep"
         hint = "" if words.endswith("?") else f"; `{where} --help` shows what it takes."
-        print(f"fedsweep: {words[0].lower()}{words[1:]}{hint}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _end(f"{words[0].lower()}{words[1:]}{hint}", 2)
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of a pipe has gone, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except UnreachableError as error:
+        _end(f"the store does not answer: {error}.", 1)
     except OSError as error:
-        from fedsweep.results.remote.objects import UnreachableError
-
-        if isinstance(error, UnreachableError):
-            print(f"fedsweep: the store does not answer: {error}.", file=sys.stderr)
-            raise SystemExit(1) from None
         if not disk_is_full(error):
             raise
-        print(f"fedsweep: the disk is full: {one_line(error)}.", file=sys.stderr)
-        raise SystemExit(1) from None
+        _end(f"the disk is full: {one_line(error)}.", 1)
     if code:
         raise SystemExit(code)
+
+
+def _end(sentence: str, code: int) -> NoReturn:
+    print(f"fedsweep: {sentence}", file=sys.stderr)
+    raise SystemExit(code) from None

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsweep.cli.options import Overrides
+from fedsweep.cli.options import DeviceOption, Overrides, WorkersOption, checked_device, read_experiment, worker_count
+from fedsweep.cli.output import progress_console, relative, result_console
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import data_folder, find, find_either
+from fedsweep.common.yaml_values import parse_overrides
 
 if TYPE_CHECKING:
     from fedsweep.preparation.plan import Plan
@@ -37,7 +44,7 @@ def prepare(
     skip_corrupt: Annotated[
         bool, typer.Option("--skip-corrupt", help="leave out images that cannot be decoded")
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="processes that decode; all cores by default")] = None,
+    workers: WorkersOption = None,
     force: Annotated[bool, typer.Option("--force", help="replace a prepared set of that name and size")] = False,
 ) -> None:
     """Decode a data set once, so that all trials read its pixels from one memory map.
@@ -48,57 +55,48 @@ def prepare(
 
     Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
     """
-    from fedsweep.common.errors import UserError
     from fedsweep.preparation.plan import Options, make_plan
 
-    if workers is not None and workers < 1:
-        raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
-    from fedsweep.cli.output import progress_console
-
-    console = progress_console()
+    processes, console = worker_count(workers), progress_console()
     with console.status("looking at the files"):  # DomainNet has 0.6 million
         plan = make_plan(Options(name, size, layout, backbone, test_fraction, classes), root)
-
-    import sys
-
-    from joblib import cpu_count
 
     from fedsweep.preparation.prepare import prepare as make_store
     from fedsweep.preparation.tables import ImageBar
 
+    with _resumable("decoded"), ImageBar(console) as bar:
+        made = make_store(plan, processes, skip_corrupt, force, bar)
+    _print_prepared(made, plan)
+
+
+@contextlib.contextmanager
+def _resumable(done: str) -> Iterator[None]:
     try:
-        with ImageBar(console) as bar:
-            made = make_store(plan, workers or cpu_count(), skip_corrupt, force, bar)
+        yield
     except KeyboardInterrupt:
-        print("fedsweep: stopped; what is decoded is kept, and the same command goes on from there.", file=sys.stderr)
+        print(f"fedsweep: stopped; what is {done} is kept, and the same command goes on from there.", file=sys.stderr)
         raise
-    _tell(made, plan)
 
 
-def _tell(made: Prepared, plan: Plan) -> None:
-    """What was made, of what, and how an experiment uses it."""
-    from fedsweep.cli.output import relative, result_console
+def _print_prepared(made: Prepared, plan: Plan) -> None:
+    """Print what was made, of what, and how an experiment uses it."""
     from fedsweep.preparation.decode import MADE_WITH
     from fedsweep.preparation.tables import experiment_lines, headline, megabytes, split_words, summary
 
     console, card = result_console(), made.card
-    console.print(headline(card), markup=False)
+    console.print(headline(card))
     console.print(summary(card), "")
-    console.print(f"Layout {card.layout}; {split_words(card)}.", markup=False)
+    console.print(f"Layout {card.layout}; {split_words(card)}.")
     if plan.listing.absent:
-        console.print(f"Not there, and left out: {', '.join(plan.listing.absent)}.", markup=False)
+        console.print(f"Not there, and left out: {', '.join(plan.listing.absent)}.")
     if card.skipped:
-        some = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
-        console.print(f"Skipped {len(card.skipped)} that cannot be decoded: {some}", markup=False)
+        named = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
+        console.print(f"Skipped {len(card.skipped)} that cannot be decoded: {named}")
     verb = "Already prepared" if made.already else "Prepared"
-    console.print(
-        f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}", markup=False
-    )
+    console.print(f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")
     if made.already and card.made_with != MADE_WITH:
-        console.print(
-            f"It was decoded with {card.made_with}; here is {MADE_WITH}, `--force` decodes anew with it.", markup=False
-        )
-    console.print("In an experiment:", "", f"  {experiment_lines(card)}", sep="\n", markup=False, soft_wrap=True)
+        console.print(f"It was decoded with {card.made_with}; here is {MADE_WITH}, `--force` decodes anew with it.")
+    console.print("In an experiment:", "", f"  {experiment_lines(card)}", sep="\n", soft_wrap=True)
 
 
 @app.command("list")
@@ -107,9 +105,6 @@ def list_stores() -> None:
 
     Example: `fedsweep data list`
     """
-    from fedsweep.cli.output import relative, result_console
-    from fedsweep.common.errors import UserError
-    from fedsweep.common.paths import data_folder
     from fedsweep.data.prepared.card import read_card, stores, unfinished
     from fedsweep.preparation.tables import layouts_table, stores_table
 
@@ -122,13 +117,11 @@ def list_stores() -> None:
     if cards:
         console.print(stores_table(cards), "")
     elif not damaged:
-        console.print(f"Nothing is prepared in {relative(data_folder())} yet.", "", sep="\n", markup=False)
+        console.print(f"Nothing is prepared in {relative(data_folder())} yet.", "", sep="\n")
     for sentence in damaged:
-        console.print(f"Damaged: {sentence}", "", sep="\n", style="yellow", markup=False)
+        console.print(f"Damaged: {sentence}", "", sep="\n", style="yellow")
     for folder in unfinished():
-        console.print(
-            f"Unfinished: {relative(folder)}; the same `fedsweep data prepare` goes on.", "", sep="\n", markup=False
-        )
+        console.print(f"Unfinished: {relative(folder)}; the same `fedsweep data prepare` goes on.", "", sep="\n")
     console.print(layouts_table())
 
 
@@ -146,8 +139,6 @@ def show(
 
     Example: `fedsweep data show pacs --size 64 --verify`
     """
-    from fedsweep.cli.output import progress_console, relative, result_console
-    from fedsweep.common.errors import UserError
     from fedsweep.data.prepared.card import find_store, read_card
 
     folder = find_store(name, size)
@@ -167,16 +158,16 @@ def show(
             "it again."
         )
     console = result_console()
-    console.print(f"{headline(card)}: train / test", markup=False)
+    console.print(f"{headline(card)}: train / test")
     console.print(counts_table(card, label_counts(folder, card), every), "")
     if not every and len(card.class_names) > MOST_ROWS:
-        console.print(f"`--all` lists the {len(card.class_names)} classes.", markup=False)
+        console.print(f"`--all` lists the {len(card.class_names)} classes.")
     how = f"{card.interpolation}, {card.crop_mode} crop of {card.crop_pct:g}"
-    console.print(f"Layout {card.layout}; {how}; {split_words(card)}; {len(card.skipped)} skipped.", markup=False)
-    console.print(f"Digest {card.digest}{' (verified)' if verify else ''}", markup=False, soft_wrap=True)
+    console.print(f"Layout {card.layout}; {how}; {split_words(card)}; {len(card.skipped)} skipped.")
+    console.print(f"Digest {card.digest}{' (verified)' if verify else ''}", soft_wrap=True)
     path = out or folder.with_name(f"{folder.name}.png")
     shown = contact_sheet(folder, card, path)
-    console.print(f"Contact sheet of {shown} classes: {relative(path.absolute())}", markup=False)
+    console.print(f"Contact sheet of {shown} classes: {relative(path.absolute())}")
 
 
 @app.command()
@@ -192,10 +183,6 @@ def partition(
 
     Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
     """
-    from fedsweep.cli.output import relative, result_console
-    from fedsweep.common.paths import find_either
-    from fedsweep.common.yaml_values import parse_overrides
-
     changes = parse_overrides(overrides or [])
     find_either(name)  # a wrong name is told before torch is imported
 
@@ -208,15 +195,15 @@ def partition(
     console = result_console()
     for panel in panels:
         console.print(partition_table(panel, class_names), "")
-    console.print(f"Picture: {relative(path.absolute())}", markup=False)
+    console.print(f"Picture: {relative(path.absolute())}")
 
 
 @app.command()
 def generate(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="one whose `synthetic` is diffusers")],
     overrides: Overrides = None,
-    device: Annotated[str, typer.Option(help="`cpu` or `cuda`")] = "cpu",
-    workers: Annotated[int | None, typer.Option(help="processes that decode; all cores by default")] = None,
+    device: DeviceOption = "cpu",
+    workers: WorkersOption = None,
 ) -> None:
     """Make the synthetic images of an experiment with its text-to-image model, and prepare them.
 
@@ -225,45 +212,25 @@ def generate(
 
     Example: `fedsweep data generate fedag_animals --device cuda`
     """
-    from fedsweep.common.errors import UserError
-    from fedsweep.common.paths import find
-    from fedsweep.common.yaml_values import parse_overrides, read_yaml
-
     changes = parse_overrides(overrides or [])
-    path = find("experiments", experiment)
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
-    if workers is not None and workers < 1:
-        raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
+    find("experiments", experiment)  # a wrong name is told before torch is imported
+    checked_device(device)
+    processes = worker_count(workers)
 
-    import sys
-
-    import torch
-    from joblib import cpu_count
-
-    from fedsweep.cli.output import progress_console, relative, result_console
-    from fedsweep.federation.run_config import RunConfig
     from fedsweep.preparation.generate import generate as make_images
     from fedsweep.preparation.generate import plan_generation, prepare_generated
     from fedsweep.preparation.tables import ImageBar, headline, megabytes, summary
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("`--device` is cuda, but torch sees no GPU.")
-    where, console = f"experiment {experiment}", progress_console()
-    generation = plan_generation(RunConfig.of(read_yaml(path), where).override(changes, where), where)
-    try:
+    console = progress_console()
+    generation = plan_generation(read_experiment(experiment, changes), f"experiment {experiment}")
+    with _resumable("made"):
         with ImageBar(console, "generating", "generated") as bar:
             made = make_images(generation, device, bar)
         with ImageBar(console) as bar:
-            prepared = prepare_generated(generation, workers or cpu_count(), bar)
-    except KeyboardInterrupt:
-        print("fedsweep: stopped; what is made is kept, and the same command goes on from there.", file=sys.stderr)
-        raise
+            prepared = prepare_generated(generation, processes, bar)
     console, card = result_console(), prepared.card
-    console.print(headline(card), markup=False)
+    console.print(headline(card))
     console.print(summary(card), "")
     total = len(generation.images)
-    console.print(f"Generated: {relative(generation.folder)}, {made} of {total} images made now", markup=False)
-    console.print(
-        f"Prepared: {relative(prepared.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}", markup=False
-    )
+    console.print(f"Generated: {relative(generation.folder)}, {made} of {total} images made now")
+    console.print(f"Prepared: {relative(prepared.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption
+from fedsweep.cli.output import progress_console, relative, result_console
+from fedsweep.common.errors import UserError
+from fedsweep.common.files import write_atomically
+from fedsweep.results import Store
 
 if TYPE_CHECKING:
     from fedsweep.export.card import ExportCard
@@ -46,9 +51,9 @@ def export(
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
-    from fedsweep.export.exportable import check_target
     from fedsweep.export.which_trial import find_trial
-    from fedsweep.results import Store
+    from fedsweep.export.write import check_target
+    from fedsweep.export.write import export as write
 
     check_target(to)
     home = Store.at(store)
@@ -60,9 +65,6 @@ def export(
         sweep = named.sweep.manifest().id if named.sweep else None
         destination = Destination.of_sweep(home.root, shown, mlflow)
         registration = Registration.of(destination, register, named.name, named.record.plan.key, sweep)
-
-    from fedsweep.cli.output import progress_console, relative, result_console
-    from fedsweep.export.write import export as write
 
     console, target = result_console(), to.absolute()
     with progress_console().status("building the model of the run"):
@@ -105,14 +107,10 @@ def predict(
 
     Example: `fedsweep predict rank4 photos --format csv --output photos.csv`
     """
-    from fedsweep.common.errors import UserError
-
     if form not in FORMATS:
         raise UserError(f"`--format` must be one of {', '.join(FORMATS)}, but it is `{form}`.")
 
-    from fedsweep.cli.output import progress_console, relative
-    from fedsweep.export.load import load
-    from fedsweep.export.predict import pictures
+    from fedsweep.export.predict import load, pictures
     from fedsweep.export.predict import predict as classify
     from fedsweep.preparation.tables import ImageBar
 
@@ -126,8 +124,8 @@ def predict(
         _write(output, (as_csv if form == "csv" else as_json if form == "json" else as_text)(found))
         console.print(f"{len(found.images)} images in {relative(output.absolute())}", soft_wrap=True)
     if found.accuracy is not None and form != "json":
-        said = f"Accuracy {found.accuracy:.2%} of {len(found.images)} images, by the names of their folders."
-        print(said, file=sys.stdout if form == "table" and output is None else sys.stderr)
+        sentence = f"Accuracy {found.accuracy:.2%} of {len(found.images)} images, by the names of their folders."
+        print(sentence, file=sys.stdout if form == "table" and output is None else sys.stderr)
     for name, reason in found.broken.items():
         print(f"fedsweep: {images / name} cannot be read: {reason}.", file=sys.stderr)
     if found.broken:
@@ -136,10 +134,6 @@ def predict(
 
 def _print(found: Predictions, form: str) -> None:
     if form == "table":
-        from rich.table import Table
-
-        from fedsweep.cli.output import result_console
-
         header, *rows = table_rows(found)
         table = Table(*header, box=None)
         for row in rows:
@@ -150,9 +144,6 @@ def _print(found: Predictions, form: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from fedsweep.common.errors import UserError
-    from fedsweep.common.files import write_atomically
-
     try:
         write_atomically(path.absolute(), text.encode())
     except OSError as error:

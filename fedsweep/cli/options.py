@@ -1,11 +1,22 @@
-"""Arguments and options that several verbs share."""
+"""Arguments and options that several verbs share, and their checks."""
+
+from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import Json, read_yaml
+
+if TYPE_CHECKING:
+    from fedsweep.federation.run import Device
+    from fedsweep.federation.run_config import RunConfig
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")
@@ -36,6 +47,8 @@ ColumnsOption = Annotated[
     ),
 ]
 DEFAULT_STORE = "mlruns"
+DeviceOption = Annotated[str, typer.Option("--device", help="`cpu` or `cuda`")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", help="processes that decode; all cores by default")]
 MlflowOption = Annotated[
     str | None,
     typer.Option(
@@ -64,3 +77,45 @@ def page_command(store: str, server: str | None = None) -> str:
     if server and not named:
         return f"{command} --mlflow {shlex.quote(server)}"
     return f"{command} --mlflow store" if named and not server else command
+
+
+def checked_device(device: str) -> Device:
+    """Return the device if torch can compute on it; a wrong name is rejected before torch is imported.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    if device == "cpu":
+        return "cpu"
+    if device != "cuda":
+        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("`--device` is cuda, but torch sees no GPU.")
+    return "cuda"
+
+
+def worker_count(workers: int | None) -> int:
+    """Return the number of processes that decode images: all cores by default.
+
+    Raises:
+        UserError: the given number is below 1.
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
+    from joblib import cpu_count
+
+    return workers or int(cpu_count())
+
+
+def read_experiment(name: str, changes: Mapping[str, Json]) -> RunConfig:
+    """Return the experiment of that name with these changes; a wrong name is rejected before torch is imported.
+
+    Raises:
+        UserError: there is no such experiment, or a value of it is wrong.
+    """
+    path, where = find("experiments", name), f"experiment {name}"
+    from fedsweep.federation.run_config import RunConfig
+
+    return RunConfig.of(read_yaml(path), where).override(changes, where)

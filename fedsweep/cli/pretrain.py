@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
-from fedsweep.cli.options import Overrides
+from fedsweep.cli.options import DeviceOption, Overrides, checked_device
+from fedsweep.cli.output import progress_console, relative
+from fedsweep.common.errors import UserError
+from fedsweep.common.paths import find
+from fedsweep.common.yaml_values import parse_overrides, read_yaml
 
 
 def pretrain(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="a pre-training, e.g. `tinyimagenet_vit`")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="weights file instead of `backbones/EXPERIMENT.safetensors`")] = None,
-    device: Annotated[str, typer.Option(help="`cpu` or `cuda`")] = "cpu",
+    device: DeviceOption = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; the bits depend on it  [default: 1]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last epoch that is on disk")] = False,
 ) -> None:
@@ -22,22 +26,14 @@ def pretrain(
 
     Example: `fedsweep pretrain tinyimagenet_vit epochs=1`
     """
-    from fedsweep.common.errors import UserError
-    from fedsweep.common.paths import find
-    from fedsweep.common.yaml_values import parse_overrides, read_yaml
-
     changes = parse_overrides(overrides or [])
     path = find("pretrain", experiment)
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
+    checked_device(device)
 
     import torch
 
-    from fedsweep.cli.output import progress_console, relative
     from fedsweep.pretraining import EpochTable, PretrainConfig, default_out, exclusively, start, train, write_result
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("`--device` is cuda, but torch sees no GPU.")
     torch.set_num_threads(threads or 1)
     where = f"pre-training {experiment}"
     config = PretrainConfig.of(read_yaml(path), where).override(changes, where)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, listed
+from fedsweep.cli.output import relative, result_console
+from fedsweep.common.errors import UserError, disk_is_full, near
+from fedsweep.results import Store
+from fedsweep.results.arms import Arm, parse_arm
+from fedsweep.results.columns import check_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedsweep.report.compare_sweeps import Pairing, Side
-    from fedsweep.results import Store
-    from fedsweep.results.arms import Arm
 
 FILES = {
     "markdown": "table.md",
@@ -40,15 +44,13 @@ def report(
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
-    from fedsweep.cli.output import relative, result_console
-    from fedsweep.common.errors import disk_is_full
     from fedsweep.report import write_report
-    from fedsweep.results import Store
-    from fedsweep.results.columns import check_columns
 
     check_format(format, ("terminal", *FILES))
     if format == "parquet" and sys.stdout.isatty():
-        _refuse("`--format parquet` is no text: send it to a file, as in `... --format parquet > table.parquet`.")
+        raise UserError(
+            "`--format parquet` is no text: send it to a file, as in `... --format parquet > table.parquet`."
+        )
     found = Store.at(store).find(space, sweep)
     manifest, trials = found.manifest(), found.trials()
     if columns is not None:
@@ -61,7 +63,7 @@ def report(
     except OSError as error:
         if disk_is_full(error):
             raise
-        _refuse(f"the report cannot be written to {relative(folder)}: {error.strerror or error}.")
+        raise UserError(f"the report cannot be written to {relative(folder)}: {error.strerror or error}.") from None
     if format != "terminal":
         sys.stdout.buffer.write((folder / FILES[format]).read_bytes())
         return
@@ -80,16 +82,14 @@ def compare(
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
-    from fedsweep.cli.output import result_console
     from fedsweep.report.compare_sweeps import Pairing
-    from fedsweep.results import Store
 
     check_format(format, COMPARED)
     home = Store.at(store)
-    (here, arm), (there, other) = _side(home, first), _side(home, second)
-    if bool(arm) != bool(other):
-        _refuse(f"`{first}` and `{second}` must both name an arm or both name a sweep.")
-    found = Pairing.of(here, there, by_arm=not arm)
+    (one, arm), (other, other_arm) = _side(home, first), _side(home, second)
+    if bool(arm) != bool(other_arm):
+        raise UserError(f"`{first}` and `{second}` must both name an arm or both name a sweep.")
+    found = Pairing.of(one, other, by_arm=not arm)
     if format == "csv":
         sys.stdout.write(found.csv())
     elif format == "markdown":
@@ -100,9 +100,6 @@ def compare(
 
 
 def _show(console: Console, found: Pairing) -> None:
-    """The table as wide as there is room, what was found, and how to read it."""
-    from rich.text import Text
-
     from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST
 
     section = found.section()
@@ -117,23 +114,16 @@ def _show(console: Console, found: Pairing) -> None:
 
 
 def check_format(given: str, known: tuple[str, ...]) -> None:
-    """Refuse a format that there is not.
-
-    Raises:
-        UserError: it is none of these.
-    """
-    from fedsweep.common.errors import near
-
+    """Raise UserError unless the format is known."""
     if given not in known:
-        _refuse(
+        raise UserError(
             f"`--format` must be {', '.join(known[:-1])} or {known[-1]}, but it is `{given}`{near(given, known) or '.'}"
         )
 
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
-    """`SPACE[@SWEEP][:ARM]`, and the arm's values, none of a whole sweep."""
+    """Return the sweep that `SPACE[@SWEEP][:ARM]` names, and the arm's values, none of a whole sweep."""
     from fedsweep.report.compare_sweeps import Side
-    from fedsweep.results.arms import parse_arm
 
     where, colon, arm = given.partition(":")
     space, _, sweep = where.partition("@")
@@ -141,11 +131,5 @@ def _side(home: Store, given: str) -> tuple[Side, Arm]:
     found = home.find(space, sweep or None)
     trials = found.trials()
     if not any(trial.history for trial in trials):
-        _refuse(f"`{given}`: no trial of sweep `{found.manifest().id}` of {space} has recorded a round.")
+        raise UserError(f"`{given}`: no trial of sweep `{found.manifest().id}` of {space} has recorded a round.")
     return Side.of(given, found.manifest(), trials, values), values
-
-
-def _refuse(sentence: str) -> NoReturn:
-    from fedsweep.common.errors import UserError
-
-    raise UserError(sentence)

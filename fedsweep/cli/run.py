@@ -7,28 +7,48 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.syntax import Syntax
+from rich.table import Table
 
 from fedsweep.cli.options import (
     DEFAULT_STORE,
+    DeviceOption,
     MlflowOption,
     Overrides,
     StoreOption,
+    checked_device,
     page_command,
+    read_experiment,
 )
-from fedsweep.cli.output import progress_console
+from fedsweep.cli.output import (
+    progress_console,
+    result_console,
+    show_delivery,
+    show_plan,
+    show_recorded,
+    show_undelivered,
+    show_unsent,
+)
+from fedsweep.common.config import flat
+from fedsweep.common.errors import DivergenceError, UserError
+from fedsweep.common.paths import VERBS, available, find, find_either, summary
+from fedsweep.common.yaml_values import parse_overrides
+from fedsweep.results import Store
 from fedsweep.results.history import RoundRecord
+
+if TYPE_CHECKING:
+    from fedsweep.federation.run_config import RunConfig
 
 
 def run(
     experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
-    device: Annotated[str, typer.Option(help="`cpu` or `cuda`")] = "cpu",
+    device: DeviceOption = "cpu",
     system_metrics: Annotated[
         bool, typer.Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
     ] = False,
@@ -39,28 +59,17 @@ def run(
 
     Example: `fedsweep run fedra_digits seed=1 method=all_small`
     """
-    from fedsweep.common.errors import UserError
-    from fedsweep.common.paths import find
-    from fedsweep.common.yaml_values import parse_overrides, read_yaml
-    from fedsweep.results import Store
-
     changes = parse_overrides(overrides or [])
-    path = find("experiments", experiment)
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"`--device` must be cpu or cuda, but it is `{device}`.")
+    find("experiments", experiment)  # a wrong name is told before torch is imported
+    processor = checked_device(device)
 
     import torch
 
-    from fedsweep.cli.output import show_recorded, show_undelivered, show_unsent
-    from fedsweep.common.errors import DivergenceError
     from fedsweep.federation.run import check_content
-    from fedsweep.federation.run_config import RunConfig
     from fedsweep.tracking import Destination, check_server, check_writable
     from fedsweep.tracking.single_run import record_run
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("`--device` is cuda, but torch sees no GPU.")
-    config = RunConfig.of(read_yaml(path), f"experiment {experiment}").override(changes, f"experiment {experiment}")
+    config = read_experiment(experiment, changes)
     check_content(config)
     home = Store.at(store)
     check_writable(home.root)
@@ -68,10 +77,9 @@ def run(
     destination = Destination.of(home.root, mlflow)
     check_server(destination, experiment)
     torch.set_num_threads(1)  # the sum of a product depends on the number of threads; one is what a trial has
-    clients, data = config.partition.test_share > 0, config.data
-    with RoundTable(config.federation.rounds, data.training_domains, as_json, clients, data.held_out_domains) as table:
+    with RoundTable(config, as_json) as table:
         try:
-            trial, recorder = record_run(experiment, config, home, device, table.add, destination, system_metrics)  # type: ignore[arg-type]
+            trial, recorder = record_run(experiment, config, home, processor, table.add, destination, system_metrics)
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
     page = page_command(store, destination.server)
@@ -97,9 +105,6 @@ def ui(
 
     Example: `fedsweep ui ablations/lora_rank --port 5001`
     """
-    from fedsweep.cli.output import progress_console, show_delivery
-    from fedsweep.common.errors import UserError
-    from fedsweep.results import Store
     from fedsweep.tracking import Destination, answers, check_free, check_server, page_links, page_url, server_command
 
     if sweep is not None and space is None:
@@ -108,24 +113,25 @@ def ui(
     shown = home.find(space, sweep) if space is not None else None
     destination = Destination.of(home.root, mlflow)
     check_server(destination)
-    local = destination.is_server or check_free(host, port)
-    if deliver or (home.uri and not destination.is_server):  # the database of such a store is this machine's own
+    server_url = destination.server
+    loopback = bool(server_url) or check_free(host, port)
+    if deliver or (home.uri and not server_url):  # the database of such a store is this machine's own
         show_delivery(progress_console(), home, destination)
-    if not destination.server and not (home.root / "mlflow.db").exists():
+    if not server_url and not (home.root / "mlflow.db").exists():
         start = "`fedsweep tune ablations/lora_rank` would be a start"
         raise UserError(f"nothing is recorded in {home.where} yet; {start}.")
-    url = destination.server or page_url(host, port)
-    print(f"MLflow on {url}{'' if destination.server else ' (Ctrl-C ends it)'}")
+    url = server_url or page_url(host, port)
+    print(f"MLflow on {url}{'' if server_url else ' (Ctrl-C ends it)'}")
     links = page_links(home, url, destination, shown)
     for label, link in links.items():
         print(f"  {label}: {link}")
     sys.stdout.flush()
     first = next(iter(links.values()), url)
-    if destination.server:
+    if server_url:
         if open_browser:
             _open(first)
         return
-    if not local:
+    if not loopback:
         print(
             f"fedsweep: this page has no password: anyone who can reach port {port} of this machine can read, change "
             "and delete what is recorded.",
@@ -155,11 +161,6 @@ def list_files() -> None:
 
     Example: `fedsweep list`
     """
-    from rich.table import Table
-
-    from fedsweep.cli.output import result_console
-    from fedsweep.common.paths import VERBS, available, summary
-
     console = result_console()
     for kind, verb in VERBS.items():
         table = Table("name", "what it is", title=f"fedsweep {verb} NAME", title_justify="left", box=None)
@@ -176,15 +177,8 @@ def show(
 
     Example: `fedsweep show fedra_digits lora.rank=4`
     """
-    from rich.syntax import Syntax
-
-    from fedsweep.cli.output import result_console, show_plan
-    from fedsweep.common.config import flat
-    from fedsweep.common.paths import find_either
-    from fedsweep.common.yaml_values import parse_overrides, read_yaml
-
     changes = parse_overrides(overrides or [])
-    kind, path = find_either(name)
+    kind, _ = find_either(name)
     if kind == "search_spaces":
         from fedsweep.cli.counts import show_counts
         from fedsweep.sweep.plan.plan import Plan
@@ -192,45 +186,32 @@ def show(
         plan = Plan.read(name, changes, {})
         show_counts(plan) if plan.request.counted else show_plan(plan, estimate=False)
         return
-    from fedsweep.federation.run_config import RunConfig
-
-    config = RunConfig.of(read_yaml(path), f"experiment {name}").override(changes, f"experiment {name}")
-    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(config).items())
+    values = flat(read_experiment(name, changes))
+    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items())
     result_console().print(Syntax(lines, "yaml", background_color="default"))
 
 
 class RoundTable:
     """Rounds of one run as they end: rows on stdout, a bar with a time estimate on stderr."""
 
-    def __init__(
-        self, rounds: int, domains: Sequence[str], as_json: bool, clients: bool = False, held_out: Sequence[str] = ()
-    ) -> None:
-        """With `clients`, the mean and worst accuracy of clients' own models stand before those of the global one.
-
-        Domains that are `held_out` come last.
-        """
+    def __init__(self, config: RunConfig, as_json: bool) -> None:
+        """Show clients' own models, where clients have test images, before the global one; held-out domains last."""
         self.as_json = as_json
-        of_clients = {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"} if clients else {}
-        of_domains = {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
-        of_domains |= {one: f"accuracy/domain/{one}" for one in domains}
-        others = {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
-        self.shown = (
-            of_clients | of_domains | others | {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
-        )
+        self.shown: dict[str, str] = {}
+        if config.partition.test_share > 0:
+            self.shown |= {"clients": "accuracy/clients/mean", "worst client": "accuracy/clients/worst"}
+        self.shown |= {"mean": "accuracy/mean", "worst": "accuracy/worst_domain"}
+        self.shown |= {one: f"accuracy/domain/{one}" for one in config.data.training_domains}
+        held_out = config.data.held_out_domains
+        self.shown |= {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
+        self.shown |= {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
         self.headings = ["round", *self.shown, "train loss"]
         self.console = progress_console()
-        self.progress = Progress(
-            TextColumn("round"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left about"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # rows stand above the bar; in a pipe they stay in the pipe
-        )
-        self.task = self.progress.add_task("rounds", total=rounds)
+        done = TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        left = TextColumn("left about"), TimeRemainingColumn()
+        in_terminal = sys.stdout.isatty()  # rows are printed above the bar; in a pipe they stay in the pipe
+        self.progress = Progress(*done, *left, console=self.console, transient=True, redirect_stdout=in_terminal)
+        self.task = self.progress.add_task("rounds", total=config.federation.rounds)
 
     def __enter__(self) -> Self:
         if not self.as_json:
@@ -239,9 +220,7 @@ class RoundTable:
             self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self.progress.stop()
 
@@ -256,8 +235,6 @@ class RoundTable:
         self.progress.update(self.task, completed=record.round)
 
     def _print(self, cells: Sequence[str]) -> None:
-        """A row under the headings, each column as wide as its heading and at least nine."""
-        print(
-            "  ".join(cell.rjust(max(9, len(head))) for cell, head in zip(cells, self.headings, strict=True)),
-            flush=True,
-        )
+        """Print a row under the headings, each column as wide as its heading and at least nine."""
+        columns = zip(cells, self.headings, strict=True)
+        print("  ".join(cell.rjust(max(9, len(head))) for cell, head in columns), flush=True)

@@ -1,27 +1,31 @@
-"""`export.json`: what an export is, and all that it takes to build and feed its network."""
+"""`export.json` and `README.md`: what an export is, and all that it takes to build and feed its network."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, read_json
 from fedsweep.models.base import Recipe
-from fedsweep.results.arms import Arm
+from fedsweep.results.arms import Arm, arm_label
 
 ACCURACIES = ("accuracy/mean", "accuracy/worst_domain")
 CARD, README = "export.json", "README.md"
 ADAPTER, WHOLE, BACKBONE, FOLDER = "adapter_model.safetensors", "model.safetensors", "backbone.safetensors", "backbone"
 
 
-class ImageCard(Config):
-    """How a picture becomes what the network takes."""
-
+class _Entry(Config):
     what_a_name_is = "an entry of an export's card"
+
+
+class ImageCard(_Entry):
+    """How a picture becomes what the network takes."""
 
     size: int = Field(gt=0, description="height and width, pixels")
     mean: tuple[float, ...] = Field(
@@ -33,10 +37,8 @@ class ImageCard(Config):
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
 
-class Origin(Config):
+class Origin(_Entry):
     """Which run it comes from."""
-
-    what_a_name_is = "an entry of an export's card"
 
     name: str = Field(description="the search space, or the experiment of a single run")
     sweep: str | None = Field(description="the sweep's id; null for a single run")
@@ -46,10 +48,8 @@ class Origin(Config):
     chosen: str = Field(description="what chose it among several trials; empty where its name left no choice")
 
 
-class ExportCard(Config):
+class ExportCard(_Entry):
     """What an export is. Its files are those of `sha256`."""
-
-    what_a_name_is = "an entry of an export's card"
 
     format: Literal[1] = 1
     fedsweep: str = Field(description="the version that wrote it")
@@ -86,7 +86,7 @@ class ExportCard(Config):
 
 
 def read_card(folder: Path) -> ExportCard:
-    """The card of an export.
+    """Return the card of an export.
 
     Raises:
         UserError: there is no such folder, it is no export, or its card is not one.
@@ -96,3 +96,46 @@ def read_card(folder: Path) -> ExportCard:
     if not (folder / CARD).is_file():
         raise UserError(f"{folder} is no export: it has no {CARD}; `fedsweep export TRIAL --to DIR` makes one.")
     return ExportCard.of(read_json(folder / CARD), str(folder / CARD))
+
+
+def readme(card: ExportCard) -> str:
+    """Return the README in Markdown; its block of Python runs as it stands, in the export's folder."""
+    images, origin = card.images, card.origin
+    backbone = [card.hyperparameters.get(f"backbone.{one}") for one in ("name", "model")]
+    arm = f" ({arm_label(origin.arm)})" if origin.arm else ""
+    scores = [f"{name} {score:.4f}" for name, score in card.scores.items()]
+    optimistic = ": by these results, which are therefore optimistic" if origin.sweep else ""
+    rows = {
+        "from": f"{card.what}{arm}",
+        "method": f"{card.method}, seed {card.seed}",
+        "state": f"{card.outcome}, after round {card.round}",
+        "results": ", ".join(scores) or "none: the run tested this model on no images of its client's",
+        **({"chosen as": f"{origin.chosen}{optimistic}"} if origin.chosen else {}),
+        "classes": f"{len(card.classes)}: {', '.join(card.classes[:20])}{', ...' * (len(card.classes) > 20)}",
+        "images": f"{images.size} x {images.size} pixels, mean {list(images.mean)}, std {list(images.std)}, "
+        f"{images.crop_mode} crop of {images.crop_pct:g}, {images.interpolation}",
+        "backbone": f"{' '.join(str(one) for one in backbone if one)}, weights {card.weights}",
+        "written by": f"fedsweep {card.fedsweep}",
+    }
+    recipe, peft = card.backbone, card.form == "peft"
+    arguments = [json.dumps(recipe.model)] if recipe.model else []
+    arguments += ["pretrained=True"] if recipe.fetched else []
+    arguments += [f"{name}={value!r}" for name, value in recipe.arguments.items()]
+    checkpoint = json.dumps(recipe.model) if recipe.fetched else f'f"{{folder}}/{recipe.model}"'
+    # Markdown: nothing of it is HTML that could be escaped.
+    templates = Environment(  # noqa: S701
+        loader=PackageLoader("fedsweep.export", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    templates.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
+    return templates.get_template("README.md.jinja").render(
+        card=card,
+        rows=rows,
+        peft=peft,
+        timm=recipe.of_timm,
+        arguments=arguments,
+        weights=BACKBONE if peft else WHOLE,
+        checkpoint="folder" if recipe.model == "." else checkpoint,
+        size=images.size,
+        grey=len(images.mean) == 1,
+    )

@@ -15,8 +15,7 @@ from fedsweep.common.config import flat
 from fedsweep.common.files import write_atomically
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
-from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin
-from fedsweep.export.readme import readme
+from fedsweep.export.card import BACKBONE, CARD, FOLDER, README, WHOLE, ExportCard, ImageCard, Origin, readme
 from fedsweep.export.which_trial import Named
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import ClipBackbone, DigitsClip, LayeredModel
@@ -98,7 +97,7 @@ def write(
 def _of_the_run(
     named: Named, config: RunConfig, model: LayeredModel, last: RoundRecord, client: str | None
 ) -> dict[str, Any]:
-    """What the card says of classes, hyperparameters and results."""
+    """Return the card's entries on classes, hyperparameters and results."""
     plan, outcome, backbone = named.record.plan, named.record.outcome, config.backbone
     sweep = named.sweep.manifest().id if named.sweep else None
     prompts = backbone.prompts(model.class_names) if isinstance(backbone, ClipBackbone | DigitsClip) else None
@@ -121,7 +120,7 @@ def _of_the_run(
 def _write_network(
     folder: Path, config: RunConfig, tensors: Mapping[str, Tensor], recipe: Recipe, whole: bool
 ) -> Recipe:
-    """The backbone's own tensors, tuned ones if `whole`; the recipe that reads them from here."""
+    """Write the backbone's own tensors, tuned ones if `whole`; return the recipe that reads them from the folder."""
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if not isinstance(config.backbone, ClipBackbone | DigitsClip):
         save_file(own, folder / (WHOLE if whole else BACKBONE), {"format": "pt"})
@@ -136,10 +135,10 @@ def _write_network(
 
 
 def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
-    """Size and normalisation of the model, crop and interpolation of the images that it was tuned on."""
+    """Return size and normalisation of the model, crop and interpolation of the images that it was tuned on."""
     cut: dict[str, Any] = {}
     if isinstance(config.data, PreparedData):
-        said = read_card(store_folder(config.data.set, config.data.size))
-        cut = {"crop_pct": said.crop_pct, "crop_mode": said.crop_mode, "interpolation": said.interpolation}
+        prepared = read_card(store_folder(config.data.set, config.data.size))
+        cut = {name: getattr(prepared, name) for name in ("crop_pct", "crop_mode", "interpolation")}
     mean, std = (tuple(one.flatten().tolist()) for one in (model.mean, model.std))
     return ImageCard(size=config.backbone.image_size, mean=mean, std=std, **cut)

@@ -1,24 +1,137 @@
-"""What an export says of the pictures in a folder, decoded and cut as those that it was tuned on."""
+"""An export as a network again, loaded by timm, transformers and PEFT, and its predictions for pictures in a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from fedsweep.common.errors import UserError
-from fedsweep.export.card import ImageCard
-from fedsweep.export.load import Loaded
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import inside
+from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard, ImageCard, read_card
+from fedsweep.models import checkpoint_folder, weights_file
+from fedsweep.models.clip import weights as clip_checkpoint
+from fedsweep.models.layered import standardize_
+from fedsweep.models.lora import with_adapter
+from fedsweep.models.timm import weights as timm_weights
+from fedsweep.models.timm.architecture import check_name
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.layouts.disk_listing import BROKEN, IMAGE_SUFFIXES, join, scan
 
 BATCH = 64
 Progress = Callable[[int, int], None]
 """Told how many pictures are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An export that classifies images."""
+
+    card: ExportCard
+    network: Any
+    """timm's, or transformers' CLIPModel."""
+    text: Tensor | None
+    """Unit vectors (classes, projection) of a CLIP's prompts."""
+
+    @torch.no_grad()
+    def logits(self, images: Tensor) -> Tensor:
+        """Logits (n, classes) of uint8 images (n, 3, size, size)."""
+        mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (self.card.images.mean, self.card.images.std))
+        pixels = images.float() / 255
+        pixels = standardize_(pixels.mean(1, keepdim=True) if len(mean) == 1 else pixels, mean, std)
+        if self.text is None:
+            found: Tensor = self.network(pixels)
+            return found
+        features = self.network.visual_projection(self.network.vision_model(pixel_values=pixels).pooler_output)
+        found = F.normalize(features, dim=-1) @ self.text.T * self.network.logit_scale.exp()
+        return found
+
+
+def load(folder: Path) -> Loaded:
+    """Build the network on the CPU, in evaluation mode.
+
+    Raises:
+        UserError: the folder is no export, a file of it is missing or is another one, or the backbone cannot be had.
+    """
+    card = read_card(folder)
+    for name, digest in card.sha256.items():
+        path = inside(folder, name)
+        if not path.is_file():
+            raise UserError(f"{folder} is not whole: {name} is missing.")
+        if weights_file.digest(path) != digest:
+            raise UserError(f"{path} is not the file that was exported: its sha256 is {weights_file.digest(path)}.")
+    try:
+        with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
+            network = _timm(card, folder) if card.backbone.of_timm else _clip(card, folder)
+            for name, count in card.cut.items():
+                owner, _, attribute = name.rpartition(".")
+                setattr(network.get_submodule(owner), attribute, cast(Any, network.get_submodule(name))[:count])
+            if card.form == "peft":
+                _listed(card, ADAPTER)
+                with_adapter(network, folder)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # each of three libraries has its own
+        raise UserError(f"{folder} cannot be loaded: {one_line(error)}.") from error
+    network.eval()
+    return Loaded(card, network, None if card.prompts is None else _text(card, network, _checkpoint(card, folder)))
+
+
+def _timm(card: ExportCard, folder: Path) -> nn.Module:
+    import timm
+
+    recipe, shape = card.backbone, cast(Any, card.backbone.arguments)
+    if recipe.call == "timm.models.MlpMixer":
+        network: nn.Module = timm.models.MlpMixer(**shape)
+    else:
+        try:
+            check_name(recipe.model)
+        except ValueError as error:
+            raise UserError(f"{error}.") from None
+        if recipe.fetched:
+            return timm_weights.create(recipe.model, **shape)
+        network = timm.create_model(recipe.model, **shape)
+    name = BACKBONE if card.form == "peft" else WHOLE
+    timm.models.load_checkpoint(network, str(folder / _listed(card, name)))
+    return network
+
+
+def _clip(card: ExportCard, folder: Path) -> nn.Module:
+    where = _checkpoint(card, folder)
+    if card.backbone.fetched and card.weights != (found := f"sha256:{checkpoint_folder.digest(where)}"):
+        raise UserError(f"{card.backbone.model} is another checkpoint than the one tuned, {card.weights}: {found}.")
+    network: nn.Module = clip_checkpoint.load(where, card.backbone.model)
+    return network
+
+
+def _checkpoint(card: ExportCard, folder: Path) -> Path:
+    """Return the folder of a CLIP's config, tokens and, but for tuned ones, weights."""
+    if card.backbone.fetched:
+        return checkpoint_folder.find(card.backbone.model)
+    _listed(card, WHOLE if card.form == "whole" else f"{FOLDER}/{WHOLE}")
+    return folder if card.form == "whole" else folder / FOLDER
+
+
+def _listed(card: ExportCard, name: str) -> str:
+    """Return the name of a file if the card pins its content: nothing else is read."""
+    if name not in card.sha256:
+        raise UserError(f"the export's card must pin {name} by its `sha256`, but it does not.")
+    return name
+
+
+@torch.no_grad()
+def _text(card: ExportCard, network: Any, checkpoint: Path) -> Tensor:
+    """Return the prompts' unit vectors (classes, projection) by the tuned text encoder."""
+    tokens, ends = clip_checkpoint.Tokenizer(checkpoint)(list(card.prompts or ()))
+    mask = (torch.arange(tokens.shape[1]) <= ends[:, None]).long()
+    features = network.text_model(input_ids=tokens, attention_mask=mask).pooler_output
+    return F.normalize(network.text_projection(features), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -31,7 +144,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of every picture of a folder, by its path within it, the most probable classes; or why it cannot be read."""
+    """The most probable classes of every picture of a folder, by its path within it, or why it cannot be read."""
 
     images: dict[str, tuple[Guess, ...]]
     broken: dict[str, str]
@@ -40,7 +153,7 @@ class Predictions:
 
 
 def pictures(folder: Path) -> list[str]:
-    """Paths of all pictures in a folder and those below it, sorted.
+    """Return the paths of all pictures in a folder and those below it, sorted.
 
     Raises:
         UserError: it is not there, is no folder, cannot be read, or has none.
@@ -54,14 +167,14 @@ def pictures(folder: Path) -> list[str]:
 
 
 def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
-    """Links to folders are followed, but not to one that leads here."""
-    here = (root / name).resolve()
-    if here in above:
+    """Yield the paths below a folder. Links to folders are followed, but not to one of those above."""
+    folder = (root / name).resolve()
+    if folder in above:
         return
-    seen = scan(root / name)
-    yield from (join(name, one) for one in (*seen.images, *seen.broken))
-    for one in seen.folders:
-        yield from _below(root, join(name, one), above | {here})
+    listing = scan(root / name)
+    yield from (join(name, one) for one in (*listing.images, *listing.broken))
+    for one in listing.folders:
+        yield from _below(root, join(name, one), above | {folder})
 
 
 def predict(
@@ -86,11 +199,7 @@ def predict(
 
 
 def _read(path: Path, card: ImageCard) -> np.ndarray:
-    """uint8 (3, size, size), as the preparation of the run's data makes it.
-
-    Raises:
-        CorruptImageError: it cannot be read or decoded.
-    """
+    """Return a picture as uint8 (3, size, size), as the preparation of the run's data makes it."""
     if not path.is_file():
         raise CorruptImageError(BROKEN)
     try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import Json
-from fedsweep.export.exportable import some
 from fedsweep.results import Store, SweepStore, TrialRecord, TrialStore
 from fedsweep.results.arms import agrees, parse_arm
 from fedsweep.results.history import last
@@ -31,7 +31,7 @@ class Named:
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
-    """The trial of that name; of several, the best. With `unfinished` also of those that did not come to their end.
+    """Return the trial of that name; of several, the best. `unfinished` ones count only if asked for.
 
     Raises:
         UserError: there is none, or it has not finished.
@@ -53,11 +53,10 @@ def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
 
 
 def _runs(store: Store) -> dict[str, list[str]]:
-    """Stamps of single runs by experiment, oldest first."""
-    found: dict[str, list[str]] = {}
+    """Return the stamps of single runs by experiment, oldest first."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for run in store.runs():
-        name = run.folder.parent.relative_to(store.root / "runs").as_posix()
-        found.setdefault(name, []).append(run.folder.name)
+        found[run.folder.parent.relative_to(store.root / "runs").as_posix()].append(run.folder.name)
     return {name: sorted(stamps) for name, stamps in found.items()}
 
 
@@ -73,11 +72,7 @@ def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished:
 
 
 def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
-    """The trial whose key begins so, of the newest sweep that has it finished, or else that has it.
-
-    Raises:
-        UserError: several keys do.
-    """
+    """Return the trial whose key begins so, of the newest sweep that has it finished, or else that has it."""
     found: list[tuple[SweepStore, TrialRecord]] = []
     for sweep in reversed(store.sweeps()):
         sweep.fetch()
@@ -85,16 +80,12 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
         found += [(sweep, TrialStore(one).read()) for one in folders if prefix and one.name.startswith(prefix)]
     keys = sorted({record.plan.key for _, record in found})
     if len(keys) > 1:
-        raise UserError(f"`{prefix}` must begin one trial's key, but it begins {len(keys)}: {some(keys)}.")
+        raise UserError(f"`{prefix}` must begin one trial's key, but it begins {len(keys)}: {summarise_list(keys)}.")
     return min(found, key=lambda one: not _finished(one[1])) if found else None
 
 
 def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:
-    """Of the sweep's trials that have these values, that with the best objective; the first of equals.
-
-    Raises:
-        UserError: none has them, none has finished, or none has a round.
-    """
+    """Return the trial with the best objective among those with these values; the first of equals."""
     manifest = sweep.manifest()
     where = f"{manifest.name}@{manifest.id}"
     meant = [one for one in trials if agrees(part, {**one.plan.arm, "seed": one.plan.seed})]
@@ -102,7 +93,7 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
         labels = list(dict.fromkeys(one.plan.label for one in trials))
         seeds = ", ".join(map(str, sorted({one.plan.seed for one in trials})))
         given = ", ".join(f"{name}={value}" for name, value in part.items())
-        arms = f"; its arms are {some(labels)}, its seeds {seeds}" if labels else ""
+        arms = f"; its arms are {summarise_list(labels)}, its seeds {seeds}" if labels else ""
         raise UserError(f"no trial of {where} has {given or 'been planned'}{arms}.")
     pool = meant if unfinished else [one for one in meant if _finished(one)]
     if not pool and len(meant) == 1:
@@ -127,7 +118,7 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
-    """The mean of the arm over its finished seeds, which no choice has raised; nothing where there is one seed."""
+    """Name the arm's mean over its finished seeds, which no choice has raised; nothing where there is one seed."""
     ends = [last(one.history, metric) for one in trials if one.plan.arm == chosen.plan.arm and _finished(one)]
     known = [value for value in ends if value is not None and math.isfinite(value)]
     return f" (its arm over {len(known)} seeds: {math.fsum(known) / len(known):.4f})" if len(known) > 1 else ""
@@ -143,8 +134,18 @@ def _finished(record: TrialRecord) -> bool:
 
 
 def _standing(record: TrialRecord) -> str:
-    """How it stands, with what would export it all the same."""
+    """Describe an unfinished trial's state, and what would export it all the same."""
     how = "has not ended" if record.outcome is None else f"is {record.outcome.outcome}"
     if not record.history:
         return f"{how} and has no round on disk"
     return f"{how}, after round {record.last_round}; `--unfinished` exports it as it stands"
+
+
+def summarise_list(names: Sequence[str], most: int = 6) -> str:
+    """Return the names, or the first `most` of them and how many more there are.
+
+    >>> summarise_list(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

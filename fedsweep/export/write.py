@@ -1,8 +1,9 @@
-"""From a trial's checkpoint to an export: built as the run was, taken apart, written, loaded again and compared."""
+"""From a trial's checkpoint to an export: checked, built as the run was, written, loaded again and compared."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,18 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.errors import UserError, near, one_line
 from fedsweep.export.card import ExportCard
 from fedsweep.export.contents import write
-from fedsweep.export.exportable import check_content, check_exportable, check_target
-from fedsweep.export.load import load
-from fedsweep.export.which_trial import Named
+from fedsweep.export.predict import load
+from fedsweep.export.which_trial import Named, summarise_list
 from fedsweep.federation.rounds import Federation
-from fedsweep.federation.run import build
+from fedsweep.federation.run import build, content_digests
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods.capabilities import adapter_of, predicted
+from fedsweep.methods.capabilities import ExportObstacle, SeparateModels, adapter_of, predicted
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
+from fedsweep.results.records import TrialPlan
 from fedsweep.types import ImageSet
 
 COMPARED = 8
@@ -47,7 +48,8 @@ def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
     checkpoint = load_checkpoint(named.trial.checkpoint, federation.initial_state())
     if not federation.model.movable():
         raise UserError(f"`method` {config.method.name} trains nothing, so that there is nothing to export.")
-    images = _some_images(federation)
+    test = federation.domains[0].test
+    images = test.select(torch.arange(min(COMPARED, len(test))))
     expected = _logits(federation, checkpoint, images, client)
     with _as_a_whole(target) as folder:
         layers, last = checkpoint.state.layers, checkpoint.history[-1]
@@ -62,13 +64,8 @@ def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
     return card
 
 
-def _some_images(federation: Federation) -> ImageSet:
-    test = federation.domains[0].test
-    return test.select(torch.arange(min(COMPARED, len(test))))
-
-
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
-    """As evaluation computes them; the resident model then holds the adapter of the global model, or the client's."""
+    """Compute logits as evaluation does; the resident model then holds the global model's adapter, or the client's."""
     method, state = federation.method, checkpoint.state
     federation.model.load_adapter(adapter_of(method, state, client))
     owner = next((one for one in federation.clients if one.id == client), None)
@@ -77,11 +74,7 @@ def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, cl
 
 @contextlib.contextmanager
 def _as_a_whole(target: Path) -> Iterator[Path]:
-    """A folder beside the target that takes its name in the end; on an error it is gone, and the target as it was.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Yield a folder beside the target that takes its name in the end; on an error, nothing is left of it."""
     scratch: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -96,3 +89,47 @@ def _as_a_whole(target: Path) -> Iterator[Path]:
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def check_target(target: Path) -> None:
+    """Raise UserError if the folder holds anything, or cannot be made."""
+    if target.is_dir() and any(target.iterdir()):
+        raise UserError(f"`--to` must be a new or an empty folder, but {target} is not empty.")
+    if target.exists() and not target.is_dir():
+        raise UserError(f"`--to` must be a new or an empty folder, but {target} is a file.")
+    above = next(one for one in target.absolute().parents if one.exists())
+    if not above.is_dir():
+        raise UserError(f"`--to` must be a new or an empty folder, but {above} in {target} is a file.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"`--to` {target} cannot be made: {above} cannot be written.")
+
+
+def check_exportable(config: RunConfig, client: str | None = None) -> None:
+    """Raise UserError if the model is more or less than a tuned backbone with its head, or the client has none."""
+    method, clients = config.method, list(config.client_domains())
+    if client is not None and client not in clients:
+        hint = near(client, clients) or f"; there are {summarise_list(clients)}."
+        raise UserError(f"`--client`: there is no client `{client}`{hint}")
+    separate = isinstance(method, SeparateModels)
+    obstacle = ExportObstacle.of_method(method).export_obstacle(
+        config.depths(), config.backbone.depth, client is not None
+    )
+    if obstacle is not None:
+        whose = "the global model" if client is None else f"client {client}"
+        own = "" if client is not None or not separate else "; `--client` exports a client's own model"
+        raise UserError(
+            f"`method` {method.name} cannot be exported: {whose} predicts with {obstacle}, for which neither PEFT nor "
+            f"the backbone's own library has a place{own}."
+        )
+    if client is not None and not separate:
+        raise UserError(
+            f"`--client` is for methods whose clients have models of their own, but those of `method` {method.name} "
+            "share one."
+        )
+
+
+def check_content(config: RunConfig, plan: TrialPlan) -> None:
+    """Raise UserError if files that the run names are missing, or were replaced since."""
+    for name, found in content_digests(config).items():
+        if plan.digests.get(name, found) != found:
+            raise UserError(f"the {name} of trial {plan.key} changed since it ran; it cannot be exported.")

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.tracking import trial_description as picture
 from fedsweep.tracking.destination import Destination
-from fedsweep.tracking.server import check_server, refusal
+from fedsweep.tracking.experiment import check_server, error_sentence, find_run, sweep_tags, trial_tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -42,7 +41,7 @@ class Registration:
         try:
             run_id = _run_id(destination.client(), experiment, key, sweep)
         except Exception as error:  # MLflow's own, and those of what it is built on
-            raise UserError(refusal(destination, error)) from None
+            raise UserError(error_sentence(destination, error)) from None
         if run_id is None:
             raise UserError(missing)
         return cls(destination.client(), model, run_id)
@@ -65,18 +64,9 @@ class Registration:
 
 
 def _run_id(client: MlflowClient, experiment: str, key: str, sweep: str | None) -> str | None:
-    """The run with the trial's key, below the sweep's if it is of one; a trial may be in several sweeps."""
+    """Return the run with the trial's key, below the sweep's if it is of one; a trial may be in several sweeps."""
     found = client.get_experiment_by_name(experiment)
-    if found is None:
+    parent = find_run(client, found.experiment_id, sweep_tags(sweep)) if found and sweep else None
+    if found is None or (sweep and parent is None):
         return None
-
-    def only(tags: Mapping[str, str]) -> str | None:
-        where = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-        same = client.search_runs([found.experiment_id], where, max_results=1)
-        return str(same[0].info.run_id) if same else None
-
-    tags = {picture.KEY: key, "fedsweep.kind": "trial"}
-    if sweep is None:
-        return only(tags)
-    parent = only({"fedsweep.kind": "sweep", "fedsweep.sweep": sweep})
-    return None if parent is None else only({**tags, "mlflow.parentRunId": parent})
+    return find_run(client, found.experiment_id, trial_tags(key, parent))

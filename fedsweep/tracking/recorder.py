@@ -6,21 +6,21 @@ once MLflow has it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.common.files import write_atomically
-from fedsweep.results import Store, SweepManifest, TrialRecord
+from fedsweep.common.files import LockedError, locked, write_atomically
+from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, count_outcomes
 from fedsweep.tracking.destination import SERVER, Destination
+from fedsweep.tracking.experiment import error_sentence
 from fedsweep.tracking.runs import Runs
-from fedsweep.tracking.server import refusal
 
 Job = Callable[[], None]
 Tell = Callable[[int], None]
@@ -70,9 +70,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.deliver()
 
     def open_sweep(self, manifest: SweepManifest, folder: Path) -> None:
@@ -179,10 +177,10 @@ class Recorder:
         """Tell an outage, which ends for everything at once, from a write that MLflow does not take."""
         text = "".join(traceback.format_exception(error))
         try:
-            self.runs.probe()
+            self.runs.client.search_experiments(max_results=1)
             outage = None
         except Exception as trouble:
-            outage = refusal(self.destination, trouble)
+            outage = error_sentence(self.destination, trouble)
         with self._news:
             self.outage = outage
             self._errors[what] = text
@@ -195,3 +193,42 @@ class Recorder:
                     self._refused[what] = newest
                     del self._tries[what]
             self._news.notify_all()
+
+
+def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -> Iterator[tuple[str, dict[str, str]]]:
+    """Bring MLflow up to what a store holds: after an outage, for a lost database, or for another server.
+
+    Sweeps that another process is running are left to it.
+
+    Yields:
+        The name of each sweep and run, and what MLflow did not take of it.
+    """
+    for sweep in store.sweeps():
+        sweep.fetch()
+        if sweep.remote.is_taken():
+            continue
+        with contextlib.suppress(LockedError), locked(sweep.folder / ".lock", "taken"):
+            yield f"{sweep.manifest().name} {sweep.manifest().id}", _deliver_sweep(store, sweep, destination, tell)
+    runs = store.root / "runs"
+    for run in store.runs():
+        recorder = Recorder(store, run.folder.parent.relative_to(runs).as_posix(), destination)
+        recorder.sync(run.read())  # one without an end may be running
+        recorder.deliver(tell=tell)
+        yield run.folder.relative_to(runs).as_posix(), recorder.unsynced
+
+
+def _deliver_sweep(store: Store, sweep: SweepStore, destination: Destination, tell: Tell) -> dict[str, str]:
+    manifest, trials = sweep.manifest(), sweep.trials()
+    recorder = Recorder(store, manifest.name, destination)
+    recorder.open_sweep(manifest, sweep.folder)
+    for trial in trials:
+        (recorder.sync if trial.outcome else recorder.interrupt)(trial)
+    report = sweep.folder / "report"
+    whole = all(trial.outcome for trial in trials) and len(trials) >= (manifest.trials or 0)
+    recorder.close_sweep(
+        "FINISHED" if whole else "KILLED",
+        {f"trials/{name}": float(number) for name, number in count_outcomes(trials).items()},
+        report if report.exists() else None,
+        tell,
+    )
+    return recorder.unsynced

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 from fedsweep.common.paths import summary
@@ -18,8 +22,8 @@ LONGEST_TAG = 500
 """Characters of a tag that lists what trials say."""
 
 
-def tags(manifest: SweepManifest) -> dict[str, str]:
-    """To search and compare sweeps by."""
+def description_tags(manifest: SweepManifest) -> dict[str, str]:
+    """Return the tags to search and compare sweeps by."""
     goals = [(manifest.metric, manifest.mode)]
     if manifest.against is not None:
         goals.append((manifest.against.metric, manifest.against.mode))
@@ -35,8 +39,8 @@ def tags(manifest: SweepManifest) -> dict[str, str]:
 
 
 @dataclass
-class Together:
-    """What the trials seen so far say together."""
+class TrialsSummary:
+    """The images, metric ranges and provenance of all trials that were added."""
 
     images: dict[Images, None] = field(default_factory=dict)
     extent: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -44,7 +48,7 @@ class Together:
     _marks: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, trial: TrialRecord) -> None:
-        """See a trial, again or for the first time."""
+        """Add a trial, again or for the first time."""
         for name, mark in trial.plan.marks.items():
             if name != TAKEN_FROM:  # of single trials
                 self._marks.setdefault(name, set()).add(mark)
@@ -69,13 +73,13 @@ REST = "\n\n(More than fits here: the whole table is `report/table.md` among the
 
 
 def question(folder: Path) -> str:
-    """What a sweep's search space says of itself in its first comment; empty where it says nothing."""
+    """Return the first comment of a sweep's search space; empty where it has none."""
     path = folder / "search_space.yaml"
     return summary(path) if path.exists() else ""
 
 
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
-    """The description of a parent run: the question, the table with what was found, the commands."""
+    """Return the description of a parent run: the question, the table with what was found, the commands."""
     table = report / "table.md" if report is not None else None
     if table is not None and table.exists():
         _, _, found = table.read_text(encoding="utf-8").partition("\n")  # its title is the run's name
@@ -83,21 +87,14 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
     else:
         body = f"No report yet. {len(manifest.seeds)} seeds, {manifest.rounds} rounds, around `{manifest.experiment}`."
     wanted = f"{manifest.name} --sweep {manifest.id}"
-    end = "\n".join(
-        [
-            "```sh",
-            f"fedsweep report {wanted}",
-            f"fedsweep tune {manifest.name} --resume --sweep {manifest.id}",
-            f"fedsweep ui {wanted}",
-            "```",
-        ]
-    )
+    commands = [f"report {wanted}", f"tune {manifest.name} --resume --sweep {manifest.id}", f"ui {wanted}"]
+    end = "\n".join(["```sh", *(f"fedsweep {one}" for one in commands), "```"])
     head = f"{asked}\n\n" if asked else ""
     return head + shortened(body, LONGEST_NOTE - len(head) - len(end) - 2) + "\n\n" + end
 
 
 def shortened(text: str, longest: int) -> str:
-    """Whole lines of a Markdown text, and a sentence where some are left out.
+    """Return whole lines of a Markdown text, and a sentence where some are left out.
 
     >>> shortened("a table", 100)
     'a table'
@@ -106,3 +103,33 @@ def shortened(text: str, longest: int) -> str:
         return text
     kept = text[: longest - len(REST)]
     return kept[: kept.rfind("\n")].rstrip() + REST if "\n" in kept else kept + REST
+
+
+PACKAGES = ("fedsweep", "torch", "timm", "peft", "ray", "optuna", "mlflow", "numpy", "scikit-learn", "pyarrow")
+
+
+def environment() -> dict[str, str]:
+    """Return package versions, Python and platform."""
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "platform": platform.platform(), **versions}
+
+
+def git_commit() -> str | None:
+    """Return the commit of the checkout that the package is run from, with `+` where it has uncommitted changes."""
+    folder = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        tracked = git("ls-files", Path(__file__).name)
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "") if tracked else None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+@cache  # asked for every run; git is three processes
+def origin() -> dict[str, str]:
+    """Return the tags of every run: fedsweep's version, and the commit where there is one."""
+    version, commit = {"fedsweep.version": metadata.version("fedsweep")}, git_commit()
+    return {**version, "mlflow.source.git.commit": commit} if commit else version

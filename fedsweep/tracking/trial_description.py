@@ -16,7 +16,6 @@ from fedsweep.results import TrialPlan, TrialRecord
 from fedsweep.results.arms import IN_WORDS, setting, shown_setting
 from fedsweep.results.history import mean_of_last, total_megabytes
 from fedsweep.results.provenance import SYNTHETIC
-from fedsweep.tracking.code_origin import origin
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric
@@ -27,7 +26,6 @@ METRICS, PARAMETERS = 800, 100
 STATUS = {"finished": "FINISHED", "pruned": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
 OUTCOME = "fedsweep.outcome"
 ROUND = "fedsweep.round"
-KEY = "fedsweep.key"
 ARM = "arm"
 """The tag that MLflow's page groups runs by: the run's name without its seed."""
 State = tuple[str, str | None]
@@ -36,26 +34,27 @@ RUNNING: State = ("running", None)
 
 
 def state(trial: TrialRecord) -> State:
-    """How a trial stands."""
+    """Return the state of a trial."""
     return (trial.outcome.outcome, str(trial.outcome.round)) if trial.outcome else RUNNING
 
 
-def shown_state(tags: Mapping[str, str]) -> State:
-    """How a trial stands by its run's tags."""
+def recorded_state(tags: Mapping[str, str]) -> State:
+    """Return the state of a trial by its run's tags."""
     outcome = tags.get(OUTCOME, "")
     return outcome, tags.get(ROUND) if outcome in STATUS else None
 
 
-def starting(plan: TrialPlan, varied: Iterable[str] = ()) -> dict[str, str]:
-    """The tags that a run has from its start; `varied` names what differs between arms of its sweep."""
-    tags = {**grouping(plan, varied), "fedsweep.arm": plan.label, "fedsweep.seed": str(plan.seed), OUTCOME: RUNNING[0]}
+def start_tags(plan: TrialPlan, varied: Iterable[str] = ()) -> dict[str, str]:
+    """Return the tags of a run from its start; `varied` names what differs between arms of its sweep."""
+    tags = {"fedsweep.arm": plan.label, "fedsweep.seed": str(plan.seed), OUTCOME: RUNNING[0]}
     tags |= {f"fedsweep.{name}_digest": digest for name, digest in plan.digests.items()}
-    start = {"fedsweep.start": f"{plan.start.key} after round {plan.start.round}"} if plan.start is not None else {}
-    return {**tags, **start, **marks(plan), **origin()}
+    if plan.start is not None:
+        tags["fedsweep.start"] = f"{plan.start.key} after round {plan.start.round}"
+    return {**_grouping_tags(plan, varied), **tags, **provenance_tags(plan)}
 
 
-def grouping(plan: TrialPlan, varied: Iterable[str] = ()) -> dict[str, str]:
-    """What a person groups runs by: each varied hyperparameter under its short name, and the arm in words."""
+def _grouping_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
+    """Return the tags to group runs by: each varied hyperparameter under its short name, and the arm in words."""
     short = short_names(dict.fromkeys([*varied, *plan.arm]))
     tags = {
         short[name]: setting(name, value) if name in IN_WORDS else shown_setting(value, 6)
@@ -75,13 +74,13 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     return {name: next((end for end in reversed(several) if taken[end] == 1), name) for name, several in ends.items()}
 
 
-def marks(plan: TrialPlan) -> dict[str, str]:
-    """The tags of what a reader of a trial's numbers must know; some of it shows only on the way."""
+def provenance_tags(plan: TrialPlan) -> dict[str, str]:
+    """Return the tags of what a reader of a trial's numbers must know; some of it shows only while it runs."""
     return {f"fedsweep.{name}": mark for name, mark in plan.marks.items()}
 
 
-def standing(trial: TrialRecord) -> dict[str, str]:
-    """The tags of how a trial stands, the outcome last."""
+def outcome_tags(trial: TrialRecord) -> dict[str, str]:
+    """Return the tags of a trial's state, the outcome last."""
     if trial.outcome is None:
         return {OUTCOME: RUNNING[0]}
     lines = (trial.outcome.error or "").strip().splitlines()
@@ -90,8 +89,8 @@ def standing(trial: TrialRecord) -> dict[str, str]:
     return {**error, **reason, ROUND: str(trial.outcome.round), OUTCOME: trial.outcome.outcome}
 
 
-def points(trial: TrialRecord, start: int, after: int) -> list[list[Metric]]:
-    """The rounds after one, each with all its metrics; `start` is that of the run, in milliseconds.
+def round_metrics(trial: TrialRecord, start: int, after: int) -> list[list[Metric]]:
+    """Return the metrics of each round after round `after`; `start` is that of the run, in milliseconds.
 
     A round is dated by the run's start and the seconds that rounds took, so that it is the same point whenever it is
     written: of two equal points MLflow keeps one.
@@ -103,8 +102,8 @@ def points(trial: TrialRecord, start: int, after: int) -> list[list[Metric]]:
     ]
 
 
-def summary(trial: TrialRecord, start: int) -> list[list[Metric]]:
-    """What is said of a whole trial that has ended, dated by its last round."""
+def final_metrics(trial: TrialRecord, start: int) -> list[list[Metric]]:
+    """Return the metrics of a whole trial that has ended, dated by its last round."""
     if trial.outcome is None or trial.last_round <= 0:
         return []
     last = mean_of_last(trial.history, "accuracy/mean")
@@ -113,7 +112,6 @@ def summary(trial: TrialRecord, start: int) -> list[list[Metric]]:
 
 
 def _moments(trial: TrialRecord, start: int) -> list[int]:
-    """The start and the end of each round."""
     return [start + round(1000 * passed) for passed in accumulate((one.seconds for one in trial.history), initial=0.0)]
 
 
@@ -126,7 +124,7 @@ def _metrics(values: Mapping[str, float], moment: int, step: int) -> list[Metric
 def requests(
     rounds: Iterable[list[Metric]], parameters: Mapping[str, Json], tags: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """What is to be written, as arguments of `log_batch`: as few requests as MLflow takes, no round cut in two.
+    """Yield the arguments of `log_batch`: as few requests as MLflow takes, no round cut in two.
 
     Tags come last; within a request MLflow itself writes them last.
     """
@@ -199,8 +197,8 @@ def images_of(plan: TrialPlan) -> list[Images]:
     return found
 
 
-def inputs(images: Iterable[Images]) -> list[DatasetInput]:
-    """As arguments of `log_inputs`, which takes the same one twice as one."""
+def dataset_inputs(images: Iterable[Images]) -> list[DatasetInput]:
+    """Return the images as arguments of `log_inputs`, which takes two equal ones as one."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     schema = json.dumps({"mlflow_colspec": COLUMNS})

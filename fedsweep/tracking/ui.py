@@ -17,18 +17,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import Store, SweepManifest, SweepStore
 from fedsweep.results.arms import IN_WORDS
 from fedsweep.results.history import ACCUMULATED
-from fedsweep.tracking import ui as view
 from fedsweep.tracking.destination import Destination, tracking_uri
+from fedsweep.tracking.experiment import PARENT, find_run, sweep_tags, tag_filter
 from fedsweep.tracking.trial_description import ARM
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment
 
 
 TAG = "mlflow.sharedViewState."
@@ -39,8 +40,26 @@ BY_ROUND = ("accuracy/worst_domain", "loss/test", "loss/train")
 COST = "megabytes/sent"
 
 
+def save_view(
+    client: MlflowClient,
+    experiment_id: str,
+    manifest: SweepManifest,
+    parent: str,
+    extent: Mapping[str, tuple[float, float]],
+) -> bool:
+    """Save the view of a sweep for MLflow's page, and return whether MLflow took it.
+
+    The form of a view is MLflow's own and undocumented, and some servers let us only read. So nothing depends on it.
+    """
+    with contextlib.suppress(Exception):
+        view = encoded(sweep_view(manifest, parent, extent))
+        client.set_experiment_tag(experiment_id, TAG + manifest.id, view)
+        return True
+    return False
+
+
 def encoded(view: Json) -> str:
-    """The tag's value, as MLflow's page reads it."""
+    """Return the tag's value, as MLflow's page reads it."""
     content = json.dumps(view, separators=(",", ":"), ensure_ascii=False).encode()
     return "deflate;" + base64.b64encode(zlib.compress(content, 9)).decode()
 
@@ -54,7 +73,7 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Mapping[str, tuple[
         extent: the least and the largest value of each metric so far; without it curves are drawn from zero.
     """
     return {
-        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
+        "searchFilter": tag_filter({PARENT: parent}),
         # Ordered by a metric the page shows trials alone; otherwise it folds them below their parent.
         "orderByKey": f"metrics.`{manifest.metric}`",
         "orderByAsc": manifest.mode == "min",
@@ -123,7 +142,7 @@ LINE: dict[str, Any] = {
 
 
 def _range(extent: tuple[float, float] | None) -> dict[str, float]:
-    """Of the vertical axis, with a margin."""
+    """Return the range of the vertical axis, with a margin."""
     if extent is None or extent[0] == extent[1]:
         return {}
     margin = 0.05 * (extent[1] - extent[0])
@@ -131,26 +150,13 @@ def _range(extent: tuple[float, float] | None) -> dict[str, float]:
 
 
 def _chart(kind: str, uuid: str, **rest: Any) -> dict[str, Any]:
-    return {
-        "type": kind,
-        "uuid": uuid,
-        "runsCountToCompare": 100,
-        "metricSectionId": "section sweep",
-        "deleted": False,
-        "isGenerated": False,
-        **rest,
-    }
+    chart = {"type": kind, "uuid": uuid, "runsCountToCompare": 100, "metricSectionId": "section sweep"}
+    return {**chart, "deleted": False, "isGenerated": False, **rest}
 
 
 def _section(name: str, opened: bool = False) -> dict[str, Any]:
-    return {
-        "uuid": f"section {name}",
-        "name": name,
-        "display": opened,
-        "isReordered": True,
-        "deleted": False,
-        "isGenerated": not opened,
-    }
+    section = {"uuid": f"section {name}", "name": name, "display": opened, "isReordered": True}
+    return {**section, "deleted": False, "isGenerated": not opened}
 
 
 LOOPBACK = "127.0.0.1"
@@ -176,16 +182,13 @@ def check_free(host: str, port: int) -> bool:
             probe.bind(address)
             probe.listen()
     except (OSError, UnicodeError) as error:
+        sentences: dict[int | None, str] = {
+            errno.EADDRINUSE: f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another.",
+            errno.EACCES: f"port {port} is not open to this user; `--port 5000` is.",
+        }
+        rule = "`--host` must be an address or a name of this machine, such as 127.0.0.1 or 0.0.0.0"
         number = getattr(error, "errno", None)
-        if number == errno.EADDRINUSE:
-            raise UserError(
-                f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another."
-            ) from None
-        if number == errno.EACCES:
-            raise UserError(f"port {port} is not open to this user; `--port 5000` is.") from None
-        raise UserError(
-            f"`--host` must be an address or a name of this machine, such as 127.0.0.1 or 0.0.0.0, but it is `{host}`."
-        ) from None
+        raise UserError(sentences.get(number, f"{rule}, but it is `{host}`.")) from None
     return ipaddress.ip_address(address[0]).is_loopback
 
 
@@ -221,16 +224,14 @@ def page_url(host: str, port: int) -> str:
 
 
 def _names(host: str) -> list[str]:
-    """Names and addresses under which this machine is asked for its page."""
+    """Return the names and addresses under which this machine is asked for its page."""
     own = socket.gethostname()
     names = ["localhost", LOOPBACK, "::1", own, socket.getfqdn(), *([] if host in ANYWHERE else [host])]
     with contextlib.suppress(OSError):  # a name that resolves nowhere
         names += [str(address[4][0]) for address in socket.getaddrinfo(own, None)]
-    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # for documentation
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
-            route.connect((elsewhere, 9))  # sends nothing; picks the interface that faces the network
-            names.append(str(route.getsockname()[0]))
-    return list(dict.fromkeys(_bracketed(name) for name in names))
+    for addresses in psutil.net_if_addrs().values():
+        names += [one.address for one in addresses if one.family in (socket.AF_INET, socket.AF_INET6)]
+    return list(dict.fromkeys(_bracketed(name.partition("%")[0]) for name in names))
 
 
 def _bracketed(name: str) -> str:
@@ -253,34 +254,20 @@ def page_links(
     if experiment is None:
         return {}
     number = experiment.experiment_id
-    of_sweep = f"tags.`fedsweep.kind` = 'sweep' and tags.`fedsweep.sweep` = '{manifest.id}'"
-    parents = client.search_runs([number], of_sweep, max_results=1)
-    parent = parents[0].info.run_id if parents else None
-    below = f"tags.`mlflow.parentRunId` = '{parent}'" if parent else "tags.`fedsweep.kind` = 'trial'"
-    found = client.search_runs([number], below, max_results=SIDE_BY_SIDE)
-    ids = ",".join(f'"{run.info.run_id}"' for run in found)
+    parent = find_run(client, number, sweep_tags(manifest.id))
+    below = tag_filter({PARENT: parent} if parent else {"fedsweep.kind": "trial"})
+    ids = ",".join(f'"{run.info.run_id}"' for run in client.search_runs([number], below, max_results=SIDE_BY_SIDE))
     runs = f"{url}/#/experiments/{number}/runs?{TRAINING}"
     # Ordered by a metric, MLflow shows children beside their parent; otherwise it folds them below it.
     metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")
-    charts = (
-        f"{runs}&compareRunsMode=CHART&orderByKey={metric}&orderByAsc={'false' if manifest.mode == 'max' else 'true'}"
-    )
+    ascending = "false" if manifest.mode == "max" else "true"
+    charts = f"{runs}&compareRunsMode=CHART&orderByKey={metric}&orderByAsc={ascending}"
     compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]&{TRAINING}', safe="?=&")
     links = {"sweeps and their trials": runs, "curves": charts, "trials side by side": f"{url}/#/compare-runs{compare}"}
-    if parent is None or not _saved(client, experiment, manifest, parent):
+    if parent is None:
+        return links
+    if TAG + manifest.id not in experiment.tags and not save_view(client, number, manifest, parent, {}):
         return links
     by_arm = f"{runs}&compareRunsMode=CHART&viewStateShareKey={manifest.id}"
     about = f"{url}/#/experiments/{number}/runs/{parent}?{TRAINING}"
     return {"the sweep by arm": by_arm, "what it found": about, **links}
-
-
-def _saved(client: MlflowClient, experiment: Experiment, manifest: SweepManifest, parent: str) -> bool:
-    """Whether the sweep has its saved view by now."""
-    name = view.TAG + manifest.id
-    if name in experiment.tags:
-        return True
-    with contextlib.suppress(Exception):  # a server that lets us only read
-        shown = view.encoded(view.sweep_view(manifest, parent, {}))
-        client.set_experiment_tag(experiment.experiment_id, name, shown)
-        return True
-    return False

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsweep.cli import data as verbs
 from fedsweep.common.yaml_values import parse_yaml
 from fedsweep.data.digits import STYLES
 from fedsweep.data.prepared.card import read_card, store_folder
@@ -19,7 +18,6 @@ from tests.pipelines import write_pipeline
 from tests.preparation.helpers import CLASSES, write_tree
 
 PREPARE = ("data", "prepare", "animals", "--root", "tree", "--size", "16", "--workers", "1")
-VERBS = ["prepare", "list", "show", "partition", "generate"]
 
 
 @pytest.fixture
@@ -335,24 +333,6 @@ def test_a_generation_that_is_stopped_says_that_nothing_is_lost(tree, tmp_path, 
     answer = call(*GENERATE)
     assert answer.code == 130
     assert "what is made is kept" in answer.err
-
-
-def test_there_are_five_verbs():
-    assert [one.name or one.callback.__name__ for one in verbs.app.registered_commands] == VERBS
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(call: Call, verb):
-    answer = call("data", verb, "--help")
-    assert (answer.code, answer.err) == (0, "")
-    assert f"Example: fedsweep data {verb}" in answer.out
-
-
-@pytest.mark.parametrize("words", [("data", "--help"), ("data", "list", "--help")])
-def test_help_loads_nothing_heavy(words):
-    text, heavy = loaded(*words)
-    assert heavy == set()
-    assert "Usage: fedsweep data" in text
 
 
 def test_list_does_not_load_torch(tmp_path, monkeypatch):

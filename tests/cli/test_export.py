@@ -114,7 +114,7 @@ def test_a_version_is_kept_by_round_and_client():
         (["export", "fedra_digits", "--to", "here/file"], "`--to` must be a new or an empty folder, but here/file is a "
          "file."),
         (["export", "fedra_digits", "--to", "here/file/x"], "`--to` must be a new or an empty folder, but "
-         "{here}/here/file in here/file/x is a file."),
+         "{folder}/here/file in here/file/x is a file."),
         (["export", "fedra_digits", "--to", "new", "--client", "plan"], "`--client`: there is no client `plan`; did "
          "you mean `plain`?"),
         (["export", "fedra_digits", "--to", "new", "--register", "a/b"], "`--register` must be a name without / and :, "
@@ -127,7 +127,7 @@ def test_an_export_that_cannot_be_is_refused_and_leaves_nothing(refused: Refused
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "file").write_text("")
     said = refused(*words, "--store", str(store))
-    assert said == sentence.format(store=store, here=tmp_path)
+    assert said == sentence.format(store=store, folder=tmp_path)
     assert not (tmp_path / "new").exists()
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["file"]
     assert not (store / "mlflow.db").exists()

@@ -16,8 +16,9 @@ from fedsweep.tracking import single_run as recorded_run
 METRICS = ["accuracy/mean", "accuracy/worst_domain", "accuracy/domain/sketch", "accuracy/domain/art_painting"]
 
 
-def test_columns_stand_under_whole_headings(capsys):
-    with RoundTable(1, ["sketch", "art_painting"], as_json=False) as table:
+def test_columns_stand_under_whole_headings(tiny, capsys):
+    data = tiny.data.model_copy(update={"domains": ("sketch", "art_painting")})
+    with RoundTable(tiny.model_copy(update={"data": data}), as_json=False) as table:
         table.add(RoundRecord(0, dict.fromkeys(METRICS, 0.5), 1.0))
         table.add(RoundRecord(1, dict.fromkeys(METRICS, 1.0) | {"loss/train": 0.25}, 1.0))
     headings, untuned, first = capsys.readouterr().out.splitlines()

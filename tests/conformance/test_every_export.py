@@ -8,10 +8,9 @@ import torch
 
 import fedsweep.export.write
 from fedsweep.common.errors import UserError
-from fedsweep.export.exportable import check_exportable
-from fedsweep.export.load import load
+from fedsweep.export.predict import load
 from fedsweep.export.which_trial import Named
-from fedsweep.export.write import export
+from fedsweep.export.write import check_exportable, export
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import ALL

@@ -12,7 +12,7 @@ import torch
 from fedsweep.common.errors import UserError
 from fedsweep.export import write as writing
 from fedsweep.export.card import ADAPTER, BACKBONE, read_card
-from fedsweep.export.load import load
+from fedsweep.export.predict import load
 from fedsweep.export.which_trial import Named
 from fedsweep.export.write import export
 from fedsweep.federation.run import build

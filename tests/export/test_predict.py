@@ -11,8 +11,7 @@ from PIL import Image
 from fedsweep.common.errors import UserError
 from fedsweep.data.data_config import load as load_data
 from fedsweep.export.card import ImageCard
-from fedsweep.export.load import Loaded, load
-from fedsweep.export.predict import _read, pictures, predict
+from fedsweep.export.predict import Loaded, _read, load, pictures, predict
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.decode import CorruptImageError
 from fedsweep.preparation.plan import Options, make_plan

@@ -12,6 +12,7 @@ from fedsweep.results import Outcome, Store
 from fedsweep.tracking import Destination, Recorder, deliver_all, recorder
 from fedsweep.tracking.recorder import END
 from fedsweep.tracking.runs import Runs
+from tests.tracking.conftest import NewStore
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder, trial
 
 
@@ -22,8 +23,8 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("store"))
+def store(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Store:
+    return new_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture
@@ -78,16 +79,16 @@ def test_the_driver_does_not_wait_and_rounds_that_came_meanwhile_are_one_write(
 
 def test_one_thread_writes_and_ends_when_nothing_is_due(opened: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     writers: set[str] = set()
-    alone = threading.Lock()
+    lock = threading.Lock()
     real = opened.runs.client.log_batch
 
     def write(*args: Any, **kwargs: Any) -> Any:
-        assert alone.acquire(blocking=False)
+        assert lock.acquire(blocking=False)
         writers.add(threading.current_thread().name)
         try:
             return real(*args, **kwargs)
         finally:
-            alone.release()
+            lock.release()
 
     monkeypatch.setattr(opened.runs.client, "log_batch", write)
     for rounds in range(1, 5):
@@ -205,7 +206,7 @@ def test_a_server_that_is_not_there_holds_nobody_up(store: Store, tmp_path: Path
 
 def test_a_sweep_is_brought_as_finished_only_when_all_its_trials_have_ended(store: Store, tmp_path: Path) -> None:
     """Of a sampled search the folder holds only those that were proposed before it was stopped."""
-    other, there = Store(tmp_path / "mlruns"), Destination.of(store.root, None)
+    other, destination = Store(tmp_path / "mlruns"), Destination.of(store.root, None)
     manifest = MANIFEST.model_copy(update={"name": "sampled", "trials": 2})
     sweep = other.sweep(manifest.name, manifest.id)
     sweep.create(manifest, {"search_space.yaml": "seed: 0\n", "experiment.yaml": "seed: 0\n"})
@@ -213,5 +214,5 @@ def test_a_sweep_is_brought_as_finished_only_when_all_its_trials_have_ended(stor
         kept = sweep.trial(f"k{number}")
         kept.plan(PLAN.model_copy(update={"key": f"k{number}", "number": number}))
         kept.end(Outcome(outcome="pruned", round=0))
-        assert list(deliver_all(other, there)) == [("sampled s1", {})]
-        assert parent(Recorder(other, "sampled", there).runs).info.status == status
+        assert list(deliver_all(other, destination)) == [("sampled s1", {})]
+        assert parent(Recorder(other, "sampled", destination).runs).info.status == status

@@ -1,4 +1,4 @@
-"""The saved view of a sweep; whether MLflow's page understands it is for tests/sweep/test_ui.py."""
+"""The saved view of a sweep; whether MLflow's page understands it is for test_ui.py."""
 
 import base64
 import json

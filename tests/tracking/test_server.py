@@ -159,7 +159,7 @@ def test_what_a_store_holds_is_brought_to_another_server(server: Server, sweep: 
 
 
 def test_a_server_with_artifacts_on_its_own_disk_is_refused(tmp_path: Path) -> None:
-    there = mlflow_server(tmp_path, None, "--default-artifact-root", str(tmp_path / "there"))
+    own_disk = mlflow_server(tmp_path, None, "--default-artifact-root", str(tmp_path / "there"))
     reason = r"keeps the artifacts of `x` in .*there/1, which is a path of its own"
-    with there as started, pytest.raises(UserError, match=reason):
+    with own_disk as started, pytest.raises(UserError, match=reason):
         check_server(Destination.of(tmp_path, started.url), "x")

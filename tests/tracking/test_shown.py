@@ -15,6 +15,7 @@ from fedsweep.results.arms import Arm
 from fedsweep.tracking import Destination, page_links
 from fedsweep.tracking import ui as view
 from fedsweep.tracking.runs import Runs
+from tests.tracking.conftest import NewStore
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder, trial
 
 PLANS = [
@@ -25,8 +26,8 @@ SWEEP = MANIFEST.model_copy(update={"baseline": {"lora.rank": 8}, "seeds": (0, 1
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("store"))
+def root(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Store:
+    return new_store(tmp_path_factory.mktemp("store"))
 
 
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = SWEEP) -> Runs:
@@ -172,7 +173,7 @@ def test_a_view_that_cannot_be_made_or_saved_fails_nothing(
     assert not any(name.startswith(view.TAG) for name in runs.client.get_experiment(runs.experiment_id).tags)
 
 
-def test_a_rebuilt_database_has_the_same_content(tmp_path: Path) -> None:
+def test_a_rebuilt_database_has_the_same_content(tmp_path: Path, new_store: NewStore) -> None:
     def content(store: Store) -> list[Any]:
         runs = opened(store, "same", tmp_path / "sweep")
         for plan in PLANS:
@@ -182,7 +183,7 @@ def test_a_rebuilt_database_has_the_same_content(tmp_path: Path) -> None:
         tags = [{**run.data.tags, "mlflow.parentRunId": "of this database"} for run in found]
         return [tags, [(run.data.params, run.data.metrics, datasets(run)) for run in found]]
 
-    one, other = (content(Store(tmp_path / name)) for name in ("one", "other"))
+    one, other = (content(new_store(tmp_path / name)) for name in ("one", "other"))
     assert len(one[0]) == 5
     assert one == other
 
@@ -205,8 +206,10 @@ def stored(store: Store, plans: Sequence[TrialPlan], manifest: SweepManifest) ->
     runs.close_sweep("FINISHED", {})
 
 
-def test_the_first_address_is_the_view_of_the_newest_sweep_or_of_the_one_asked_for(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_the_first_address_is_the_view_of_the_newest_sweep_or_of_the_one_asked_for(
+    tmp_path: Path, new_store: NewStore
+) -> None:
+    store = new_store(tmp_path)
     for number in (1, 2):
         created = f"2026-01-0{number}T00:00:00+00:00"
         stored(store, PLANS, SWEEP.model_copy(update={"id": f"s{number}", "created": created}))
@@ -222,9 +225,9 @@ def test_the_first_address_is_the_view_of_the_newest_sweep_or_of_the_one_asked_f
 
 
 def test_a_sweep_recorded_without_a_view_gets_one_where_that_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(tmp_path)
+    store = new_store(tmp_path)
     stored(store, PLANS[:1], SWEEP)
     client = Destination.of(store.root).client()
     number = client.get_experiment_by_name("tiny").experiment_id

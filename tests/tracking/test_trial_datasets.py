@@ -10,7 +10,7 @@ import torch
 from fedsweep.federation.run import content_digests, split
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import TrialPlan
-from fedsweep.tracking.trial_description import Images, images_of, inputs
+from fedsweep.tracking.trial_description import Images, dataset_inputs, images_of
 from tests.tracking.helpers import PLAN
 
 
@@ -92,7 +92,7 @@ def test_synthetic_images_are_an_input_of_their_own(tiny: RunConfig) -> None:
 
 
 def test_mlflow_takes_them_and_a_plan_without_images_has_none(tiny: RunConfig) -> None:
-    made = inputs(images_of(plan_of(tiny)))
+    made = dataset_inputs(images_of(plan_of(tiny)))
     assert [one.tags[0].value for one in made] == ["eval", "train"]
     assert all(len(one.dataset.digest) <= 36 and json.loads(one.dataset.source) for one in made)
     assert images_of(PLAN.model_copy(update={"digests": {}})) == []

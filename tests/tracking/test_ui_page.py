@@ -24,9 +24,9 @@ from tests.tracking.servers import free_port
 ANYWHERE = "0.0.0.0"  # noqa: S104
 
 
-@pytest.mark.parametrize(("host", "alone"), [("127.0.0.1", True), ("localhost", True), (ANYWHERE, False)])
-def test_who_can_reach_a_host(host: str, alone: bool) -> None:
-    assert check_free(host, free_port()) is alone
+@pytest.mark.parametrize(("host", "loopback"), [("127.0.0.1", True), ("localhost", True), (ANYWHERE, False)])
+def test_who_can_reach_a_host(host: str, loopback: bool) -> None:
+    assert check_free(host, free_port()) is loopback
 
 
 def test_a_port_that_is_taken_is_told_whichever_address_it_is_taken_on() -> None:
@@ -46,9 +46,9 @@ def test_a_host_that_is_not_this_machine_is_refused(host: str) -> None:
 
 
 def test_only_other_hosts_need_names(tmp_path: Path) -> None:
-    alone, _ = server_command(tmp_path, 5001)
-    assert alone[alone.index("--host") + 1] == "127.0.0.1"
-    assert "--allowed-hosts" not in alone
+    local, _ = server_command(tmp_path, 5001)
+    assert local[local.index("--host") + 1] == "127.0.0.1"
+    assert "--allowed-hosts" not in local
     shared, _ = server_command(tmp_path, 5001, ANYWHERE)
     names = shared[shared.index("--allowed-hosts") + 1].split(",")
     assert {f"{socket.gethostname()}:5001", "127.0.0.1:5001", "localhost"} <= set(names)

@@ -1,0 +1,173 @@
+"""One MLflow experiment: its runs, found by their tags, and whether its server can be used."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from fedsweep.common.errors import UserError, one_line
+from fedsweep.common.paths import inside
+from fedsweep.tracking.destination import Destination
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+
+DESCRIBED = "fedsweep.described"
+"""The tag of a run that has its parameters."""
+KEY = "fedsweep.key"
+PARENT = "mlflow.parentRunId"
+
+
+def sweep_tags(sweep_id: str) -> dict[str, str]:
+    """Return the tags by which the parent run of a sweep is found."""
+    return {"fedsweep.kind": "sweep", "fedsweep.sweep": sweep_id}
+
+
+def trial_tags(key: str, parent: str | None) -> dict[str, str]:
+    """Return the tags by which the run of a trial is found; `parent` is the run's id of its sweep."""
+    return {KEY: key, "fedsweep.kind": "trial", **({PARENT: parent} if parent else {})}
+
+
+def tag_filter(tags: Mapping[str, str]) -> str:
+    """Return the filter of a search for runs with these tags."""
+    return " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+
+
+def find_run(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) -> str | None:
+    """Return the id of a run with these tags, or None if there is none."""
+    found = client.search_runs([experiment_id], tag_filter(tags), max_results=1)
+    return str(found[0].info.run_id) if found else None
+
+
+class Experiment:
+    """One MLflow experiment. Raises what MLflow raises."""
+
+    def __init__(self, destination: Destination, name: str) -> None:
+        self.destination, self.name = destination, name
+        self.client = destination.client()
+        self._id: str | None = None
+        self._unanswered: set[str] = set()  # keys of runs whose creation got no answer
+
+    @property
+    def id(self) -> str:
+        """The experiment's id; the first use creates the experiment."""
+        if self._id is None:
+            self._id = self._open()
+        return self._id
+
+    def _open(self) -> str:
+        found = self.client.get_experiment_by_name(self.name)
+        if found is None:
+            folder = self.destination.artifacts
+            location = None if folder is None else inside(folder, self.name).as_uri()
+            try:
+                return str(self.client.create_experiment(self.name, artifact_location=location))
+            except Exception:  # another process made it just now, or it was made and the answer lost
+                found = self.client.get_experiment_by_name(self.name)
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "deleted":  # on MLflow's page; whoever runs it again wants to see it again
+            self.client.restore_experiment(found.experiment_id)
+        return str(found.experiment_id)
+
+    def create(self, key: str, name: str, tags: dict[str, str]) -> Run:
+        """Create a run; `key` is of its trial or sweep."""
+        now = int(time.time() * 1000)
+        try:
+            return self.client.create_run(self.id, start_time=now, run_name=name, tags=tags)
+        except Exception:
+            self._unanswered.add(key)
+            raise
+
+    def search(self, tags: Mapping[str, str]) -> list[Run]:
+        """Return all runs with these tags, oldest first."""
+        found: list[Run] = []
+        token: str | None = ""
+        while token is not None:
+            page = self.client.search_runs(
+                [self.id], tag_filter(tags), max_results=1000, order_by=["attributes.start_time ASC"],
+                page_token=token or None,
+            )  # fmt: skip
+            found += page
+            token = page.token or None
+        return found
+
+    def keep_one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:
+        """Return the run to continue among those with the same tags, and delete the others.
+
+        A server made these, but its answer was lost, or it made one only after we had asked again.
+        """
+        runs = sorted(same, key=lambda run: (run.info.run_id != keep, DESCRIBED not in run.data.tags))
+        for late in runs[1:]:
+            self.client.delete_run(late.info.run_id)
+        return runs[0] if runs else None
+
+    def delete_late(self, key: str, tags: Mapping[str, str], keep: str) -> None:
+        """Delete a second run that a slow server made after its creation had no answer."""
+        if key in self._unanswered:
+            self.keep_one(self.search(tags), keep)
+            self._unanswered.discard(key)
+
+
+def check_server(destination: Destination, experiment: str | None = None) -> None:
+    """Find out before anything starts whether a server can be written to; the store's own database needs no question.
+
+    With `experiment`, that is made where it is missing, and tagged: who may only read is told so at once.
+
+    Raises:
+        UserError: it does not answer, refuses access, or would leave artifacts on this machine's disk.
+    """
+    if not destination.is_server:
+        return
+    asked = Experiment(destination, experiment or "")
+    try:
+        asked.client.search_experiments(max_results=1)
+        if experiment is not None:
+            asked.client.set_experiment_tag(asked.id, "fedsweep.version", metadata.version("fedsweep"))
+            location = asked.client.get_experiment(asked.id).artifact_location
+    except Exception as error:  # MLflow's own, and those of what it is built on
+        raise UserError(error_sentence(destination, error)) from None
+    if experiment is not None and urlsplit(location).scheme in ("", "file"):
+        raise UserError(
+            f"the MLflow server {destination.uri} keeps the artifacts of `{experiment}` in {location}, which is a path "
+            "of its own machine and not of this one; a server with --serve-artifacts, as is MLflow's default, takes "
+            "them over HTTP."
+        )
+
+
+def error_sentence(destination: Destination, error: Exception) -> str:
+    """Return one sentence on why a server, or the store's own database, cannot be used."""
+    whole = one_line(error)
+    if not destination.is_server:
+        return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {_short(whole)}."
+    status = getattr(error, "get_http_status_code", lambda: None)()
+    if status in (401, 403):
+        answer = re.search(r"Response body: '(.*)'", whole)
+        detail = f": {_short(answer[1])}" if answer and "<" not in answer[1] and answer[1].strip() else ""
+        return (
+            f"the MLflow server {destination.uri} refuses access (HTTP {status}{detail}); MLflow's client takes a name "
+            "and password from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or a MLFLOW_TRACKING_TOKEN."
+        )
+    return f"the MLflow server {destination.uri} does not answer: {_reason(whole)}."
+
+
+def _reason(whole: str) -> str:
+    """Return the part of MLflow's long message that a person needs."""
+    if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", whole):
+        return system[1]
+    if "timed out" in whole:
+        return "no answer in time"
+    if status := re.search(r"(?:failed with error code|too many) (\d+)", whole):
+        return f"what is there is no MLflow server, or one in trouble (HTTP {status[1]})"
+    return "what is there is no MLflow server" if "not in a valid JSON format" in whole else _short(whole)
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return (words if len(words) <= 160 else f"{words[:160]} ...").rstrip(".")
