@@ -11,12 +11,15 @@ import pytest
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
+from tests.sweep.helpers import end_own_ray
+
 
 @contextlib.contextmanager
 def ray_cluster(
     nodes: int = 3, node_arguments: list[dict[str, Any]] | None = None, head: dict[str, Any] | None = None
 ) -> Iterator[Cluster]:
     """A head without cores, and nodes of one core; all end with the block."""
+    end_own_ray()
     of_head = {"num_cpus": 0, "include_dashboard": False, **(head or {})}
     with pytest.MonkeyPatch.context() as patch:
         # Under `uv run`, Ray would have the processes of its clients start in a copy of the working directory.
@@ -33,6 +36,7 @@ def ray_cluster(
 @contextlib.contextmanager
 def authenticated(mode: str, folder: Path) -> Iterator[Path]:
     """Ray's authentication of clusters that this process starts, with a token of the test's own."""
+    end_own_ray()
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     token.chmod(0o600)

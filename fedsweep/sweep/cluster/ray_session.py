@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.process_usage import logical_gpus
-from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus
+from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus, ray_is_running
 
 RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -70,12 +70,13 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
     settings = RAY_SETTINGS | (LOCAL_SETTINGS if cluster.is_local else JOINING_SETTINGS)
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    if cluster.is_local:
+    if not cluster.is_local:
+        if token_is_there():
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray itself would not, where an address is given
+    elif not ray_is_running():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    elif token_is_there():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray itself would not, where an address is given
 
 
 def token_is_there() -> bool:
@@ -179,10 +180,12 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 @contextlib.contextmanager
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
-    """Ray for the time of the trials: a quiet one of our own, or the cluster that was joined already.
+    """Ray for the time of the trials: the cluster that was joined, a Ray that this process has, or a new quiet one.
+
+    Only the new one is shut down at the end: a notebook may run several sweeps with the Ray that it started.
 
     Raises:
-        UserError: Ray does not start here.
+        UserError: Ray does not start on this machine, or the Ray of this process has several nodes.
     """
     if not cluster.is_local:
         yield
@@ -190,6 +193,15 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
     prepare_environment()
     import ray
 
+    if ray_is_running():
+        if (nodes := len(_alive(ray.nodes()))) > 1:
+            raise UserError(
+                f"this process has joined a Ray cluster of {nodes} nodes; `ray.shutdown()` leaves it, and `--address` "
+                "names the cluster that a sweep is to run on."
+            )
+        _silence()
+        yield
+        return
     try:
         ray.init(
             address=LOCAL,
