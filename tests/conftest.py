@@ -1,6 +1,10 @@
-"""What every process of the tests needs; the fixtures stand in `tests/fixtures.py`."""
+"""Hooks and fixtures of every test process; the fixtures that need torch are in `tests/fixtures.py`."""
 
 import gc
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -8,11 +12,73 @@ from hypothesis import settings
 settings.register_profile("fedsweep", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("fedsweep")
 
+OUTSIDE = ("FEDSWEEP_", "MLFLOW_", "OPTUNA_", "RAY_", "TUNE_", "WANDB_")
+ROOT = Path(__file__).parents[1]
+QUICK = (
+    "fedsweep/common",
+    "fedsweep/results",
+    "tests/common/test_randomness.py",
+    "tests/common/test_yaml_values.py",
+    "tests/preparation/layouts",
+    "tests/preparation/test_plan.py",
+    "tests/preparation/test_split.py",
+    "tests/preparation/test_tables.py",
+    "tests/report",
+    "tests/results/test_arms.py",
+    "tests/results/test_columns.py",
+    "tests/results/test_history.py",
+    "tests/results/test_lease.py",
+    "tests/results/test_pareto.py",
+    "tests/sweep/cluster/test_recipes.py",
+    "tests/sweep/pruning/test_arm_rules.py",
+    "tests/sweep/pruning/test_arm_state.py",
+    "tests/sweep/pruning/test_single_trials.py",
+    "tests/sweep/space/test_axes.py",
+    "tests/sweep/space/test_conditions.py",
+    "tests/test_layers.py",
+    "tests/tracking/test_sweep_description.py",
+)
+"""Folders and modules whose tests need no torch: `pytest -m quick`."""
+NOT_QUICK = tuple(
+    f"tests/report/test_{name}.py" for name in ("drift_figure", "held_out", "importance", "page_svg", "provenance")
+)
+
+
+def only_quick(config: pytest.Config) -> bool:
+    """Return whether this is a run of the quick tier, in which nothing imports torch."""
+    return bool(config.option.markexpr == "quick")
+
+
+def is_quick(path: Path) -> bool:
+    """Return whether the tests of a module are in the quick tier."""
+    name = path.relative_to(ROOT).as_posix()
+    return name not in NOT_QUICK and any(name == one or name.startswith(f"{one}/") for one in QUICK)
+
+
+class QuickCollection:
+    """Collects the modules of the quick tier alone, in `fedsweep/` too: importing others imports torch."""
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Ignore what is not quick, except for the folders above."""
+        name = f"{collection_path.relative_to(ROOT).as_posix()}/" if collection_path != ROOT else ""
+        return None if is_quick(collection_path) or any(one.startswith(name) for one in QUICK) else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the quick tests."""
+    for item in items:
+        marked = any(item.get_closest_marker(name) for name in ("slow", "gpu", "pretrained"))
+        if not marked and is_quick(item.path):
+            item.add_marker("quick")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """A process that only hands tests out needs no fixtures, nor the seconds in which their libraries load."""
     alone = config.option.showfixtures or not config.getoption("numprocesses", None)
-    if alone or hasattr(config, "workerinput"):
+    if only_quick(config):
+        config.pluginmanager.register(QuickCollection())
+    elif alone or hasattr(config, "workerinput"):
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
@@ -25,3 +91,22 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Let them go again, or libraries in C++ report leaks at the end."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_process(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
+    """No variable of ours or of our libraries from the shell; at the end of the quick tier, no torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(OUTSIDE)]:
+            patch.delenv(name)
+        patch.setenv("FEDSWEEP_CACHE", str(tmp_path_factory.mktemp("activations")))
+        yield
+    assert not only_quick(pytestconfig) or "torch" not in sys.modules, "a test of the quick tier imported torch"
+
+
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PNGs of a sixteenth of the pixels: to pack them takes most of what it takes to draw them."""
+    from fedsweep.report.figures import canvas
+
+    monkeypatch.setattr(canvas, "DPI", canvas.DPI // 4)

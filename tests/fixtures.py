@@ -2,8 +2,7 @@
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -31,24 +30,17 @@ from fedsweep.models.timm import vit
 from fedsweep.models.weight_cache import built
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
-from fedsweep.report.figures import canvas
 from fedsweep.sweep.plan.plan import engine_digest
 from fedsweep.types import Domain, ImageSet
 from tests.mould import Mould
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedra_digits.yaml"
-OUTSIDE = ("FEDSWEEP_", "MLFLOW_", "OPTUNA_", "RAY_", "TUNE_", "WANDB_")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def clean_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One thread, and no variable of ours or of our libraries from the shell."""
+def one_thread() -> None:
+    """Keep torch to one thread, so that sums have one order and test processes leave one another their cores."""
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(OUTSIDE)]:
-            patch.delenv(name)
-        patch.setenv("FEDSWEEP_CACHE", str(tmp_path_factory.mktemp("activations")))
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -144,12 +136,6 @@ def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fedsweep.common.yaml_values, "parse_yaml", parse)
     monkeypatch.setattr(fedsweep.sweep.plan.plan, "engine_digest", digest)
-
-
-@pytest.fixture
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PNGs of a sixteenth of the pixels: to pack them takes most of what it takes to draw them."""
-    monkeypatch.setattr(canvas, "DPI", canvas.DPI // 4)
 
 
 @pytest.fixture

@@ -1,9 +1,14 @@
-"""What an import may load, seen from a fresh process."""
+"""Import contracts, each broken by a planted import, and the heavy packages that an import loads."""
 
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
+
+import grimp
+import pytest
 
 import fedsweep
 
@@ -18,14 +23,11 @@ def loaded(module: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_the_engine_loads_neither_ray_nor_mlflow_nor_optuna():
-    code = "fedsweep.federation.run_config, fedsweep.federation.rounds, fedsweep.results.checkpoint"
-    assert loaded(code) == {"torch"}
-
-
-def test_the_embedded_data_are_read_without_scikit_learn():
-    """Every worker reads them, and would be a second later."""
-    assert loaded("fedsweep.data.data_config as d; d.load(d.DigitsData())") == {"torch"}
+def test_a_run_of_the_embedded_data_loads_torch_alone():
+    """Every worker imports this, and would be a second later with scikit-learn."""
+    run = "fedsweep.federation.run_config, fedsweep.federation.rounds, fedsweep.results.checkpoint"
+    data = "fedsweep.data.data_config as d; d.load(d.DigitsData())"
+    assert loaded(f"{run}, {data}") == {"torch"}
 
 
 def test_what_reads_and_lists_does_not_load_torch():
@@ -46,3 +48,63 @@ def test_every_room_has_a_layer():
     rooms |= {path.parent.name for path in package.glob("*/__init__.py")}
     assert layered == {f"fedsweep.{room}" for room in rooms}
     assert len(rooms) == 15
+
+
+DOWN = "An import goes only down"
+RUN = "A run reaches neither Ray, Optuna nor MLflow"
+PLANTED = [
+    ("fedsweep.common.config", "fedsweep.results.columns", {DOWN}),
+    ("fedsweep.report.table", "fedsweep.tracking.runs", {DOWN}),  # rooms side by side
+    ("fedsweep.sweep.space.axes", "fedsweep.sweep.plan.plan", {"Within the sweep, an import goes only down"}),
+    (
+        "fedsweep.methods.fedra",
+        "fedsweep.methods.fedag.method",
+        {"Methods do not import one another; FedBRICK contains a depth method"},
+    ),
+    ("fedsweep.report.table", "ray", {"Ray and Optuna only in the sweep"}),
+    ("fedsweep.cli.tune", "optuna", {"Ray and Optuna only in the sweep"}),
+    ("fedsweep.results.columns", "mlflow", {"MLflow only in tracking"}),
+    ("fedsweep.models.layered", "peft", {"peft only in models.lora"}),
+    ("fedsweep.data.synthetic.diffusers", "diffusers", {"diffusers only in preparation"}),
+    ("fedsweep.federation.run", "fedsweep.tracking.runs", {DOWN, RUN}),  # one contract's exception is no gap in another
+    ("fedsweep.common.config", "torch", {"No torch below the data: help, list and report do without"}),
+    (
+        "fedsweep.common.files",
+        "fedsweep.models.layered",
+        {DOWN, "No torch below the data: help, list and report do without"},
+    ),
+]
+"""Importer, imported, and the contracts that this import breaks."""
+
+
+@pytest.fixture(scope="module")
+def broken() -> Callable[..., set[str]]:
+    """Return the names of the contracts that the package breaks with one more import."""
+    from importlinter.api import read_configuration
+    from importlinter.contracts.forbidden import ForbiddenContract
+    from importlinter.contracts.independence import IndependenceContract
+    from importlinter.contracts.layers import LayersContract
+
+    classes = {"forbidden": ForbiddenContract, "independence": IndependenceContract, "layers": LayersContract}
+    read = read_configuration(str(ROOT / "pyproject.toml"))
+    package = grimp.build_graph("fedsweep", include_external_packages=True, cache_dir=None)
+    session = read["session_options"]
+    contracts = [classes[one["type"]](one["name"], session, one) for one in read["contracts_options"]]
+
+    def check(importer: str, imported: str) -> set[str]:
+        graph = deepcopy(package)
+        assert importer in graph.modules
+        graph.add_import(importer=importer, imported=imported)
+        return {one.name for one in contracts if not one.check(deepcopy(graph), verbose=False).kept}
+
+    return check
+
+
+@pytest.mark.parametrize(("importer", "imported", "contracts"), PLANTED)
+def test_a_planted_import_breaks_its_contract_and_no_other(broken, importer, imported, contracts):
+    assert broken(importer, imported) == contracts
+
+
+def test_every_contract_has_a_planted_import():
+    written = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert {name for *_, names in PLANTED for name in names} == {one["name"] for one in written}

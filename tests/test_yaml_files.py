@@ -101,14 +101,14 @@ def test_every_arm_of_a_search_space_resolves(path):
         assert len(trials) == plan.num_trials == len({trial.key for trial in trials})
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS + SPACES + PRETRAININGS, ids=name_of)
-def test_a_file_begins_with_what_it_is_and_how_to_start_it(path):
-    lines = path.read_text().splitlines()
-    comments = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
-    assert lines[0].startswith("# ")
-    assert lines[0].endswith((".", "?"))
-    verb = "pretrain" if path in PRETRAININGS else "run" if path in EXPERIMENTS else "tune"
-    assert any(f"{line} ".startswith(f"fedsweep {verb} {name_of(path)} ") for line in comments)
+def test_every_file_begins_with_what_it_is_and_how_to_start_it():
+    for verb, paths in {"run": EXPERIMENTS, "tune": SPACES, "pretrain": PRETRAININGS}.items():
+        for path in paths:
+            lines = path.read_text().splitlines()
+            comments = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
+            assert lines[0].startswith("# "), path
+            assert lines[0].endswith((".", "?")), path
+            assert any(f"{line} ".startswith(f"fedsweep {verb} {name_of(path)} ") for line in comments), path
 
 
 def test_the_experiment_on_pacs_takes_the_backbone_that_is_pre_trained_for_it():

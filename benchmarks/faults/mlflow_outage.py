@@ -20,7 +20,7 @@ from typing import Any
 
 from mlflow import MlflowClient
 
-from tests.sweep.helpers import GRID, fedsweep, newest, played, start, write_space
+from tests.sweep.helpers import GRID, launch, newest, played, start, write_space
 from tests.tracking.servers import POSTGRES, Server, mlflow_server, postgres
 
 NAME = "outage"
@@ -89,7 +89,7 @@ def play(folder: Path, server: Server, away: float, rounds: int, say: Any = prin
     say(out.strip().splitlines()[-1] if out.strip() else err)
     if "not whole in MLflow" in err + out:  # the server came back after the sweep had waited for it long enough
         say("the sweep ended before the server answered; --resume brings it what it lacks")
-        fedsweep(folder, "tune", NAME, "--resume")
+        launch(folder, "tune", NAME, "--resume")
     counted, differences = compare(folder, server.url)
     say("compared: " + ", ".join(f"{number} {name}" for name, number in counted.items()))
     if process.returncode != 0:

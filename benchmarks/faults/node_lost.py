@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.sweep.clusters import busy_node, ray_cluster
-from tests.sweep.helpers import GRID, SMALL, fedsweep, histories, newest, start, table, wait_for_rounds, write_space
+from tests.sweep.helpers import GRID, SMALL, histories, launch, newest, start, table, wait_for_rounds, write_space
 
 NAME = "node_lost"
 
@@ -52,7 +52,7 @@ def main() -> None:
         for folder in (one, lost):
             write_space(folder, NAME, {**GRID, "fixed": {**SMALL, "federation.rounds": given.rounds}})
             begun = time.monotonic()
-            fedsweep(one, "tune", NAME) if folder == one else lose_a_node(lost, given.kill_after)
+            launch(one, "tune", NAME) if folder == one else lose_a_node(lost, given.kill_after)
             seconds[folder.name] = time.monotonic() - begun
         expected, found = (histories(newest(folder, NAME)) for folder in (one, lost))
         same_table = table(one, NAME) == table(lost, NAME)

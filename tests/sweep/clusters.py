@@ -11,10 +11,13 @@ import pytest
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
+from tests.sweep.helpers import end_own_ray
+
 
 @contextlib.contextmanager
 def ray_cluster(nodes: int = 3, node_arguments: list[dict[str, Any]] | None = None) -> Iterator[Cluster]:
     """Start a head without cores, and nodes of one core each; stop them all at the end of the block."""
+    end_own_ray()
     with pytest.MonkeyPatch.context() as patch:
         # Under `uv run`, Ray would start the processes of its clients in a copy of the working directory.
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -30,6 +33,7 @@ def ray_cluster(nodes: int = 3, node_arguments: list[dict[str, Any]] | None = No
 @contextlib.contextmanager
 def authenticated(mode: str, folder: Path) -> Iterator[Path]:
     """Ray's authentication of clusters that this process starts, with a token of the test's own."""
+    end_own_ray()
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     token.chmod(0o600)

@@ -1,24 +1,33 @@
 """A sweep small enough for tests, on the real path: command line, Ray, MLflow."""
 
 import contextlib
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import ray
 import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from fedsweep import cli
 from fedsweep.federation.run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.report import write_report
 from fedsweep.results import Outcome, Store, SweepStore
+from fedsweep.sweep.cluster.cluster import available_cpus
+from fedsweep.sweep.cluster.ray_session import prepare_environment
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep
 from fedsweep.tracking import tracking_uri
@@ -76,14 +85,46 @@ def environment() -> dict[str, str]:
     return {"RAY_AUTH_MODE": "disabled", **os.environ, "COLUMNS": "120"}
 
 
-def fedsweep(
+def launch(
     folder: Path, *words: str, code: int | None = 0, launcher: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a folder to its end."""
+    """Run the command line in a folder to its end, in a process and with a Ray of its own."""
     whole = [*launcher, *command(*words)]
     done = subprocess.run(whole, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
     assert code is None or done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def fedsweep(folder: Path, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a folder to its end, in this process: libraries load and Ray starts once for all."""
+    out, err = io.StringIO(), io.StringIO()
+    ended = 0
+    with mock.patch.dict(os.environ, environment()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of libraries, which a process of its own would only print
+        if words[0] == "tune":
+            own_ray()
+        changed = contextlib.chdir(folder), mock.patch.object(sys, "argv", ["fedsweep", *words])
+        with changed[0], changed[1], contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                cli.main()
+            except SystemExit as end:
+                ended = int(end.code or 0)
+    assert code is None or ended == code, out.getvalue() + err.getvalue()
+    return subprocess.CompletedProcess(["fedsweep", *words], ended, out.getvalue(), err.getvalue())
+
+
+@cache
+def own_ray() -> None:
+    """Start a Ray of one logical GPU that the sweeps of this process use one after the other."""
+    prepare_environment()
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    ray.init("local", num_cpus=available_cpus(), num_gpus=1, _node_ip_address="127.0.0.1", **quiet)
+
+
+def end_own_ray() -> None:
+    """End it, so that this process can start clusters with other settings."""
+    ray.shutdown()
+    own_ray.cache_clear()
 
 
 def play_alone(folder: Path, name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import sys
 from dataclasses import dataclass
 
 from joblib import cpu_count
@@ -117,9 +118,18 @@ def available_cpus() -> int:
     return int(cpu_count())
 
 
+def ray_is_running() -> bool:
+    """Return whether Ray is initialised in this process, for example by a notebook."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
 def _this_machine(resources: Resources) -> Node:
-    """GPUs are counted only where they are asked for: that takes torch."""
-    return Node("", "this machine", available_cpus(), count_gpus() if resources.on_gpu else 0)
+    """Return what trials can have here. GPUs are counted only where they are asked for: that takes torch."""
+    cpus, gpus = float(available_cpus()), count_gpus() if resources.on_gpu else 0
+    if ray_is_running():
+        has = sys.modules["ray"].cluster_resources()
+        cpus, gpus = min(cpus, has.get("CPU", 0)), min(gpus, has.get("GPU", 0))
+    return Node("", "this machine", cpus, gpus)
 
 
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:

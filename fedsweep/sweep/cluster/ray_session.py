@@ -18,7 +18,7 @@ from typing import Any
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.process_usage import logical_gpus
-from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus
+from fedsweep.sweep.cluster.cluster import HERE, LOCAL, Cluster, Node, available_cpus, ray_is_running
 
 RAY_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -75,12 +75,13 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
     for name, value in settings.items():
         os.environ.setdefault(name, value)
     has_token = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys())
-    if cluster.is_local:
+    if not cluster.is_local:
+        if has_token or Path("~/.ray/auth_token").expanduser().is_file():
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray itself would not, where an address is given
+    elif not ray_is_running():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         if not has_token:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    elif has_token or Path("~/.ray/auth_token").expanduser().is_file():
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray itself would not, where an address is given
 
 
 @contextlib.contextmanager
@@ -170,10 +171,12 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 @contextlib.contextmanager
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
-    """Provide Ray for the trials: a quiet one of our own, or the cluster that was joined already.
+    """Provide Ray for the trials: the cluster that was joined, a Ray that this process has, or a new quiet one.
+
+    Only the new one is shut down at the end: a notebook may run several sweeps with the Ray that it started.
 
     Raises:
-        UserError: Ray does not start on this machine.
+        UserError: Ray does not start on this machine, or the Ray of this process has several nodes.
     """
     if not cluster.is_local:
         yield
@@ -181,6 +184,15 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
     prepare_environment()
     import ray
 
+    if ray_is_running():
+        if (nodes := len(_alive(ray.nodes()))) > 1:
+            raise UserError(
+                f"this process has joined a Ray cluster of {nodes} nodes; `ray.shutdown()` leaves it, and `--address` "
+                "names the cluster that a sweep is to run on."
+            )
+        with _running(stop=False):
+            yield
+        return
     try:
         ray.init(
             address=LOCAL,
@@ -200,8 +212,8 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _running() -> Iterator[None]:
-    """Keep Tune quiet, handle SIGTERM like SIGINT, and leave Ray at the end of the block.
+def _running(stop: bool = True) -> Iterator[None]:
+    """Keep Tune quiet, handle SIGTERM like SIGINT, and leave Ray at the end of the block unless `stop` is false.
 
     `ray job stop`, service managers and `kill` send SIGTERM, at which Ray's own handler ends the process at once.
     """
@@ -209,12 +221,15 @@ def _running() -> Iterator[None]:
 
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)
+    if in_main_thread := threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:
-        ray.shutdown()
+        if stop:
+            ray.shutdown()
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -15,8 +15,8 @@ from tests.sweep.helpers import (
     GRID,
     SMALL,
     assert_mlflow_equals_store,
-    fedsweep,
     histories,
+    launch,
     newest,
     play_alone,
     start,
@@ -60,7 +60,7 @@ def test_a_node_that_goes_changes_no_number_and_the_token_keeps_others_out(
             with pytest.MonkeyPatch.context() as patch:
                 for name, value in changed.items():
                     patch.setenv(name, value)
-                refused = fedsweep(tmp_path, *tune, code=2)
+                refused = launch(tmp_path, *tune, code=2)
             assert said in refused.stderr
             assert refused.stderr.count("\n") == 1, refused.stderr
         assert list((tmp_path / "mlruns").rglob("sweep.json")) == []
@@ -99,7 +99,7 @@ def test_a_node_that_joins_in_the_middle_is_sent_the_data_and_a_wrong_one_is_ref
     write_space(tmp_path, "prepared", PREPARED)
     tune = ("tune", "prepared", "--address")
     with authenticated("disabled", tmp_path), ray_cluster(node_arguments=[own[0], *strange]) as cluster:
-        refused = fedsweep(tmp_path, *tune, cluster.address, code=2)
+        refused = launch(tmp_path, *tune, cluster.address, code=2)
         assert "2 of 3 nodes cannot run trials: " in refused.stderr
         assert "has another version of fedsweep (" in refused.stderr
         assert "cannot run fedsweep (" in refused.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from fedsweep.results import Store
 from tests.sweep.clusters import authenticated, ray_cluster
-from tests.sweep.helpers import SAMPLED, fedsweep, write_space
+from tests.sweep.helpers import SAMPLED, launch, write_space
 from tests.sweep.objects import URI, machine, object_store, objects
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ def test_nodes_write_there_and_nothing_of_rays_is_left(
     write_space(tmp_path, "tiny", SAMPLED)
     machine(tmp_path / "driver", monkeypatch)
     with authenticated("token", tmp_path), ray_cluster(2) as cluster:
-        done = fedsweep(tmp_path, "tune", "tiny", "--address", cluster.address, "--store", URI)
+        done = launch(tmp_path, "tune", "tiny", "--address", cluster.address, "--store", URI)
     assert "6 of 6 after" in done.stderr
     names = [name.split("/", 3)[-1] for name in objects(client)]
     assert {"decisions.jsonl", "sweep.json", "report/table.csv"} <= {*names}

@@ -78,7 +78,7 @@ def test_a_submitted_sweep_can_be_stopped_and_resumed(jobs: Jobs, tmp_path: Path
     laptop = tmp_path / "laptop"
 
     with pytest.raises(HTTPError, match="401"):  # no token
-        urlopen(f"{jobs.address}/api/jobs/")
+        urlopen(f"{jobs.address}/api/jobs/")  # noqa: S310
 
     assert jobs.submit("first", laptop, "tiny", options=("--no-wait",)) == 0
     deadline = time.monotonic() + MINUTES

@@ -17,7 +17,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store, SweepStore
 from fedsweep.tracking import Destination, deliver_all
 from fedsweep.tracking.single_run import record_run
-from tests.sweep.helpers import GRID, SMALL, fedsweep, histories, newest, play_alone, start, table, write_space
+from tests.sweep.helpers import GRID, SMALL, histories, launch, newest, play_alone, start, table, write_space
 from tests.sweep.objects import BUCKET, URI, machine, object_store, objects
 
 pytestmark = pytest.mark.slow
@@ -59,12 +59,12 @@ def test_a_sweep_there_equals_one_in_a_folder_though_its_driver_is_killed_and_it
 
     machine(tmp_path / "other", monkeypatch)
     with seen(tmp_path / "looker").remote.exclusively("the sweep"):  # what was killed here gives way at once
-        refused = fedsweep(tmp_path, "tune", "tiny", "--store", URI, "--resume", code=2)
+        refused = launch(tmp_path, "tune", "tiny", "--store", URI, "--resume", code=2)
     told = (
         f"fedsweep: sweep {held[0].split('/')[2]} is being run by a process on {os.uname()[1]}; wait for it or end it."
     )
     assert refused.stderr.startswith(told)
-    done = fedsweep(tmp_path, "tune", "tiny", "--store", URI, "--resume")
+    done = launch(tmp_path, "tune", "tiny", "--store", URI, "--resume")
     assert f"fedsweep ui --store {URI}" in " ".join(done.stdout.split())
 
     there = seen(tmp_path / "looker")
@@ -101,7 +101,7 @@ def test_a_run_is_kept_there_round_by_round(client: Any, tmp_path: Path, monkeyp
 
 
 def test_a_bucket_that_is_not_there_is_told_in_one_sentence(client: Any, tmp_path: Path) -> None:
-    done = fedsweep(tmp_path, "tune", "ablations/lora_rank", "--store", "s3://nowhere/runs", code=2)
+    done = launch(tmp_path, "tune", "ablations/lora_rank", "--store", "s3://nowhere/runs", code=2)
     assert done.stderr == "fedsweep: the store s3://nowhere/runs cannot be used: there is no bucket `nowhere`.\n"
 
 

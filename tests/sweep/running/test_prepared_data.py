@@ -17,7 +17,7 @@ from fedsweep.federation.run import check_digests, split
 from fedsweep.results import Store
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep
-from tests.sweep.helpers import assert_mlflow_equals_store, fedsweep, newest, runs, table
+from tests.sweep.helpers import assert_mlflow_equals_store, launch, newest, runs, table
 
 QUICK = ["federation.rounds=1", "local.steps=1", "local.batch_size=8"]
 SPACE = "ablations/dirichlet_alpha"
@@ -112,7 +112,7 @@ def test_a_sweep_over_prepared_data_ends_with_its_table(project: Path) -> None:
     launcher = ["uv", "run", "--no-project"] if shutil.which("uv") else []
     with (project / "data" / "large").open("wb") as file:
         file.truncate(600 * 2**20)
-    fedsweep(project, "tune", SPACE, *QUICK, "--seeds", "0", "--at-once", "1", launcher=launcher)
+    launch(project, "tune", SPACE, *QUICK, "--seeds", "0", "--at-once", "1", launcher=launcher)
     rows = list(csv.DictReader(io.StringIO(table(project, SPACE))))
     assert [float(row["partition.alpha"]) for row in rows] == [0.1, 0.5, 1, 10, 100]
     trials = newest(project, SPACE).trials()

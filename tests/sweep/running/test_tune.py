@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation.run import run_durably
+from fedsweep.federation.run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, TrialPlan
 from fedsweep.sweep import TuneOptions, tune
@@ -28,7 +28,7 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for trial in left if ran else left[:1]:
             ran.append(trial.key)
             recording.announce(trial)
-            *_, last = run_durably(RunConfig.of(trial.config, "test"), recording.sweep.trial(trial.key).checkpoint)
+            *_, last = run_resumably(RunConfig.of(trial.config, "test"), recording.sweep.trial(trial.key).checkpoint)
             recording.end(trial.key, Outcome(outcome="finished", round=last.round))
 
     monkeypatch.chdir(tmp_path)
