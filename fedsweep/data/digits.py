@@ -27,7 +27,7 @@ DATA_SEED = 0  # the data set is one and the same for every run; runs differ in 
 
 
 class DigitsData(Data):
-    """Styled digits: ten classes, one domain per style."""
+    """Styled digits, ten classes, one domain per style."""
 
     name: Literal["digits"] = "digits"
     domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles, in the order of the clients' depths")

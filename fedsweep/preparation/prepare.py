@@ -171,7 +171,7 @@ def _assemble(plan: Plan, domain: DomainPlan, corrupt: Sequence[Corrupt], pixels
         for rows, part in ((images[: len(train)], train), (images[len(train) :], test))
     ]
     path = pixels.with_name(f"{domain.name}.arrow.new")
-    write_domain(path, *batches, pages)
+    write_domain(path, batches[0], batches[1], pages)
     if corrupt:
         pixels.unlink()
     return path

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
-from timm.layers import calculate_drop_path_rates
 from timm.layers.drop import DropPath
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
@@ -72,7 +71,7 @@ def build_network(config: PretrainConfig, num_classes: int) -> Network:
 def _drop_paths(model: LayeredModel, rate: float) -> None:
     """Give every block timm's stochastic depth, from 0 in the first to `rate` in the last."""
     blocks = list(model.backbone.blocks)  # type: ignore[arg-type]
-    for block, share in zip(blocks, calculate_drop_path_rates(rate, len(blocks)), strict=True):
+    for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
         places = [name for name, _ in block.named_children() if name.startswith("drop_path")]
         if not places:
             raise UserError(

@@ -1,4 +1,4 @@
-"""One file per layout, and THE list of them. A new layout is a new file, its class in `ALL`, and a test."""
+"""The list of layouts. A new layout is a class, its place in `ALL`, and a tree in the tests."""
 
 from pathlib import Path
 
