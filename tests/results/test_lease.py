@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.remote import lease
-from fedsweep.results.remote.conditional import ConditionalObjects, objects_of
+from fedsweep.results.remote.conditional import ConditionalObjects, _conditional_store, objects_of
 from fedsweep.results.remote.lease import NAME, Found, Lease, UnconditionalObjects, is_dead, process
 from tests.sweep.objects import URI, object_store
 
@@ -212,6 +213,29 @@ def test_keys_of_a_profile_and_an_endpoint_in_the_uri_open_the_same_store(
     remote = objects_of(f"{URI}?endpoint_override={endpoint}&scheme=http&region=us-east-1")
     assert remote.exclusive
     acquire(remote)
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind", "opened"),
+    [
+        ("s3://bucket/x", "s3", "S3Store"),
+        ("gs://bucket/x", "gcs", "GCSStore"),
+        ("abfs://bucket@account.dfs.core.windows.net/x", "abfs", "AzureStore"),
+        ("abfs://account.blob.core.windows.net/bucket/x", "abfs", "AzureStore"),
+    ],
+)
+def test_obstore_opens_the_bucket_that_pyarrow_found(uri: str, kind: str, opened: str) -> None:
+    store = _conditional_store(uri, SimpleNamespace(type_name=kind, region="us-east-1"), "bucket")
+    assert type(store).__name__ == opened
+    assert "bucket" in repr(store)
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind"), [("hdfs://host/x", "hdfs"), ("gs://b/x?endpoint_override=h", "gcs"), ("abfs://b/x", "abfs")]
+)
+def test_obstore_is_not_asked_to_open_what_it_would_read_otherwise(uri: str, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"not asked to open {kind}"):
+        _conditional_store(uri, SimpleNamespace(type_name=kind), "b")
 
 
 def test_a_store_that_obstore_does_not_open_is_written_unconditionally(tmp_path: Path) -> None:

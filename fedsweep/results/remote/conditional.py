@@ -93,7 +93,7 @@ def objects_of(uri: str) -> ConditionalObjects | UnconditionalObjects:
 def _conditional_store(uri: str, files: FileSystem, bucket: str) -> ObjectStore:
     address = urlsplit(uri)
     words, host = dict(parse_qsl(address.query)), address.hostname or ""
-    client: ClientConfig = {"timeout": SLOWEST, "connect_timeout": SLOWEST, "allow_http": True}
+    client: ClientConfig = {"timeout": SLOWEST, "connect_timeout": SLOWEST / 4, "allow_http": True}
     retries: RetryConfig = {"max_retries": 2, "retry_timeout": SLOWEST}
     if files.type_name == "s3":
         options = {"region": files.region, **_keys_of_profile()}

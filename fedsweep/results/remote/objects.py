@@ -53,10 +53,7 @@ def filesystem(uri: str) -> tuple[FileSystem, str]:
     # A file that is small goes in one request, not in three.
     quick = f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true" if uri.startswith("s3://") else uri
     try:
-        try:
-            found, base = FileSystem.from_uri(quick)
-        except ValueError:  # a pyarrow that does not know this word, among others
-            found, base = FileSystem.from_uri(uri)
+        found, base = FileSystem.from_uri(quick)
     except (OSError, ValueError, ArrowException) as error:
         raise UserError(
             f"`--store` must be a folder or a URI that pyarrow can open, such as s3://BUCKET/RUNS, but `{uri}` is not: "
