@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -105,7 +106,7 @@ def ui(
 
     Example: `fedsweep ui ablations/lora_rank --port 5001`
     """
-    from fedsweep.tracking import Destination, answers, check_free, check_server, page_links, page_url, server_command
+    from fedsweep.tracking import Destination, check_free, check_server, page_links, page_url
 
     if sweep is not None and space is None:
         raise UserError("`--sweep` names a sweep of a search space, which must stand before it.")
@@ -126,22 +127,28 @@ def ui(
     for label, link in links.items():
         print(f"  {label}: {link}")
     sys.stdout.flush()
-    first = next(iter(links.values()), url)
-    if server_url:
-        if open_browser:
-            _open(first)
-        return
+    first = next(iter(links.values()), url) if open_browser else None
+    if not server_url:
+        _serve(home.root, host, port, loopback, first)
+    elif first:
+        _open(first)
+
+
+def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None) -> NoReturn:
+    """Run MLflow's server until it ends or Ctrl-C, and open an address in a browser once it answers."""
+    from fedsweep.tracking import answers, server_command
+
     if not loopback:
         print(
             f"fedsweep: this page has no password: anyone who can reach port {port} of this machine can read, change "
             "and delete what is recorded.",
             file=sys.stderr,
         )
-    command, environment = server_command(home.root, port, host)
+    command, environment = server_command(root, port, host)
     server = subprocess.Popen(command, env={**os.environ, **environment})
     try:
-        if open_browser and answers(server, host, port):
-            _open(first)
+        if opened and answers(server, host, port):
+            _open(opened)
         raise SystemExit(server.wait())
     except KeyboardInterrupt:  # which at a terminal is the server's too
         server.terminate()
