@@ -64,8 +64,9 @@ def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold
         box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for one in columns:
-        justify = "left" if one.words else "right"
-        grid.add_column(Text(one.heading), justify=justify, no_wrap=not one.wraps, overflow="fold")
+        grid.add_column(
+            Text(one.heading), justify="left" if one.words else "right", no_wrap=not one.wraps, overflow="fold"
+        )
     rows = list(zip(*(one.cells for one in columns), strict=True))
     for row, is_bold in zip(rows, [*bold] or [False] * len(rows), strict=True):
         grid.add_row(*map(Text, row), style="bold" if is_bold else "")
