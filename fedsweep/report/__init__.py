@@ -30,7 +30,7 @@ class Report:
     page: Path
     """All of it in one HTML file that needs no other."""
     figures: tuple[Figure, ...]
-    """Those that there are numbers for, in the order of the page; each is two files."""
+    """The figures that there are numbers for, in the order of the page; each is two files."""
     population: Path | None = None
     """The hyperparameters of a population by round; None where there is no population."""
 

@@ -57,7 +57,7 @@ class ArmStatistics:
     sd: float | None
     """Over seeds, with n - 1."""
     interval: Interval | None
-    """Of the mean: Student's t over seeds, 95%."""
+    """Interval of the mean: Student's t over seeds, 95%."""
     mean_of_last: float | None
     """Mean over seeds of the objective's mean over the last four rounds."""
     worst_domain: float | None

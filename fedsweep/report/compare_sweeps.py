@@ -31,7 +31,7 @@ class Side:
     """A sweep, or one arm of it."""
 
     name: str
-    """As the user named it."""
+    """The name that the user gave."""
     manifest: SweepManifest
     arms: tuple[ArmStatistics, ...]
 
@@ -160,7 +160,7 @@ class Pairing:
         return f"A and B differ in {named}{more}."
 
     def _same_images(self, pair: tuple[ArmStatistics, ArmStatistics]) -> bool:
-        """Whether the objective of both is over the same data and the same domains of it."""
+        """Return whether the objective of both is over the same data and the same domains of it."""
         digests = {trial.plan.digests.get("data") for one in pair for trial in one.arm.trials}
         return len(digests) == 1 and same_images(self.sides[0].manifest.metric, pair)
 

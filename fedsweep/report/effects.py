@@ -38,7 +38,7 @@ class Effect:
 
     factors: tuple[Names, ...]
     share: float
-    """Of all variation between trials, 0 to 1 (eta squared)."""
+    """Share of all variation between trials, 0 to 1 (eta squared)."""
     f: float | None
     """Mean square of the effect over that of its interaction with the seeds; None where that is zero."""
     degrees: tuple[float, float]
@@ -55,7 +55,7 @@ class Level:
     value: Mapping[str, Json]
     mean: float
     interval: Interval | None
-    """Of the mean over seeds, 95%."""
+    """95% interval of the mean over seeds."""
     difference: float | None
     """To the baseline's level over the same seeds; None of that level itself, and where the baseline names none."""
     difference_interval: Interval | None
@@ -63,7 +63,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Factorial:
-    """What each factor of a crossed grid does."""
+    """The effects of all factors of a crossed grid."""
 
     seeds: tuple[int, ...]
     effects: tuple[Effect, ...]

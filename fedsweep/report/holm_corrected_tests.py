@@ -20,7 +20,7 @@ from fedsweep.report.intervals_and_power import (
 ROUNDING = 1e-12
 """Paired differences that spread less than this, relative to the values, differ by rounding only."""
 PATTERNS = 2**14
-"""Of signs: of up to 14 pairs all are tried, of more pairs so many are drawn."""
+"""Patterns of signs: all are tried with up to 14 pairs, and this many are drawn with more pairs."""
 
 Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
 
@@ -38,12 +38,12 @@ class Comparison:
     interval: Interval | None = None
     """Student's t, 95%, uncorrected."""
     p: float | None = None
-    """Of the two-sided paired t-test."""
+    """The p-value of the two-sided paired t-test."""
     p_holm: float | None = None
     bootstrap: Interval | None = None
     """Studentized bootstrap, 95%, uncorrected; None of fewer than five pairs."""
     p_exact: float | None = None
-    """Of the sign-flip test, which assumes no distribution but symmetry: never below 2 / 2^n."""
+    """The p-value of the sign-flip test, which assumes no distribution but symmetry: never below 2 / 2^n."""
     p_exact_holm: float | None = None
     effect: float | None = None
     """Hedges' g of paired differences: their mean over their standard deviation, corrected for few seeds."""
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """What may be said at level 0.05 after Holm's correction. `constant`: no test is possible."""
+        """The conclusion at level 0.05 after Holm's correction; `constant` if no test is possible."""
         if self.difference is None or len(self.seeds) < 2:
             return "too few seeds"
         if self.p_holm is None:

@@ -1,4 +1,4 @@
-"""Which hyperparameters of a sampled search matter: fANOVA by Optuna, over the trials that finished."""
+"""The importance of the hyperparameters of a sampled search: fANOVA by Optuna, over the trials that finished."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LEAST = 10
 
 @dataclass(frozen=True)
 class Share:
-    """What a hyperparameter, or several together, explain of the whole: 0 to 1."""
+    """The share, 0 to 1, of the whole that a hyperparameter, or several together, explain."""
 
     name: str
     share: float
-    """By fANOVA the mean over forests; the shares of all hyperparameters and of their pairs would add up to 1."""
+    """The mean over forests for fANOVA; the shares of all hyperparameters and of their pairs would add up to 1."""
     low: float | None = None
     high: float | None = None
     """Least and most of the forests: how much depends on their draw. It says nothing of other trials."""

@@ -61,7 +61,7 @@ POWER = 0.8
 """Share of sweeps in which a difference is to be detected."""
 MOST_SEEDS = 10_000
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(256)
-"""Of a quadrature over -1 to 1; scipy's noncentral t is not a number for many arguments."""
+"""Quadrature over -1 to 1; scipy's noncentral t is not a number for many arguments."""
 
 
 def power(effect: float, n: int, level: float) -> float:

@@ -49,7 +49,7 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
 
 
 def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Which arms are efficient, with both values; nothing where there is one objective or no finished arm."""
+    """Name the efficient arms, with both values; nothing where there is one objective or no finished arm."""
     best = efficient_arms(manifest, arms)
     if manifest.against is None or not best:
         return []
@@ -128,7 +128,7 @@ def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatist
 
 
 def _about_held_out(metric: str, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
-    """What is in and out of domain, and that arms may differ in it; nothing where no arm holds a domain out."""
+    """Explain what is in and out of domain, and that arms differ in it; nothing where no arm holds a domain out."""
     if not any(one.held_out for one in arms):
         return []
     inside, outside = "the domains of an arm's clients", "the domains that no client of an arm has"
@@ -224,7 +224,7 @@ def about_comparison(manifest: SweepManifest, comparison: Comparison, units: Uni
 
 
 def _plan(comparison: Comparison, units: Units) -> str:
-    """Of a difference that was not detected: which one would have been, and how many seeds this one takes."""
+    """Name, for a difference that was not detected, one that would have been, and the seeds that this one takes."""
     if comparison.verdict != "no detectable difference" or comparison.detectable is None:
         return ""
     needed = comparison.seeds_needed
@@ -238,7 +238,7 @@ def _plan(comparison: Comparison, units: Units) -> str:
 
 
 def _doubt(comparison: Comparison, units: Units) -> str:
-    """Of a difference that the t-test detects: what does not see it without the assumption of a normal spread."""
+    """Name the methods without the assumption of a normal spread that miss a difference which the t-test detects."""
     if comparison.verdict not in ("higher", "lower"):
         return ""
     against = []

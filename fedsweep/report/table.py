@@ -54,7 +54,7 @@ class AblationTable:
 
     @property
     def means(self) -> dict[str, str]:
-        """Where an arm holds out domains, the metrics of mean accuracy by column, without that in column `mean`."""
+        """The metrics of mean accuracy by column if an arm holds out domains, without the one in column `mean`."""
         columns = {IN_DOMAIN: MEAN_ACCURACY, OUT_OF_DOMAIN: MEAN_OUT_OF_DOMAIN}
         held_out = any(one.held_out for one in self.arms)
         return {name: metric for name, metric in columns.items() if held_out and metric != self.manifest.metric}

@@ -64,8 +64,9 @@ def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold
         box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for one in columns:
-        justify = "left" if one.words else "right"
-        grid.add_column(Text(one.heading), justify=justify, no_wrap=not one.wraps, overflow="fold")
+        grid.add_column(
+            Text(one.heading), justify="left" if one.words else "right", no_wrap=not one.wraps, overflow="fold"
+        )
     rows = list(zip(*(one.cells for one in columns), strict=True))
     for row, is_bold in zip(rows, [*bold] or [False] * len(rows), strict=True):
         grid.add_row(*map(Text, row), style="bold" if is_bold else "")
@@ -91,10 +92,10 @@ class Section:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: int
-    """So many columns from the left are words; the others are numbers."""
+    """The number of columns, from the left, that are words; the others are numbers."""
     explained: str
     papers: Sequence[bool] = ()
-    """Whether each row is what a paper printed for the arm above; empty where none is."""
+    """For each row, whether it is what a paper printed for the arm above; empty where none is."""
 
     def markdown(self) -> str:
         """Return heading, table and explanation."""
@@ -117,7 +118,7 @@ EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials.
 MARK = "*"
 MARKED = f"With {MARK}: out of domain, no client of that arm has images of the domain."
 PAPER = "paper"
-"""What a paper's row is called, in the place of an arm."""
+"""The label of a paper's row, in the place of an arm."""
 
 
 def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:

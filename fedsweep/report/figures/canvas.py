@@ -27,7 +27,7 @@ GREY = "#C4C4C4"
 HIGHLIGHTED = 5
 """Arms in colour where there are more arms than colours; the others are grey."""
 BAND = 0.16
-"""How opaque the range of the seeds is."""
+"""Opacity of the range of the seeds."""
 LETTERS = 36
 """Letters of a line that names an arm."""
 BASELINE = " (baseline)"

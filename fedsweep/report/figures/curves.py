@@ -35,7 +35,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "failed": {"linestyle": ":", "linewidth": 1.1, "marker": "s", "markersize": 3.5},
     "unfinished": {"linestyle": ":", "linewidth": 1.1, "marker": "."},
 }
-"""How single trials that did not finish are drawn."""
+"""Line styles of single trials that did not finish."""
 LINE = 0.058
 """Height of a line of a label, as a share of the axes."""
 
@@ -174,7 +174,7 @@ def _gap(named: Sequence[str]) -> float:
 
 
 def _fate(one: ArmStatistics) -> str:
-    """How the trial ended that came furthest, of an arm without a finished one; `unfinished` where that is no look."""
+    """Return how the trial that came furthest ended, or `unfinished` if that outcome has no line style."""
     furthest = max(one.arm.trials, key=lambda trial: trial.last_round)
     return kind if (kind := ended(furthest)) in LOOKS else "unfinished"
 

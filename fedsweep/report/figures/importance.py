@@ -1,4 +1,4 @@
-"""How much each hyperparameter matters: horizontal bars of shares."""
+"""The share of each hyperparameter or factor as a horizontal bar."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ COSTS = {
     "bytes/down": ("Sent to clients in the whole run (bytes)", "bytes sent to clients"),
     "seconds/round": ("Time of all rounds (s)", "time"),
 }
-"""Of metrics that accumulate, the title of the axis and the name in a heading."""
+"""The title of the axis and the name in a heading, for metrics that accumulate."""
 SENT = Against(metric="megabytes/sent", mode="min")
 ALIKE = 1e-9
 """Relative spread of means below which all arms cost the same."""
@@ -137,7 +137,7 @@ def draw_points(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[
 
 
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
-    """Of many efficient arms the cheapest, the best and some evenly between them; the baselines in any case."""
+    """Return the cheapest and the best of many efficient arms, some evenly between them, and the baselines."""
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}
     return [*(one for place, one in enumerate(kept) if place in places or one.is_baseline), *baseline[:LABELLED]]

@@ -117,5 +117,5 @@ def _accuracies(table: AblationTable) -> list[str]:
 
 
 def _synthetic(table: AblationTable) -> bool:
-    """Whether a column says where synthetic images are from; where they are varied, one does already."""
+    """Return whether to add the source of synthetic images; it has a column already where it is varied."""
     return SYNTHETIC not in table.names and any(SYNTHETIC in one.marks for one in table.arms)

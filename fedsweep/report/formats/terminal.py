@@ -16,7 +16,7 @@ NOTE_WIDTH = 16
 """Least width for notes beside the numbers; narrower, and they stand below the table."""
 DROPPED_FIRST = ("note", "worst client", "MB sent", "worst domain", "paper")
 HELD_OUT_DROPPED_FIRST = ("note", "worst client", "worst domain", "MB sent", "paper", IN_DOMAIN, OUT_OF_DOMAIN)
-"""Beside what is out of domain, the worst domain of the clients matters less than what was sent."""
+"""With domains held out, the worst domain of the clients matters less than what was sent."""
 HEADINGS = {IN_DOMAIN: "in\ndomain", OUT_OF_DOMAIN: "out of\ndomain"}
 """On two lines, where the cells are narrower than the words."""
 

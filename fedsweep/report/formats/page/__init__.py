@@ -68,7 +68,7 @@ MANY = 10
 SENTENCES = 8
 """Findings that are seen at once; the others unfold."""
 DIGITS = 12
-"""Of a digest; the manifest has all."""
+"""Digits shown of a digest; the manifest has all."""
 
 
 @dataclass(frozen=True)
