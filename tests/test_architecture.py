@@ -1,0 +1,65 @@
+"""`docs/architecture.md` names rooms, modules and objects that exist."""
+
+import importlib
+import re
+from pathlib import Path
+
+import fedsweep
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PACKAGE = ROOT / "fedsweep"
+ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {
+    path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"
+}
+
+
+def section(title: str) -> str:
+    """The text below a heading of the second level."""
+    return re.split(r"^## ", PAGE, flags=re.MULTILINE)[[*re.findall(r"^## (.+)$", PAGE, re.MULTILINE)].index(title) + 1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of a page's tables, without their headings."""
+    cells = [[one.strip() for one in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    rules = [place for place, row in enumerate(cells) if set(row[0]) <= {"-", ":", " "}]
+    return [row for place, row in enumerate(cells) if place not in rules and place + 1 not in rules]
+
+
+def resolve(name: str) -> object:
+    """The module, or the object in a module, that a dotted name means below `fedsweep`."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(["fedsweep", *parts[:length]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part) if hasattr(found, part) else vars(found)["__annotations__"][part]
+        return found
+    raise ModuleNotFoundError(name)
+
+
+def test_every_room_has_its_line():
+    rooms = [row[0].strip("`") for row in rows(section("Rooms"))]
+    assert sorted(rooms) == sorted(ROOMS)
+    layers = re.search(r"^```text\n(.*?)^```$", section("Rooms"), re.DOTALL | re.MULTILINE)
+    assert layers is not None
+    assert len(layers[1].splitlines()) <= len(rooms)
+    assert fedsweep.__doc__
+
+
+def test_every_dotted_name_exists():
+    names = {name for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", PAGE) if name.split(".")[0] in ROOMS}
+    files = {name for name in names if name.endswith((".py", ".md", ".json", ".yaml"))}
+    assert len(names - files) > 25
+    for name in names - files:
+        resolve(name)
+
+
+def test_the_walk_of_a_hyperparameter_names_what_can_be_imported():
+    stations = rows(section("The walk of `lora.rank`"))
+    names = [name for row in stations[1:] for name in re.findall(r"`([\w.]+)`", row[1])]
+    assert len(names) >= len(stations)
+    for name in names:
+        resolve(name)
