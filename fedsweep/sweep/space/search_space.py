@@ -88,7 +88,7 @@ class SearchSpace(Config):
     )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(
-        default_factory=lambda given: {ABLATED: []} if given.get("ablate") else None,
+        default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
         description="the arm that others are compared to, each at its own values of what is not named here; "
         "of an `ablate` the full method",
     )
