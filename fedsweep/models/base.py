@@ -1,6 +1,10 @@
-"""What every kind of backbone says of itself before it has tensors."""
+"""The facts about every kind of backbone that are known before it has tensors."""
 
-from typing import ClassVar, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -44,8 +48,21 @@ class Recipe(Config):
         return self.call.startswith("timm.")
 
 
-class Backbone(Config):
-    """The base of their records: what a method or an option may ask for."""
+@dataclass(frozen=True)
+class Outline:
+    """The sizes of a backbone."""
+
+    layers: int
+    width: int
+    """Features of an image's token."""
+    image_size: int
+    """Height and width in pixels."""
+    largest_rank: Mapping[str, int]
+    """By position: the smallest side of the matrices that LoRA sits beside; with more, it would not be of low rank."""
+
+
+class Backbone(Config, ABC):
+    """The base of the backbones' records."""
 
     has_head: ClassVar[bool] = True
     """Whether a linear classifier is trained beside the adapters."""
@@ -54,6 +71,59 @@ class Backbone(Config):
     positions: ClassVar[tuple[str, ...]] = ("l0", "l1", "both")
     """Where adapters can sit."""
 
+    @property
+    @abstractmethod
+    def _outline(self) -> Outline: ...
+
+    @property
+    def depth(self) -> int:
+        """L, the number of blocks; of a CLIP, those of its deeper encoder."""
+        return self._outline.layers
+
+    @property
+    def width(self) -> int:
+        """Features of an image's token."""
+        return self._outline.width
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the images that it takes, in pixels."""
+        return self._outline.image_size
+
+    def largest_rank(self, position: str) -> int:
+        """Return the largest LoRA rank at a position."""
+        return self._outline.largest_rank[position]
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return what pins the weights' content: `none`, a tag, or a digest.
+
+        Raises:
+            UserError: the weights are missing.
+        """
+
+    @abstractmethod
+    def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> Any:
+        """Return the model with its weights, in evaluation mode, on the CPU.
+
+        Raises:
+            UserError: the weights are missing, or do not fit.
+        """
+
+    def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
+        """Load the weights as a run will; once per process for each content.
+
+        Raises:
+            UserError: what `build` raises.
+        """
+        names = None if class_names is None else tuple(class_names)
+        _checked(self, num_classes, names, self.fingerprint())
+
     def identity(self, content: str) -> str:
         """What decides what it makes of an image, with the fingerprint of its weights; no texts."""
         return f"{self.model_dump_json(exclude={'prompt'})} {content}"
+
+
+@lru_cache(maxsize=64)
+def _checked(backbone: Backbone, num_classes: int, names: tuple[str, ...] | None, _fingerprint: str) -> None:
+    backbone.build(num_classes, 0, names)

@@ -4,27 +4,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
+
+from fedsweep.methods import ALL, FederatedMethod, MethodConfig
 
 UPDATES = ("joint", "alternating")
 SMALL_GATE = {"sal": {"queue": 1, "threshold": 1.0}, "gate": {"trunk": {"name": "digits_resnet"}}}
 SMALL_SERVER = {"server": {"warmup_epochs": 1, "epochs": 1, "batch_size": 8}, "adapters": {"attention": 8}}
-METHODS: list[dict[str, Any]] = [
-    {"name": "fedra"},
-    {"name": "all_large"},
-    {"name": "all_small"},
-    {"name": "inclusivefl"},
-    {"name": "depthfl"},
-    {"name": "ft"},
-    {"name": "lfft"},
-    {"name": "ft", "synthetic_epochs": 1},
-    {"name": "promptfl", "context": 4},
-    {"name": "fedclip"},
-    {"name": "fedot"},
-    {"name": "zero_shot"},
-    *({"name": "fedag", **SMALL_SERVER, "server": SMALL_SERVER["server"] | {"update": how}} for how in UPDATES),
-    *({"name": "fedms", "global_rounds": rounds, **SMALL_GATE} for rounds in (1, 0)),
-    *({"name": "fedbrick", "over": {"name": base}, "server_epochs": 1} for base in ("fedra", "inclusivefl", "depthfl")),
-]
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "ft": [{}, {"synthetic_epochs": 1}],
+    "promptfl": [{"context": 4}],
+    "fedag": [{**SMALL_SERVER, "server": SMALL_SERVER["server"] | {"update": how}} for how in UPDATES],
+    "fedms": [{"global_rounds": rounds, **SMALL_GATE} for rounds in (1, 0)],
+    "fedbrick": [{"over": {"name": base}, "server_epochs": 1} for base in ("fedra", "inclusivefl", "depthfl")],
+}
+"""Hyperparameters that make a run small, or a method another one; a method without a line runs with its defaults."""
+NAMES = [method.model_fields["name"].default for method in ALL]
+METHODS = [{"name": name, **settings} for name in NAMES for settings in SETTINGS.get(name, [{}])]
 
 
 def label(method: dict[str, Any]) -> str:
@@ -50,17 +46,24 @@ def case(method: dict[str, Any]) -> Any:
 @pytest.fixture(params=map(case, METHODS))
 def chosen(request: pytest.FixtureRequest, random_clip: Path) -> dict[str, Any]:
     """The method as the changes to an experiment that choose it."""
-    method = request.param
-    needs: dict[str, Any] = {"partition.proxy_share": 0.2} if method["name"] in ("fedbrick", "fedag") else {}
-    if method["name"] == "fedag" or "synthetic_epochs" in method:
-        needs |= {"synthetic": {"name": "surrogate", "share": 0.01}, "partition.proxy_share": 0.2}
-    if method["name"] == "fedag":
-        method = {**method, "clip": {"name": "clip", "model": str(random_clip)}}
-    if method["name"] in ("fedms", "promptfl", "fedclip", "zero_shot"):
-        needs |= {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
-    if method["name"] == "fedms":
-        needs |= {"partition.validation_share": 0.02, "partition.test_share": 0.02}
-    return {"method": method, **needs}
+    settings = request.param
+    if "server" in settings:
+        settings = {**settings, "clip": {"name": "clip", "model": str(random_clip)}}
+    needs, changes = method_of(settings).needs, {"method": settings}
+    if needs.proxy or needs.synthetic:
+        changes["partition.proxy_share"] = 0.2
+    if needs.synthetic:
+        changes["synthetic"] = {"name": "surrogate", "share": 0.01}
+    if needs.text:
+        changes |= {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "mlp"}
+    if needs.validation:
+        changes |= {"partition.validation_share": 0.02, "partition.test_share": 0.02}
+    return changes
+
+
+def method_of(settings: dict[str, Any]) -> FederatedMethod:
+    method: FederatedMethod = TypeAdapter(MethodConfig).validate_python(settings)
+    return method
 
 
 @pytest.fixture

@@ -13,44 +13,18 @@ from fedsweep.export.which_trial import Named
 from fedsweep.export.write import check_exportable, export
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods import ALL
-from fedsweep.methods.capabilities import predicted
+from fedsweep.methods.capabilities import ExportObstacle, FrozenBlocks, SeparateModels, predicted
+from fedsweep.methods.depthfl import DepthFL
+from fedsweep.methods.fedag.method import FedAG
+from fedsweep.methods.fedbrick.method import FedBRICK
+from fedsweep.methods.fedclip import FedCLIP
+from fedsweep.methods.promptfl import PromptFL
 from fedsweep.results import Outcome, TrialPlan, TrialStore
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
-from tests.conformance.conftest import METHODS, SMALL_SERVER, label
+from tests.conformance.conftest import SMALL_SERVER
 
-EXPORTED = {
-    "fedra": ("peft", ()),
-    "all_large": ("peft", ()),
-    "all_small": ("peft", ("blocks above the first 3",)),
-    "inclusivefl": ("peft", ()),
-    "ft": ("whole", ()),
-    "lfft": ("whole", ()),
-    "ft and the server": ("whole", ()),
-    "fedot": ("whole", ()),
-    "fedms after 1 rounds": ("peft", ("gate",)),
-    "fedms after 0 rounds": ("peft", ("gate",)),
-    "fedbrick over fedra": ("peft", ("bricks",)),
-    "fedbrick over inclusivefl": ("peft", ("bricks",)),
-}
-"""What is written, and what is left out since the global model does not predict with it.
-
-A new method adds its line, here or below.
-"""
 NO_PLACE = "for which neither PEFT nor the backbone's own library has a place"
-SERVERS = f"an adapter for each domain and an attention over them, behind the server's CLIP, {NO_PLACE}; `--client`"
-REFUSED = {
-    "depthfl": f"the global model predicts with heads after 3, 6, 9 blocks, {NO_PLACE}.",
-    "fedbrick over depthfl": f"the global model predicts with heads after 3, 6, 9 blocks, {NO_PLACE}.",
-    "promptfl": f"the global model predicts with learned vectors before the classes' names, {NO_PLACE}.",
-    "fedclip": f"the global model predicts with an attention behind the image encoder, {NO_PLACE}.",
-    "fedag by joint updates": f"the global model predicts with {SERVERS} exports a client's own model.",
-    "fedag by alternating updates": f"the global model predicts with {SERVERS} exports a client's own model.",
-    "zero_shot": "trains nothing, so that there is nothing to export.",
-}
-
-
 Played = Callable[..., tuple[Named, Federation, Checkpoint]]
 
 
@@ -75,25 +49,29 @@ def played(
     return play
 
 
-def test_every_method_is_expected_to_do_one_or_the_other():
-    names = {label(method) for method in METHODS}
-    assert EXPORTED.keys() | REFUSED.keys() == names
-    assert not EXPORTED.keys() & REFUSED.keys()
-    assert {method["name"] for method in METHODS} == {method.model_fields["name"].default for method in ALL}
-    assert len(names) == 19
+def refusal_of(small: Federation) -> str | None:
+    """Why the global model cannot be exported; None where it can."""
+    method, called = small.method, f"`method` {small.method.name}"
+    if not small.fresh:
+        return f"{called} trains nothing, so that there is nothing to export."
+    obstacle = ExportObstacle.of_method(method).export_obstacle(small.server.depths, small.server.num_layers)
+    own = "; `--client` exports a client's own model" if isinstance(method, SeparateModels) else ""
+    return obstacle and f"{called} cannot be exported: the global model predicts with {obstacle}, {NO_PLACE}{own}."
 
 
-def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played, chosen, name, tmp_path):
+def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played, chosen, tmp_path):
     named, small, checkpoint = played(chosen)
-    if name in REFUSED:
+    if (expected_refusal := refusal_of(small)) is not None:
         with pytest.raises(UserError) as refusal:
             export(named, tmp_path / "out")
-        middle = " cannot be exported: " if "predicts" in REFUSED[name] else " "
-        assert str(refusal.value) == f"`method` {chosen['method']['name']}{middle}{REFUSED[name]}"
+        assert str(refusal.value) == expected_refusal
         assert sorted(one.name for one in tmp_path.iterdir()) == ["run"]
         return
-    card = export(named, tmp_path / "out")
-    assert (card.form, card.left_out) == EXPORTED[name]
+    card, layers = export(named, tmp_path / "out"), checkpoint.state.layers
+    above = [] if len(layers) == small.server.num_layers else [f"blocks above the first {len(layers)}"]
+    added = sorted({name.partition(".")[0] for name in small.fresh} - {"backbone"})
+    assert card.form == ("peft" if small.method.needs.lora else "whole")
+    assert card.left_out == (*above, *added)
     assert (card.round, card.outcome, card.metrics) == (1, "finished", dict(checkpoint.history[0].metrics))
     small.model.load_adapter(checkpoint.state.adapter)
     test = small.domains[1].test  # not those that the export compares itself
@@ -103,8 +81,22 @@ def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played
     assert torch.equal(found.argmax(1), expected.argmax(1))
     small.model.load_adapter(small.fresh)
     untuned = predicted(small.method, checkpoint.state, small.trainer.reader, test)
-    if name != "fedms after 0 rounds":  # which leaves its global expert as it was
+    if FrozenBlocks.of_method(small.method).num_frozen_blocks(checkpoint.state) < len(layers):
         assert (found - untuned).abs().max() > 100 * (found - expected).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("method", "obstacle"),
+    [
+        (PromptFL(), "learned vectors before the classes' names"),
+        (FedCLIP(), "an attention behind the image encoder"),
+        (DepthFL(), "heads after 3, 6, 9 blocks"),
+        (FedBRICK(over=DepthFL()), "heads after 3, 6, 9 blocks"),
+        (FedAG(), "an adapter for each domain and an attention over them, behind the server's CLIP"),
+    ],
+)
+def test_an_obstacle_is_named(method, obstacle):
+    assert method.export_obstacle({3, 6, 12}, 12) == obstacle
 
 
 def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny, random_clip, tmp_path):

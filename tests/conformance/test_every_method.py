@@ -16,38 +16,21 @@ from fedsweep.common.randomness import stream
 from fedsweep.federation.rounds import Federation, federate
 from fedsweep.methods import ALL
 from fedsweep.methods.base import FederatedMethod
+from fedsweep.methods.capabilities import FrozenBlocks, Messages, OwnMetrics, SeparateModels, SideInputs
 from fedsweep.models.names import layer_of, names_within
 from fedsweep.results.checkpoint import Checkpoint, load, save
-from fedsweep.types import ClientUpdate, ImageSet, LayerAllocation, RoundResult
+from fedsweep.types import (
+    AdapterState,
+    ClientId,
+    ClientUpdate,
+    ImageSet,
+    LayerAllocation,
+    RoundResult,
+    ServerState,
+)
 from tests.compare import copied, frozen, identical, identical_rounds, memory, tensors_in, unkept
 from tests.conformance.conftest import METHODS
 from tests.conformance.rounds import one_round
-
-ROW_SUMS = {
-    "fedra": lambda depths, layers: depths,
-    "all_large": lambda depths, layers: [layers] * len(depths),
-    "all_small": lambda depths, layers: [min(depths)] * len(depths),
-    "inclusivefl": lambda depths, layers: depths,
-    "depthfl": lambda depths, layers: depths,
-    "fedbrick": lambda depths, layers: depths,
-    "fedms": lambda depths, layers: [layers] * len(depths),
-    "ft": lambda depths, layers: [layers] * len(depths),
-    "lfft": lambda depths, layers: [layers] * len(depths),
-    "promptfl": lambda depths, layers: [layers] * len(depths),
-    "fedag": lambda depths, layers: [layers] * len(depths),
-    "fedclip": lambda depths, layers: [layers] * len(depths),
-    "fedot": lambda depths, layers: [2 + 2 + (layers - 4) // 2] * len(depths),
-    "zero_shot": lambda depths, layers: [layers] * len(depths),
-}
-"""Blocks that each client runs, from the clients' depths and L. A new method adds its line."""
-MORE = {"fedms": (3 + 3) + (1 + 3 + 2), "fedag": 2}
-"""Metrics beside those of all methods: of three clients' own models, and of a method's own."""
-KEEPS = ("lfft", "promptfl", "fedms", "fedclip", "zero_shot", "fedag")
-"""Methods that keep what frozen models make of images."""
-IDLE = "zero_shot"
-"""The method that trains nothing."""
-FEW = ("promptfl", "fedclip", "fedot", IDLE)
-"""Methods with tensors in few blocks, or in none."""
 
 SMALL = {"federation.depths": [2, 1, 3]}
 SOME = {"federation.clients_per_round": 2, "seed": 1}
@@ -100,26 +83,32 @@ def some(federation, name, chosen, played) -> list[RoundResult]:
     return played[key]
 
 
+def given_to(small: Federation, state: ServerState, client: ClientId) -> AdapterState:
+    """The tensors from which a client begins a round."""
+    return SeparateModels.of_method(small.method).sent_adapter(state, client)
+
+
 def test_the_list_holds_every_method_of_every_file():
     package = Path(fedsweep.methods.__file__).parent
     for path in package.rglob("*.py"):
         importlib.import_module("fedsweep.methods." + ".".join(path.relative_to(package).with_suffix("").parts))
     written = {one for one in FederatedMethod.__subclasses__() if one.__module__.startswith("fedsweep.")}
     assert set(ALL) == written
-    assert set(ROW_SUMS) == {method["name"] for method in METHODS} == {one.model_fields["name"].default for one in ALL}
+    assert {method["name"] for method in METHODS} == {one.model_fields["name"].default for one in ALL}
     assert len(ALL) >= 14
 
 
 def test_another_seed_gives_another_run(federation, chosen, straight):
     other = federation({**chosen, "seed": 1})
     second = list(federate(other))
-    if chosen["method"]["name"] in KEEPS:  # nothing that the first run has kept is taken for its own
-        assert other.trainer.reader.kept._files
+    kept = bool(other.trainer.reader.kept._files)
+    assert kept == isinstance(other.method, FrozenBlocks | SideInputs)
+    if kept:  # no row that the first run has kept is taken for this one's
         assert identical_rounds(second, federate(unkept(other)))
     assert len(straight) == 3
     for left, right in zip(straight, second, strict=True):
-        untuned_alike = left.round == 0 and chosen["method"]["name"] in ("ft", "lfft", "fedot")  # nothing is drawn
-        alike = untuned_alike or chosen["method"]["name"] == IDLE
+        pretrained = not other.method.needs.lora and all(name.startswith("backbone.") for name in left.state.adapter)
+        alike = pretrained and (left.round == 0 or not left.state.adapter)  # nothing is drawn, or nothing trained
         assert identical(left.state.adapter, right.state.adapter) == alike
 
 
@@ -197,10 +186,10 @@ def test_training_moves_the_head_and_what_the_clients_hold(first_round):
         layer for update in updates for layer in update.allocation.trained
     }
     sent = [(update.client, name) for update in updates for name in update.adapter]
-    assert sent or small.method.name == IDLE
+    assert sent or not start.state.adapter
     for client, name in sent:
         if "lora_A" not in name:  # B = 0: A waits for B
-            one, other = (small.method.sent_to(state, client)[name] for state in (start.state, after))
+            one, other = (given_to(small, state, client)[name] for state in (start.state, after))
             assert not torch.equal(one, other), name
 
 
@@ -215,24 +204,26 @@ def test_a_layer_that_nobody_trained_does_not_move(first_round):
         for update in updates
     ]
     aggregate, first = small.method.aggregate(start.state, few, small.server), small.clients[0].id
-    after = small.method.sent_to(aggregate, first)
+    after = given_to(small, aggregate, first)
     untrained = [name for name in start.state.adapter if (layer_of(name) or 0) >= 2]
-    upper = {layer_of(name) for name in untrained}
-    assert len(upper) >= 6 or small.method.name in FEW
+    blocks = {layer_of(name) for name in start.state.adapter} - {None}
+    assert blocks == set(range(12)) or not small.method.needs.lora
+    assert {layer_of(name) for name in untrained} == blocks - {0, 1}
     for name in untrained:
         assert torch.equal(after[name], start.state.adapter[name]), name
 
 
 def test_every_update_lies_in_what_its_client_trains(first_round):
     small, start, updates = first_round
+    messages = Messages.of_method(small.method)
     assert [update.client for update in updates] == [client.id for client in small.cohort(1)]
     for update in updates:
         assert set(update.allocation.trained) <= set(update.allocation.held)
         row = update.allocation
         trained = {**update.adapter, **update.private}
         assert set(trained) == set(names_within(start.state.adapter, row.trained, row.excluded_prefixes))
-        assert set(trained) == set(small.method.trained_names(start.state.adapter, row))
-        assert set(update.adapter) == set(small.method.sent_names(start.state.adapter, row))
+        assert set(trained) == set(messages.trained_names(start.state, start.state.adapter, row))
+        assert set(update.adapter) == set(messages.sent_names(start.state, start.state.adapter, row))
         assert not set(update.adapter) & set(update.private)
         assert {layer_of(name) for name in trained} - {None} == set(update.allocation.trained)
         for name, tensor in trained.items():
@@ -243,14 +234,18 @@ def test_an_allocation_has_as_many_blocks_as_fit(federation, chosen):
     depths = [12, 5, 2]
     federated = federation({**chosen, "federation.depths": depths})
     state = federated.initial_state()
-    expected = ROW_SUMS[chosen["method"]["name"]](depths, 12)
+    counts: set[tuple[int, ...]] = set()
     for round in range(1, 21):
         rng = stream(0, "allocation", round)
         rows = federated.method.allocate(state, federated.clients, federated.server, rng)
-        assert [len(rows[client.id].held) for client in federated.clients] == expected
+        counts.add(tuple(len(rows[client.id].held) for client in federated.clients))
         for row in rows.values():
             assert list(row.held) == sorted(set(row.held))
             assert set(row.trained) <= set(row.held) <= set(range(12))
+    (found,) = counts  # the same number in all rounds: as many as fit, or as many for everyone
+    assert found == tuple(depths) or len(set(found)) == 1
+    if type(federated.method).allocate is FederatedMethod.allocate:
+        assert set(found) == {len(state.layers)}
 
 
 def test_no_memory_is_shared(first_round):
@@ -259,7 +254,7 @@ def test_no_memory_is_shared(first_round):
     alone = small.method.aggregate(start.state, updates[:1], small.server)
     owners = [start.state, after, alone, *updates, list(small.model.parameters())]
     owned = [memory(owner) for owner in owners]
-    assert all(owned) or small.method.name == IDLE
+    assert all(owned) or not start.state.adapter
     assert sum(map(len, owned)) == len(set().union(*owned))
     assert len(memory(after)) == len(list(tensors_in(after)))
 
@@ -290,17 +285,20 @@ def test_copies_of_one_update_average_to_it(federation, chosen, weights):
     ]
     after, sent = small.method.aggregate(start.state, copies, small.server), updates[0].adapter
     for client in small.clients:
-        given = small.method.sent_to(after, client.id)
+        given = given_to(small, after, client.id)
         for name in sent:
             torch.testing.assert_close(given[name], sent[name], rtol=1e-6, atol=1e-8)
-    assert any(not torch.equal(sent[name], start.state.adapter[name]) for name in sent) or small.method.name == IDLE
+    assert any(not torch.equal(sent[name], start.state.adapter[name]) for name in sent) or not start.state.adapter
 
 
 def test_metrics_have_the_promised_names_and_are_numbers(straight, tiny, chosen):
-    promised = tiny.override(chosen, "test").metrics()
+    config = tiny.override(chosen, "test")
+    promised, clients = config.metrics(), config.client_domains()
+    own = len(OwnMetrics.of_method(config.method).metric_names(clients))
+    of_clients = 3 + len(clients) if config.partition.test_share else 0
     untuned, *rounds = straight
     assert len(rounds) == 2
-    assert len(promised) == len(set(promised)) == 4 + 3 + 1 + 5 + 4 + MORE.get(chosen["method"]["name"], 0)
+    assert len(promised) == len(set(promised)) == 4 + 3 + 1 + 5 + 4 + own + of_clients
     assert set(untuned.metrics) == {metric for metric in promised if metric.startswith(("accuracy/", "loss/test"))}
     for result in rounds:
         assert list(result.metrics) == promised

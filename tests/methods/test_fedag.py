@@ -72,7 +72,7 @@ def test_without_quality_all_synthetic_images_count_alike_and_no_score_is_sent(m
     start, updates = one_round(make(quality=False))
     assert all(update.extra == {} for update in updates)
     small = make()
-    assert small.method.metrics([]) == ["synthetic/quality", "synthetic/quality_spread"]
+    assert small.method.metric_names([]) == ["synthetic/quality", "synthetic/quality_spread"]
     _, first, _ = federate(small)
     _, alike, _ = federate(make(quality=False))
     sizes = [len(client.synthetic) for client in small.clients]

@@ -242,7 +242,7 @@ def test_what_a_client_sends_is_known_before_it_has_trained(make, stages):
     small = make(**stages)
     start, updates = one_round(small)
     for one in updates:
-        assert set(one.adapter) == set(small.method.sent_names(start.state.adapter, one.allocation))
+        assert set(one.adapter) == set(small.method.sent_names(start.state, start.state.adapter, one.allocation))
 
 
 def test_shared_bricks_are_everyones(make):

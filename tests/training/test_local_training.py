@@ -12,6 +12,7 @@ from fedsweep.common.errors import DivergenceError
 from fedsweep.common.randomness import stream
 from fedsweep.federation.run import build
 from fedsweep.models.names import layer_of
+from fedsweep.training.base_optimizers import FedDyn
 from fedsweep.training.local_training import LocalConfig, LocalTask, batches, cross_entropy
 from fedsweep.training.optimizers import AdamConfig, SGDConfig
 from fedsweep.types import LayerAllocation
@@ -194,3 +195,17 @@ def test_momentum_starts_afresh_for_every_client_and_round(small):
         trainer = replace(small.trainer, optimizer=optimizer, local=LocalConfig(batch_size=8, steps=1))
         fits.append([trainer.fit(given), trainer.at(2).fit(given)])
     assert identical(*fits)
+
+
+def test_a_session_descends_with_what_feddyn_remembers_of_its_client(small):
+    """One plain step differs by lr times the memory, and only for the client that has one."""
+    sgd = SGDConfig(lr=0.5, momentum=0.0, weight_decay=0.0, clip_norm=None)
+    local = small.trainer.local.model_copy(update={"steps": 1})
+    trainer = replace(small.trainer, base=FedDyn(alpha=1.0), optimizer=sgd, local=local)
+    head, asked = "backbone.head.weight", tasks(small)
+    remembered = torch.randn(asked[0].start[head].shape, generator=torch.Generator().manual_seed(0))
+    plain, steered = (trainer.at(1, memory).fit(asked) for memory in ({}, {asked[0].client.id: {head: remembered}}))
+    difference = steered[0].adapter[head] - plain[0].adapter[head]
+    torch.testing.assert_close(difference, 0.5 * remembered, rtol=1e-4, atol=1e-5)
+    assert moved(plain[0].adapter, steered[0].adapter) == {head}
+    assert identical(plain[1:], steered[1:])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,26 +14,15 @@ from torch import Tensor
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import readable
-from fedsweep.models.base import Backbone, Recipe
+from fedsweep.models.base import Backbone, Outline, Recipe
 from fedsweep.models.checkpoint_folder import PREPROCESSOR, digest, find, is_folder
 from fedsweep.models.clip.model import LayeredClip, Towers
 from fedsweep.models.clip.weights import Tokenizer, config_of, load, normalisation
-from fedsweep.models.layered import Position
 
 SHIPPED = Path(__file__).parents[1] / "weights"
 
 
-@dataclass(frozen=True)
-class Outline:
-    """What is known of a CLIP before it has tensors."""
-
-    layers: int
-    width: int
-    image_size: int
-    largest_rank: int
-
-
-class _Clip(Backbone, ABC):
+class _Clip(Backbone):
     """What the two kinds of CLIP share; prompts stand in a head's place."""
 
     has_head: ClassVar = False
@@ -59,25 +47,6 @@ class _Clip(Backbone, ABC):
     def _model(self) -> str:
         """The checkpoint's name or folder."""
 
-    @property
-    def depth(self) -> int:
-        """L, the blocks of the deeper encoder."""
-        return self._outline.layers
-
-    @property
-    def width(self) -> int:
-        """Features of an image's token."""
-        return self._outline.width
-
-    @property
-    def image_size(self) -> int:
-        """Height and width of the images that it takes, in pixels."""
-        return self._outline.image_size
-
-    def largest_rank(self, position: Position) -> int:
-        """The largest LoRA rank: the narrower encoder's width."""
-        return self._outline.largest_rank
-
     def fingerprint(self) -> str:
         """What pins the content: the digest of weights, shape, tokens and normalisation.
 
@@ -85,14 +54,6 @@ class _Clip(Backbone, ABC):
             UserError: the checkpoint is missing.
         """
         return f"sha256:{digest(find(self._model))}"
-
-    def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
-        """Load the checkpoint as a run will; once per process for each content.
-
-        Raises:
-            UserError: what `build` raises.
-        """
-        _checked(self, tuple(class_names or _numbers(num_classes)), self.fingerprint())
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredClip:
         """The pre-trained model in evaluation mode, on the CPU; no seed is drawn from.
@@ -182,7 +143,7 @@ def _outline(model: str) -> Outline:
         layers=max(vision.num_hidden_layers, text.num_hidden_layers),
         width=vision.hidden_size,
         image_size=vision.image_size,
-        largest_rank=min(vision.hidden_size, text.hidden_size),
+        largest_rank=dict.fromkeys(LayeredClip.positions(), min(vision.hidden_size, text.hidden_size)),
     )
 
 
@@ -211,8 +172,3 @@ def _check_walk(model: LayeredClip, clip: Any, image_size: int, name: str) -> No
         raise UserError(
             f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than transformers."
         )
-
-
-@lru_cache(maxsize=64)
-def _checked(backbone: _Clip, names: tuple[str, ...], _fingerprint: str) -> None:
-    backbone.build(len(names), class_names=names)

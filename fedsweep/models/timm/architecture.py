@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from fedsweep.models.base import Recipe
+from fedsweep.models.base import Outline, Recipe
 from fedsweep.models.timm.walks import WHAT_WORKS, Family, family_of, mixer_shape, reshaped
 
 if TYPE_CHECKING:
@@ -103,22 +103,17 @@ class Architecture:
 
 
 @dataclass(frozen=True)
-class Outline:
+class TimmOutline(Outline):
     """What is known of a model before it has tensors."""
 
     family: Family
-    layers: int
-    width: int
-    """Features of a token."""
     patch_size: int
     heads: int | None
     """Attention heads; None without attention."""
-    largest_rank: Mapping[str, int]
-    """By position: the smallest side of the matrices that LoRA sits beside; with more, it would not be of low rank."""
 
 
 @lru_cache(maxsize=64)
-def outline(architecture: Architecture) -> Outline:
+def outline(architecture: Architecture) -> TimmOutline:
     """Build the model without memory for its tensors and look at it.
 
     Raises:
@@ -145,10 +140,11 @@ def outline(architecture: Architecture) -> Outline:
         position: min(min(cast(nn.Linear, block.get_submodule(place)).weight.shape) for block in blocks)
         for position, place in family.sublayers.items()
     }
-    return Outline(
+    return TimmOutline(
         family=family,
         layers=len(blocks),
         width=cast(int, backbone.embed_dim),
+        image_size=size,
         patch_size=patch_size,
         heads=getattr(getattr(blocks[0], "attn", None), "num_heads", None),
         largest_rank=largest | {"both": min(largest.values())},

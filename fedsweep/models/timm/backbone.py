@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,11 +17,11 @@ from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import Json
 from fedsweep.models import weights_file
 from fedsweep.models.base import Backbone, Recipe
-from fedsweep.models.layered import LayeredModel, Position
+from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm import weights as timm_weights
 from fedsweep.models.timm.architecture import (
     Architecture,
-    Outline,
+    TimmOutline,
     check_name,
     check_pinned,
     outline,
@@ -87,27 +86,8 @@ class TimmBackbone(Backbone):
         )
 
     @property
-    def _outline(self) -> Outline:
+    def _outline(self) -> TimmOutline:
         return outline(self._architecture)
-
-    @property
-    def depth(self) -> int:
-        """L, the number of blocks."""
-        return self._outline.layers
-
-    @property
-    def width(self) -> int:
-        """Features of a token."""
-        return self._outline.width
-
-    def largest_rank(self, position: Position) -> int:
-        """The largest LoRA rank at a position; a Mixer's token mixing is as narrow as its number of patches."""
-        return self._outline.largest_rank[position]
-
-    @property
-    def image_size(self) -> int:
-        """Height and width of the images that it takes, in pixels."""
-        return self._architecture.image_size
 
     def fingerprint(self) -> str:
         """What pins the weights' content: timm's tag, or the digest of the file and of what its card says of use.
@@ -136,15 +116,6 @@ class TimmBackbone(Backbone):
         card = weights_file.read_card(path)
         weights_file.check_recipe(card, path, self._architecture)
         return path, card
-
-    def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
-        """Load the weights as a run will; once per process for each content.
-
-        Raises:
-            UserError: what `build` raises.
-        """
-        names = None if class_names is None else tuple(class_names)
-        _checked(self, num_classes, names, self.fingerprint())
 
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> LayeredModel:
         """The model in evaluation mode, on the CPU. What is fresh in it depends on the seed and its name alone.
@@ -219,8 +190,3 @@ class TimmBackbone(Backbone):
         if len(values) == self.in_chans:
             return list(values)
         return [sum(values) / len(values)] * self.in_chans
-
-
-@lru_cache(maxsize=64)
-def _checked(backbone: TimmBackbone, num_classes: int, names: tuple[str, ...] | None, _fingerprint: str) -> None:
-    backbone.build(num_classes, seed=0, class_names=names)

@@ -6,20 +6,28 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
-from fedsweep.models.base import Backbone, Recipe
-from fedsweep.models.layered import LayeredModel, Position
+from fedsweep.models.base import Backbone, Outline, Recipe
+from fedsweep.models.layered import LayeredModel
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "digits_vit.safetensors"
+SHAPE: dict[str, Json] = {
+    "img_size": 16,
+    "patch_size": 4,
+    "embed_dim": 64,
+    "depth": 12,
+    "num_heads": 4,
+    "mlp_ratio": 2,
+}
 
 
 class LayeredViT(LayeredModel):
@@ -58,23 +66,8 @@ class DigitsViT(Backbone):
     name: Literal["digits_vit"] = "digits_vit"
 
     @property
-    def depth(self) -> int:
-        """L, the number of blocks."""
-        return 12
-
-    @property
-    def width(self) -> int:
-        """Features of a token."""
-        return 64
-
-    def largest_rank(self, position: Position) -> int:
-        """The largest LoRA rank at a position: at each the same."""
-        return self.width
-
-    @property
-    def image_size(self) -> int:
-        """Height and width of the images that it takes, in pixels."""
-        return 16
+    def _outline(self) -> Outline:
+        return Outline(layers=12, width=64, image_size=16, largest_rank=dict.fromkeys(self.positions, 64))
 
     def fingerprint(self) -> str:
         """What pins the weights: their digest, from the card that `build` checks them against."""
@@ -114,30 +107,14 @@ class DigitsViT(Backbone):
 
     def recipe(self, num_classes: int) -> Recipe:
         """The same shape by timm's smallest ViT."""
-        sizes: dict[str, Json] = {
-            "img_size": 16,
-            "patch_size": 4,
-            "embed_dim": 64,
-            "depth": 12,
-            "num_heads": 4,
-            "mlp_ratio": 2,
-        }
-        arguments = {**sizes, "num_classes": num_classes}
+        arguments = {**SHAPE, "num_classes": num_classes}
         return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 
     def architecture(self) -> VisionTransformer:
         """The untrained network."""
         from timm.models.vision_transformer import VisionTransformer
 
-        return VisionTransformer(
-            img_size=16,
-            patch_size=4,
-            num_classes=10,
-            embed_dim=self.width,
-            depth=self.depth,
-            num_heads=4,
-            mlp_ratio=2,
-        )
+        return VisionTransformer(**cast(dict[str, Any], SHAPE), num_classes=10)
 
 
 def _card() -> dict[str, Any]:

@@ -1,0 +1,53 @@
+"""Every capability is of use, and no method has the verb of a capability without the capability."""
+
+import inspect
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import fedsweep
+from fedsweep.methods import ALL
+from fedsweep.methods.capabilities import CAPABILITIES, Capability
+from fedsweep.methods.fedbrick.method import DepthMethod, FedBRICK
+
+PACKAGE = Path(fedsweep.__file__).parent
+
+
+def verbs(capability: type[Capability]) -> set[str]:
+    return {name for name in vars(capability) if not name.startswith("_")}
+
+
+def test_the_list_holds_every_capability():
+    found = {one for one in vars(inspect.getmodule(Capability)).values() if inspect.isclass(one)}
+    assert set(CAPABILITIES) == {one for one in found if issubclass(one, Capability)} - {Capability}
+    assert len(CAPABILITIES) == 10
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=lambda one: one.__name__)
+def test_a_capability_is_used_by_a_method_and_asked_for_by_the_engine(capability):
+    assert verbs(capability)
+    owners = [method for method in ALL if issubclass(method, capability)]
+    assert owners
+    overridden = {
+        verb for owner in owners for verb in verbs(capability) if getattr(owner, verb) is not getattr(capability, verb)
+    }
+    assert overridden == verbs(capability)
+    engine = [path for path in PACKAGE.rglob("*.py") if path.parts[len(PACKAGE.parts)] != "methods"]
+    text = "".join(path.read_text() for path in [*engine, PACKAGE / "methods" / "capabilities.py"])
+    assert f"{capability.__name__}.of_method(" in text
+
+
+@pytest.mark.parametrize("method", ALL, ids=lambda one: one.__name__)
+def test_a_method_has_a_capability_when_and_only_when_it_overrides_one_of_its_verbs(method):
+    for capability in CAPABILITIES:
+        own = {verb for verb in verbs(capability) if verb in vars(method)}
+        assert bool(own) == issubclass(method, capability), capability.__name__
+
+
+def test_fedbrick_passes_on_every_capability_of_a_depth_method():
+    depth_methods = get_args(get_args(DepthMethod)[0])
+    assert len(depth_methods) == 3
+    for method in depth_methods:
+        for capability in CAPABILITIES:
+            assert not issubclass(method, capability) or issubclass(FedBRICK, capability)
