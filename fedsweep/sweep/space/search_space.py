@@ -1,7 +1,8 @@
 """A search space file: what varies around an experiment. No ray, no torch."""
 
+from collections.abc import Mapping
 from itertools import islice
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -60,6 +61,10 @@ class Parameters(Config):
     classes: int = Field(100, gt=1, description="classes of the head")
 
 
+def _full_method(given: Mapping[str, Any]) -> Arm | None:
+    return {ABLATED: []} if given.get("ablate") else None
+
+
 class SearchSpace(Config):
     """A set of runs around an experiment."""
 
@@ -88,7 +93,7 @@ class SearchSpace(Config):
     )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(
-        default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
+        default_factory=_full_method,
         description="the arm that others are compared to, each at its own values of what is not named here; "
         "of an `ablate` the full method",
     )
