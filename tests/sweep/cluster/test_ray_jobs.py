@@ -1,6 +1,7 @@
 """`ray job submit`: a sweep that is started from a machine outside the cluster, stopped and resumed from there."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -45,17 +46,6 @@ class Jobs:
         whole = [ray, "job", verb, "--address", self.address, *words]
         return subprocess.run(whole, env=environment(), capture_output=True, text=True, timeout=MINUTES)
 
-    def wait_for_agent(self) -> None:
-        """Wait for the process of the head that starts jobs."""
-        deadline = time.monotonic() + MINUTES
-        while True:
-            try:
-                self.client.submit_job(entrypoint="true")
-                return
-            except RuntimeError:
-                assert time.monotonic() < deadline
-                time.sleep(1)
-
     def submit(self, name: str, folder: Path, *words: str, code: int = 0, options: tuple[str, ...] = ()) -> None:
         tune = command("tune", *words, "--address", "auto", "--store", str(self.store))
         files = ("--working-dir", str(folder), "--runtime-env-json", PATIENT)
@@ -71,16 +61,21 @@ class Jobs:
         return status
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     """A head with two cores and a dashboard; more nodes on this machine would replace the job's working directory."""
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    ports = {"dashboard_port": free_port(), "dashboard_agent_listen_port": free_port()}  # Ray's own are the same always
     with authenticated("token", tmp_path):
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True})
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True, **ports})
         try:
-            jobs = Jobs(f"http://{cluster.head_node.webui_url}", tmp_path / "mlruns")
-            jobs.wait_for_agent()
-            yield jobs
+            yield Jobs(f"http://{cluster.head_node.webui_url}", tmp_path / "mlruns")
         finally:
             cluster.shutdown()
 
