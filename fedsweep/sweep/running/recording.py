@@ -41,11 +41,11 @@ class Recording(Callback):
     """One writer for everything. `full` says that no more can be written, `away` why not, and the session ends."""
 
     def __init__(self, sweep: SweepStore, recorder: Recorder, display: LiveTable, rounds: int, reuse: Reuse) -> None:
-        """`climb` is given later, where arms climb rungs together or members are a population; `packing` always."""
+        """`joint` is given later, where arms are halved together or members are a population; `packing` always."""
         self.sweep, self.recorder, self.display, self.rounds = sweep, recorder, display, rounds
         self.reuse = reuse
         self.full, self.away = False, ""
-        self.climb: ArmState | Generations | None = None
+        self.joint: ArmState | Generations | None = None
         self.packing: Packing | None = None
         self._shown: dict[str, int] = {}
         self._lost: Counter[str] = Counter()
@@ -68,7 +68,7 @@ class Recording(Callback):
         self.sync(trial.config["trial"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """The trial climbed as far as it was to, told of an error, or was stopped by the scheduler."""
+        """The trial reached its round, reported an error, or was stopped by the scheduler."""
         key, result = trial.config["trial"], trial.last_result
         last = result.get("round", 0)
         if (kind := result.get("kind")) is not None:
@@ -76,8 +76,8 @@ class Recording(Callback):
                 self.sync(key)
             elif kind in ENDS:  # where the disk was full, it goes on once there is room
                 self._met(key, Outcome(outcome=ENDS[kind], round=last, error=result["error"]))
-        elif self.climb is not None:
-            self.climb.refresh(key)
+        elif self.joint is not None:
+            self.joint.refresh(key)
             self.decide()
         elif last < self.rounds and last >= trial.config["until"]:
             self.sync(key)  # what it takes was measured, and it goes on
@@ -111,25 +111,25 @@ class Recording(Callback):
             self.decide()
 
     def _met(self, key: str, error: Outcome) -> None:
-        if self.climb is None:
+        if self.joint is None:
             self.end(key, error)
         else:
-            self.climb.record_error(key, error)
+            self.joint.record_error(key, error)
             self.decide()
 
     def decide(self) -> None:
         """Put down what now follows from the records for all arms, and show what may be shown."""
-        if self.climb is None:
+        if self.joint is None:
             return
-        for key, trial in {key: self.sweep.trial(key) for key in self.climb.plans}.items():
-            outcome, before = self.climb.outcome(key), trial.outcome() if trial.planned else None
+        for key, trial in {key: self.sweep.trial(key) for key in self.joint.plans}.items():
+            outcome, before = self.joint.outcome(key), trial.outcome() if trial.planned else None
             if outcome is not None and outcome != before:
-                self.announce(self.climb.plans[key]) if not trial.planned else None
+                self.announce(self.joint.plans[key]) if not trial.planned else None
                 self.end(key, outcome)
             elif outcome is None and before is not None:  # a failure that is tried again had made its arm fall
                 trial.reopen()
                 self.sync(key)
-            elif trial.planned and self._shown.get(key) != self.climb.visible(key):
+            elif trial.planned and self._shown.get(key) != self.joint.visible(key):
                 self.sync(key)
 
     def end(self, key: str, outcome: Outcome) -> None:
@@ -177,8 +177,8 @@ class Recording(Callback):
     def shown(self, key: str) -> TrialRecord:
         """A trial as far as it may be shown, with what it has of a GPU among its marks."""
         record = self.sweep.trial(key).read()
-        if self.climb is not None:
-            last = self._shown[key] = self.climb.visible(key)
+        if self.joint is not None:
+            last = self._shown[key] = self.joint.visible(key)
             record = replace(record, history=[one for one in record.history if one.round <= last])
         if self.packing is not None and (marks := self.packing.marks(record.plan)):
             marked = record.plan.model_copy(update={"marks": {**record.plan.marks, **marks}})

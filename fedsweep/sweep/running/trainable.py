@@ -84,7 +84,7 @@ def train(
     elsewhere: Place | None = None,
     system_metrics: bool = False,
 ) -> None:
-    """Climb to round `until` of the trial whose plan lies under the key `trial`; a round is on disk before it is told.
+    """Run to round `until` of the trial whose plan lies under the key `trial`; a round is on disk before it is told.
 
     It is held to the fraction `gpus` of a GPU, and tells what it takes of it, once it has played a round.
     Rounds that are there already are told again, so that whoever judges them sees each one. An error is the last thing

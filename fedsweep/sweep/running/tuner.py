@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from fedsweep.sweep.running.recording import Recording
 
 
-def climb_of(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> ArmState | Generations | None:
-    """What arms have climbed, where they climb together, or how far a population has come."""
+def joint_state_of(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> ArmState | Generations | None:
+    """Return the state of arms that are halved together, or of a population; None for other schedulers."""
     if plan.space.scheduler.name == "pbt":
         return Generations(plan, sweep)
     if planned is None or plan.space.scheduler.name != "arms":
@@ -62,12 +62,12 @@ def search_of(
     """What hands out trials."""
     from fedsweep.sweep.search.ray_searchers import ArmSearch, PlannedSearch, PopulationSearch, SampledSearch
 
-    if isinstance(recording.climb, Generations):
-        return PopulationSearch(recording.climb, recording.announce, packing)
+    if isinstance(recording.joint, Generations):
+        return PopulationSearch(recording.joint, recording.announce, packing)
     if planned is None:
         return SampledSearch(plan, sweep, recording.announce, packing)
-    if recording.climb is not None:
-        return ArmSearch(recording.climb, recording.announce, packing)
+    if recording.joint is not None:
+        return ArmSearch(recording.joint, recording.announce, packing)
     left = [trial for trial in planned if sweep.trial(trial.key).outcome() is None]
     return PlannedSearch(sweep, left, plan.base.federation.rounds, recording.announce, packing)
 
@@ -80,8 +80,8 @@ def scheduler_of(plan: Plan, sweep: SweepStore, recording: Recording) -> TrialSc
     from fedsweep.sweep.search.ray_searchers import ArmScheduler
 
     chosen, log, space = plan.space.scheduler, sweep.folder / "decisions.jsonl", plan.space
-    if isinstance(recording.climb, ArmState):
-        return ArmScheduler(recording.climb)
+    if isinstance(recording.joint, ArmState):
+        return ArmScheduler(recording.joint)
     match chosen.name:
         case "asha":
             rungs = Rungs(chosen, plan.base.federation.rounds, log, sweep.remote)
@@ -167,7 +167,7 @@ def _play(
         console.print(f"{taken} of {plan.num_trials} trials are taken from earlier sweeps; --fresh runs all anew.")
     with LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done) as display:
         recording = Recording(sweep, recorder, display, rounds, reuse)
-        recording.climb = climb_of(plan, sweep, planned)
+        recording.joint = joint_state_of(plan, sweep, planned)
         recording.packing = packing = packing_of(plan, sweep, recording, cluster)
         recording.decide()
         recording.sync_all()
@@ -181,7 +181,7 @@ def _play(
             console.print(summary)
         with recording.until_full():
             sweep.remote.pull()
-        recording.decide() if recording.climb else settle(sweep, rounds)
+        recording.decide() if recording.joint else settle(sweep, rounds)
         recording.sync_all()
         with recording.until_full():
             sweep.remote.push(needed=True)
@@ -195,8 +195,8 @@ def _play(
 
 def _left(plan: Plan, recording: Recording, ended: Sequence[TrialRecord]) -> bool:
     """Whether there is anything to run yet. How many trials a population has shows only on the way."""
-    if isinstance(recording.climb, Generations):
-        return bool(recording.climb.wanted())
+    if isinstance(recording.joint, Generations):
+        return bool(recording.joint.wanted())
     return len(ended) < plan.num_trials
 
 
