@@ -1,4 +1,4 @@
-"""The machines of a sweep: this one, or those of a Ray cluster; and how many trials they take side by side."""
+"""The machines of a sweep, which is this one or those of a Ray cluster, and how many trials they run side by side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class Node:
-    """What a machine has."""
+    """A machine with its cores and GPUs."""
 
     id: str
     name: str
@@ -27,7 +27,7 @@ class Node:
     gpus: float
 
     def slots(self, resources: Resources) -> int:
-        """Trials that it takes side by side; with `auto`, as many as its cores allow, if it has a GPU."""
+        """Return how many trials it runs side by side; with `auto`, as many as its cores allow, if it has a GPU."""
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":
             return slots if self.gpus >= 1 else 0
@@ -38,16 +38,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the trials of a sweep run. `nodes` is empty for this machine, whose parts are counted when asked for."""
+    """The machines of a sweep. `nodes` is empty for this machine, whose cores and GPUs are counted when needed."""
 
     address: str = LOCAL
     nodes: tuple[Node, ...] = ()
     at_once: int | None = None
-    """Trials side by side that the user asks for; a cluster that adds nodes when wanted does not tell which."""
+    """Trials side by side that the user asks for; a cluster that adds nodes on demand does not list them before."""
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this machine alone, with a Ray of the sweep's own."""
+        """True for this machine alone, with a Ray of the sweep's own."""
         return self.address == LOCAL
 
 
@@ -55,7 +55,7 @@ HERE = Cluster()
 
 
 def processor(resources: Resources) -> str:
-    """What decides the last digits of a trial beside its configuration, code and data."""
+    """Return the hardware that the last digits of a trial depend on."""
     threads = f"{resources.threads} thread{'s' * (resources.threads > 1)}"
     if resources.device == "cpu":
         return f"{platform.machine()}, {threads}"
@@ -65,10 +65,10 @@ def processor(resources: Resources) -> str:
 
 
 def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
-    """Refuse what would make Ray wait for ever in silence.
+    """Check a trial's request, because Ray would wait silently for ever for one that nothing satisfies.
 
     Raises:
-        UserError: a fraction above one that is not whole, or more than the machine, or any node, has.
+        UserError: A number of GPUs above one is not whole, or no machine has as many cores or GPUs.
     """
     gpus, cpus, logical = resources.gpus_per_trial, resources.cpus_per_trial, logical_gpus()
     if gpus != "auto" and gpus > 1 and gpus != int(gpus):
@@ -78,7 +78,7 @@ def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
             raise UserError(f"{COUNT} makes logical GPUs of this machine alone, and the sweep is to run on a cluster.")
         _check_nodes_fit(resources, cluster)
         return
-    here = _this_machine(resources)
+    (here,) = _nodes(resources, cluster)
     if gpus == "auto":
         if here.gpus == 0:
             raise UserError(
@@ -95,7 +95,7 @@ def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
 
 
 def _check_nodes_fit(resources: Resources, cluster: Cluster) -> None:
-    """A trial runs on one node, so one of them must have all that it asks for, unless the user promises others."""
+    """Raise UserError unless one node has all that a trial asks for, or the user expects the cluster to add nodes."""
     if cluster.at_once or any(node.slots(resources) for node in cluster.nodes):
         return
     gpus = resources.gpus_per_trial
@@ -114,7 +114,7 @@ def _check_nodes_fit(resources: Resources, cluster: Cluster) -> None:
 
 
 def available_cpus() -> int:
-    """Cores that this process may use, a container's quota respected."""
+    """Return the number of cores that this process may use, within a container's quota."""
     return int(cpu_count())
 
 
@@ -123,17 +123,8 @@ def ray_is_running() -> bool:
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
-def _this_machine(resources: Resources) -> Node:
-    """Return what trials can have here. GPUs are counted only where they are asked for: that takes torch."""
-    cpus, gpus = float(available_cpus()), count_gpus() if resources.on_gpu else 0
-    if ray_is_running():
-        has = sys.modules["ray"].cluster_resources()
-        cpus, gpus = min(cpus, has.get("CPU", 0)), min(gpus, has.get("GPU", 0))
-    return Node("", "this machine", cpus, gpus)
-
-
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Trials side by side: those that fit on this machine or the cluster's nodes, or as many as the user asks for."""
+    """Return how many trials run side by side: those that fit, or as many as the user asks for."""
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once
     fit = max(sum(node.slots(resources) for node in _nodes(resources, cluster)), 1)
@@ -141,7 +132,7 @@ def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Trials on one GPU, so that together they leave no core idle; more would only split its memory further."""
+    """Return the trials on one GPU that leave no core idle; more would only split its memory further."""
     at_once = concurrency(resources, cluster)
     nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
     on_each = [math.ceil(min(node.slots(resources), at_once) / int(node.gpus)) for node in nodes]
@@ -149,9 +140,15 @@ def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
-    """GPUs of this machine, if trials ask for any, or of all nodes."""
+    """Return the number of GPUs of this machine, if trials ask for any, or of all nodes."""
     return sum(int(node.gpus) for node in _nodes(resources, cluster))
 
 
 def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
-    return (_this_machine(resources),) if cluster.is_local else cluster.nodes
+    if not cluster.is_local:
+        return cluster.nodes
+    cpus, gpus = float(available_cpus()), float(count_gpus()) if resources.on_gpu else 0.0  # counting imports torch
+    if ray_is_running():
+        has = sys.modules["ray"].cluster_resources()
+        cpus, gpus = min(cpus, has.get("CPU", 0)), min(gpus, has.get("GPU", 0))
+    return (Node("", "this machine", cpus, gpus),)

@@ -1,6 +1,7 @@
 """`ray job submit`: a sweep that is started from a machine outside the cluster, stopped and resumed from there."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -45,10 +46,11 @@ class Jobs:
         whole = [ray, "job", verb, "--address", self.address, *words]
         return subprocess.run(whole, env=environment(), capture_output=True, text=True, timeout=MINUTES)
 
-    def submit(self, name: str, folder: Path, *words: str, options: tuple[str, ...] = ()) -> int:
+    def submit(self, name: str, folder: Path, *words: str, code: int = 0, options: tuple[str, ...] = ()) -> None:
         tune = command("tune", *words, "--address", "auto", "--store", str(self.store))
         files = ("--working-dir", str(folder), "--runtime-env-json", PATIENT)
-        return self.ray_job("submit", "--submission-id", name, *files, *options, "--", *tune).returncode
+        done = self.ray_job("submit", "--submission-id", name, *files, *options, "--", *tune)
+        assert done.returncode == code, done.stdout + done.stderr
 
     def status(self, name: str) -> JobStatus:
         """Return how a job ended. The log's tail may end before the job does (ray-project/ray#57002)."""
@@ -59,12 +61,19 @@ class Jobs:
         return status
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     """A head with two cores and a dashboard; more nodes on this machine would replace the job's working directory."""
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    ports = {"dashboard_port": free_port(), "dashboard_agent_listen_port": free_port()}  # Ray's own are the same always
     with authenticated("token", tmp_path):
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True})
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True, **ports})
         try:
             yield Jobs(f"http://{cluster.head_node.webui_url}", tmp_path / "mlruns")
         finally:
@@ -77,10 +86,10 @@ def test_a_submitted_sweep_can_be_stopped_and_resumed(jobs: Jobs, tmp_path: Path
         write_space(folder, "tiny", longer)
     laptop = tmp_path / "laptop"
 
-    with pytest.raises(HTTPError, match="401"):  # no token
+    with pytest.raises(HTTPError, match="401"):  # without the token
         urlopen(f"{jobs.address}/api/jobs/")  # noqa: S310
 
-    assert jobs.submit("first", laptop, "tiny", options=("--no-wait",)) == 0
+    jobs.submit("first", laptop, "tiny", options=("--no-wait",))
     deadline = time.monotonic() + MINUTES
     while not (list(jobs.store.rglob("sweep.json")) and played(tmp_path, "tiny") >= 2):
         assert not jobs.client.get_job_status("first").is_terminal(), jobs.client.get_job_logs("first")
@@ -92,13 +101,13 @@ def test_a_submitted_sweep_can_be_stopped_and_resumed(jobs: Jobs, tmp_path: Path
     assert "the same command with --resume goes on." in log, log  # recorded and reported, as after Ctrl-C
     assert (newest(tmp_path, "tiny").folder / "report" / "table.csv").exists()
 
-    assert jobs.submit("second", laptop, "tiny", "--resume") == 0
+    jobs.submit("second", laptop, "tiny", "--resume")
     assert jobs.status("second") == JobStatus.SUCCEEDED
     play_alone(tmp_path / "undisturbed", "tiny")
     assert table(tmp_path, "tiny") == table(tmp_path / "undisturbed", "tiny")
     assert histories(newest(tmp_path, "tiny")) == histories(newest(tmp_path / "undisturbed", "tiny"))
     assert_mlflow_equals_store(tmp_path, "tiny")
 
-    assert jobs.submit("third", laptop, "tinny") == 1
+    jobs.submit("third", laptop, "tinny", code=1)
     assert jobs.status("third") == JobStatus.FAILED
     assert jobs.client.get_job_info("third").driver_exit_code == 2
