@@ -132,9 +132,10 @@ def working_directory(written, monkeypatch, pacs) -> Path:
 
 @pytest.mark.parametrize("page", SHOWN)
 def test_the_commands_of_a_page_work(working_directory, page):
+    own = page.removesuffix(".yaml").replace("search_spaces/", "fedsweep tune ")  # resolved in test_yaml_files.py
     for command in dict.fromkeys(SHOWN[page]):
         try:
-            check(command)
+            parse(command) if command == own else check(command)
         except Exception as error:
             raise AssertionError(command) from error
 

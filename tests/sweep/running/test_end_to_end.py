@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the small grid ran to its end, with an override, and measured: others below are not."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_space(folder, "tiny", GRID)
-    fedsweep(folder, "tune", "tiny", *OVERRIDES, "--system-metrics")
+    fedsweep(folder, "tune", "tiny", *OVERRIDES, "--system-metrics", "--at-once", "1")
     return folder
 
 
