@@ -1,6 +1,8 @@
 """FedRA: A Random Allocation Strategy for Federated Tuning to Unleash the Power of Heterogeneous Clients.
 
-Shangchao Su, Bin Li, Xiangyang Xue. Equation numbers are those of the first version.
+Shangchao Su, Bin Li, Xiangyang Xue. Equation numbers are those of the first version. Steps 3 and 4 of Section 3.5 are
+every method's defaults: cross-entropy on LoRA and head of the blocks held, and r_j = sum_i M_ij |D_i| r_j^i /
+sum_i M_ij |D_i|, or last round's r_j where nobody held block j (Eq. 3).
 """
 
 from collections.abc import Sequence
@@ -15,12 +17,7 @@ from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
 class FedRA(FederatedMethod):
-    """Each round every client runs a random subset of blocks of the size that fits on it.
-
-    Clients tune LoRA and head of these blocks by cross-entropy (Section 3.5, step 3). The server averages each block
-    over its holders, r_j = sum_i M_ij |D_i| r_j^i / sum_i M_ij |D_i|, and keeps last round's r_j where nobody held
-    block j (step 4, Eq. 3): both as every method does by default.
-    """
+    """Each round every client runs a random subset of blocks of the size that fits on it."""
 
     name: Literal["fedra"] = "fedra"
     missing_layers: Literal["keep_previous", "ensure_cover"] = Field(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedsweep.federation.rounds import federate
+from fedsweep.methods.capabilities import StandIns
 from fedsweep.models.layered import completed
 from fedsweep.training.drift import (
     DRIFT_METRICS,
@@ -70,7 +71,7 @@ def test_a_rounds_drift_is_that_of_its_clients_own_models(federation, method):
     images = torch.cat([domain.test.take(torch.arange(len(domain.test)))[0] for domain in small.domains])
     seen = []
     for client, update in zip(small.cohort(1), updates, strict=True):
-        walk = completed(update.allocation.held, small.method.stand_ins(small.model, client))
+        walk = completed(update.allocation.held, StandIns.of_method(small.method).stand_ins(small.model, client))
         assert len(walk) == (12 if method["name"] == "fedbrick" else client.capacity)
         seen.append(representation(small.model, start.state.adapter | update.adapter, walk, images))
     # All test images are probed, for there are only ten of each domain.
