@@ -65,7 +65,7 @@ PLANTED = [
     ("fedsweep.cli.tune", "optuna", {"Ray and Optuna only in the sweep"}),
     ("fedsweep.results.columns", "mlflow", {"MLflow only in tracking"}),
     ("fedsweep.models.layered", "peft", {"peft only in models.lora"}),
-    ("fedsweep.data.synthetic.diffusers", "diffusers", {"diffusers only in preparation"}),
+    ("fedsweep.data.synthetic.generated", "diffusers", {"diffusers only in preparation"}),
     ("fedsweep.federation.run", "fedsweep.tracking.runs", {DOWN, RUN}),  # one contract's exception is no gap in another
     ("fedsweep.common.config", "torch", {"No torch below the data: help, list and report do without"}),
     (
