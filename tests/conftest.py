@@ -40,7 +40,7 @@ QUICK = (
 )
 """Folders and modules whose tests need no torch: `pytest -m quick`."""
 NOT_QUICK = tuple(
-    f"tests/report/test_{name}.py" for name in ("drift_figure", "held_out", "importance", "page_svg", "provenance")
+    f"tests/report/test_{name}.py" for name in ("panels", "held_out", "importance", "page_svg", "provenance")
 )
 
 
