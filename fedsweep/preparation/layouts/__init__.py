@@ -1,4 +1,4 @@
-"""The list of layouts. A new layout is a class, its place in `ALL`, and a tree in the tests."""
+"""All layouts. A new one needs a class, a place in `ALL`, and a tree in the tests."""
 
 from pathlib import Path
 
@@ -32,11 +32,11 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
 
     Args:
         name: The user's name for the data set, e.g. `pacs`, `Office-Home` or `my_photos`.
-        root: Its folder.
-        layout: A name of `ALL`, which overrides everything else.
+        root: The folder of the data set.
+        layout: The name of a layout in `ALL`, which overrides everything else.
 
     Raises:
-        UserError: there is no such root or layout, or nothing fits.
+        UserError: There is no such root or layout, or no layout fits.
     """
     layouts = {one.name: one for one in ALL}
     if layout is not None:
@@ -71,7 +71,7 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
 
 
 def _refuse_stray_splits(root: Path, outer: Folder) -> None:
-    """Raise UserError for folders of splits beside others: as domains, test images would be trained on."""
+    """Raise UserError for folders of splits next to others: taken for domains, test images would be trained on."""
     splits = [name for name in outer.folders if name.lower() in SPLITS]
     others = [name for name in outer.folders if name not in splits]
     if others and len({SPLITS[name.lower()] for name in splits}) > 1:
