@@ -113,7 +113,6 @@ def _objects(record: type[Config]) -> dict[str, tuple["Config | None", list[type
 
 @cache
 def _defaults(record: type[Config]) -> dict[str, Json]:
-    """Return the defaults of the fields that hold no record, as plain values."""
     given = {
         field: info.default
         for field, info in record.model_fields.items()

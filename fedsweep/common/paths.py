@@ -121,7 +121,6 @@ def _find(kinds: Sequence[Kind], name: str, where: str = "") -> tuple[Kind, Path
 
 
 def _hint(asked: Sequence[Kind], name: str, known: Iterable[str]) -> str:
-    """Return a hint at the command for a file of another kind, or else at a similar name."""
     for other, verb in VERBS.items():
         bare = name.removeprefix("pretrain/") if other == "pretrain" else name
         if other not in asked and bare in available(other):

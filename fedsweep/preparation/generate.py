@@ -51,12 +51,7 @@ class Generation:
 
 
 def plan_generation(config: RunConfig, where: str) -> Generation:
-    """List the images of an experiment.
-
-    Raises:
-        UserError: The images are of another kind, the data is missing, its names cannot be folders, or the share is too
-            small.
-    """
+    """List the images of an experiment, or raise UserError if its configuration or data does not allow any."""
     synthetic = config.synthetic
     if not isinstance(synthetic, Diffusers):
         raise UserError(
@@ -87,8 +82,7 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
     """Make the missing images, one after the other, and return their number.
 
     Raises:
-        UserError: The model is missing or has changed since the first images, a prompt is too long, another process is
-            generating the images, or the disk is full.
+        UserError: The model is missing or has changed, a prompt is too long, the lock is taken, or the disk is full.
     """
     config, folder = generation.config, generation.folder
     if not generation.missing:

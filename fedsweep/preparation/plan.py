@@ -183,11 +183,7 @@ class Plan:
 
 
 def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Plan:
-    """Find the layout, unless it is given, list all images, and give each its place.
-
-    Raises:
-        UserError: An option is invalid, or the root does not exist or has another layout.
-    """
+    """List all images and give each its place, or raise UserError; the layout is found unless it is given."""
     options.check()
     root = root.expanduser().absolute()
     if not root.is_dir():
@@ -220,7 +216,6 @@ def _without_lone_train(listing: Listing) -> Listing:
 
 
 def _files(layout: Layout, items: Sequence[Item]) -> list[str]:
-    """Return the distinct files that images are read from, in the order of the images."""
     return [*dict.fromkeys(layout.file_of(item.path) for item in items)]
 
 

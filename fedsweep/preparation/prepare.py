@@ -46,8 +46,7 @@ def prepare(
     """Return the existing store or make it, after continuing an interrupted preparation.
 
     Raises:
-        UserError: Another process is making the store, the folder exists and is something else, an image is corrupt
-            (unless `skip_corrupt` is set), a class is left without images, or the disk is full.
+        UserError: The lock is taken, the folder is something else, an image is corrupt, or the disk is full.
     """
     folder, part = plan.folder, plan.folder.with_name(f"{plan.folder.name}.part")
     taken = f"another `fedsweep data prepare` is making {folder} now."

@@ -63,7 +63,6 @@ def experiment_lines(card: StoreCard) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name for a YAML list, in quotes if needed."""
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
     return name if plain and name.lower() not in ("true", "false", "null") else json.dumps(name)
 
@@ -75,9 +74,8 @@ def headline(card: StoreCard) -> str:
 
 def split_words(card: StoreCard) -> str:
     """Return the origin of the split in words: listed or drawn."""
-    if card.test_fraction is None:
-        return "split as listed"
-    return f"split drawn here, {card.test_fraction:g} of each class for testing"
+    drawn = card.test_fraction
+    return "split as listed" if drawn is None else f"split drawn here, {drawn:g} of each class for testing"
 
 
 def summary(card: StoreCard) -> Table:

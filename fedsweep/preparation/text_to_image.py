@@ -134,7 +134,6 @@ class TextToImage:
 
 
 def _library() -> Any:
-    """Import diffusers and silence it."""
     try:
         import diffusers
         import transformers

@@ -46,11 +46,7 @@ class Network(nn.Module):
 
 
 def build_network(config: PretrainConfig, num_classes: int) -> Network:
-    """Return the network with the seed's initial weights and with stochastic depth.
-
-    Raises:
-        UserError: The data has other classes than the backbone, or the backbone does not support stochastic depth.
-    """
+    """Return the network with the seed's initial weights and stochastic depth, or raise UserError if unsupported."""
     seed = derived_seed(config.seed, "pretrain/init")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -33,10 +33,9 @@ def checkpoint_path(out: Path) -> Path:
 def start(
     config: PretrainConfig, out: Path, device: str = "cpu", threads: int | None = None, resume: bool = False
 ) -> tuple[Session, Saved | None]:
-    """Check everything and read the checkpoint to continue from; `threads` defaults to that of the checkpoint, or 1.
+    """Return the session and the checkpoint to continue from, or raise UserError if they do not fit together.
 
-    Raises:
-        UserError: The data, network or checkpoint do not fit, or `out` cannot be written.
+    UserError is also raised if `out` cannot be written. The default of `threads` is that of the checkpoint, or 1.
     """
     checkpoint = checkpoint_path(out)
     _check_out(out, checkpoint, resume)

@@ -30,7 +30,7 @@ class Column:
     digits: int | None = None
     """Decimals that are shown; None for four significant digits."""
     measured: bool = False
-    """Whether the value differs between repetitions, as time and memory do."""
+    """True if the value differs between repetitions, as time and memory do."""
 
 
 def _last(metric: str) -> Callable[[TrialRecord], float | None]:

@@ -49,7 +49,7 @@ class TrialStore:
 
     @property
     def planned(self) -> bool:
-        """Whether the plan has been written."""
+        """True if the plan has been written."""
         return (self.folder / "trial.json").exists()
 
     def recorded(self) -> Sequence[RoundRecord]:

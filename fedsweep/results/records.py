@@ -72,7 +72,7 @@ class TrialPlan(Config):
 
 
 class Outcome(Config):
-    """How a trial ended."""
+    """The outcome of a trial that has ended."""
 
     outcome: OutcomeName
     round: int = Field(description="the last round that it reported")

@@ -57,11 +57,7 @@ class Partition(Config, ABC):
         """Deal the training images of each domain to the clients, or raise UserError if that is impossible."""
 
     def split(self, data: FederatedData, capacities: Mapping[ClientId, int], seed: int) -> Split:
-        """Return the clients, with `capacities[id]` blocks each, in the order of `clients_of`.
-
-        Raises:
-            UserError: The images cannot be dealt, or a share cannot be held out.
-        """
+        """Return the clients in the order of `clients_of`, with `capacities[id]` blocks each, or raise UserError."""
         shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
         dealt = self.deal({name: rest for name, (_, rest) in shares.items()}, seed)
         clients = []

@@ -25,11 +25,7 @@ class Synthetic(Config, ABC):
 
     @abstractmethod
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Return images by domain; `proxy` has the server's images.
-
-        Raises:
-            UserError: The images do not exist, are too few, or do not fit the data.
-        """
+        """Return images by domain, or raise UserError if there are too few; `proxy` has the server's images."""
 
     def check(self, data: Data) -> None:
         """Raise ValueError if the configuration does not fit the data's domains; no image is read."""

@@ -28,15 +28,9 @@ _OTHER_SPELLINGS = {"imageclefda": ImageClef, "nicopp": Nico, "nico++": Nico}
 
 
 def find(name: str, root: Path, layout: str | None = None) -> Layout:
-    """Return the layout of a root: by `layout`, else by Parquet files, else by name, else by the folders' depth.
+    """Return the layout of a root, or raise UserError if there is no such root or layout, or none fits.
 
-    Args:
-        name: The user's name for the data set, e.g. `pacs`, `Office-Home` or `my_photos`.
-        root: The folder of the data set.
-        layout: The name of a layout in `ALL`, which overrides everything else.
-
-    Raises:
-        UserError: There is no such root or layout, or no layout fits.
+    It is chosen by `layout`, else by Parquet files, else by the data set's name, else by the folders' depth.
     """
     layouts = {one.name: one for one in ALL}
     if layout is not None:

@@ -67,10 +67,9 @@ class Layout(ABC):
     """Default number of classes that `list` takes, from the first on; None for all."""
 
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """Return the images of the first `num_classes` classes, in an order that depends on names only.
+        """Return the images of the first `num_classes` classes, or raise UserError for another layout or empty classes.
 
-        Raises:
-            UserError: The root has another layout, or an empty class or domain.
+        Their order depends on names only.
         """
         list_root(root)
         found = self._find(root, self.num_classes if num_classes is None else num_classes)
@@ -113,10 +112,7 @@ class Layout(ABC):
 def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: Iterable[str] = ()) -> Found:
     """Return the images at `<folder>/<class>/<image>` for each place (domain, folder within the root, split).
 
-    Labels follow the sorted names of all class folders, even empty ones.
-
-    Raises:
-        UserError: An image lies elsewhere in the folder, or a domain has no images.
+    Labels follow the sorted names of all class folders, even empty ones. Stray images and empty domains are errors.
     """
     names: set[str] = set()
     images: list[tuple[str, str, str, Split | None]] = []

@@ -115,12 +115,8 @@ class Nico(Layout):
             names, items = _read_lists(root, lists, _NICO_BASES, _NICO_CLASSES, num_classes)
             return Found(names, items, _NICO_DOMAINS)
         folders = "`NICO_DG/<domain>/` or `public_dg_0416/train/<domain>/` with domains such as `autumn`"
-        base = self._folder(
-            root,
-            _NICO_FOLDERS,
-            lambda folder: not _NICO_DOMAINS.isdisjoint(folder.folders),
-            f"`NICO_DG_official/<domain>_train.txt`, {folders}",
-        )
+        looked_for = f"`NICO_DG_official/<domain>_train.txt`, {folders}"
+        base = self._folder(root, _NICO_FOLDERS, lambda one: not _NICO_DOMAINS.isdisjoint(one.folders), looked_for)
         domains = sorted(_NICO_DOMAINS.intersection(list_folder(root / base).folders))
         return tree(root, [(domain, join(base, domain), None) for domain in domains], _NICO_DOMAINS)
 
@@ -167,12 +163,8 @@ class ImageClef(Layout):
     looks_like = "{b,c,i,p}/**/*.jpg, list/{b,c,i,p}List.txt"
 
     def _find(self, root: Path, num_classes: int | None) -> Found:
-        place = self._folder(
-            root,
-            ("list", ""),
-            lambda folder: not _IMAGECLEF_LISTS.keys().isdisjoint(folder.files),
-            "`list/{b,c,i,p}List.txt` or `{b,c,i,p}List.txt`",
-        )
+        looked_for = "`list/{b,c,i,p}List.txt` or `{b,c,i,p}List.txt`"
+        place = self._folder(root, ("list", ""), lambda one: bool(_IMAGECLEF_LISTS.keys() & {*one.files}), looked_for)
         existing = ExistingFiles(root)
         lines, items = [], []
         for name in sorted(_IMAGECLEF_LISTS.keys() & set(list_folder(root / place).files)):

@@ -125,8 +125,6 @@ def parquet_files(folder: Folder) -> list[str]:
 
 @dataclass(frozen=True)
 class _Table:
-    """A Parquet file without its column of images."""
-
     path: Path
     columns: Mapping[str, list[Any]]
     metadata: Mapping[bytes, bytes]
@@ -201,7 +199,6 @@ def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | No
 
 
 def _after_splits(stems: Iterable[str]) -> bool:
-    """Return whether all files are named after splits."""
     return all(_SHARD.sub("", stem).lower() in SPLITS for stem in stems)
 
 

@@ -35,12 +35,8 @@ class Food101(Layout):
     looks_like = "images/<class>/<id>.jpg, meta/{classes,train,test}.txt"
 
     def _find(self, root: Path, num_classes: int | None) -> Found:
-        base = self._folder(
-            root,
-            ("", "food-101"),
-            lambda folder: {"images", "meta"} <= set(folder.folders),
-            "the folders `images` and `meta`, also in `food-101/`",
-        )
+        looked_for = "the folders `images` and `meta`, also in `food-101/`"
+        base = self._folder(root, ("", "food-101"), lambda folder: {"images", "meta"} <= {*folder.folders}, looked_for)
         names = [name for _, name in read_lines(root, join(base, "meta/classes.txt"))]
         labels = {name: label for label, name in enumerate(names)}
         if len(labels) != len(names):
@@ -69,9 +65,8 @@ class Pacs(Layout):
     def _find(self, root: Path, num_classes: int | None) -> Found:
         base = only_folder(root, "the domains' folders", lambda folder: not _PACS_DOMAINS.isdisjoint(folder.folders))
         if base is None:
-            raise unexpected(
-                root, self.name, "the folders `art_painting`, `cartoon`, `photo`, `sketch`, up to two folders down"
-            )
+            looked_for = "the folders `art_painting`, `cartoon`, `photo`, `sketch`, up to two folders down"
+            raise unexpected(root, self.name, looked_for)
         domains = sorted(_PACS_DOMAINS.intersection(list_folder(root / base).folders))
         found = tree(root, [(domain, join(base, domain), None) for domain in domains], _PACS_DOMAINS)
         place = only_folder(root, "the lists", lambda folder: any(name.endswith("_kfold.txt") for name in folder.files))
@@ -155,9 +150,8 @@ class _Videos:
                 return join(folder, image)
         frames = self._frames(join(folder, video)) if video in files.folders else []
         if not frames:
-            stems = [os.path.splitext(image)[0] for image in files.images] + [*files.folders]
-            hint = near(video, stems) or "."
-            raise UserError(f"{where}: no frame of `{video}` is under {self._root / folder}{hint}")
+            stems = [*(os.path.splitext(image)[0] for image in files.images), *files.folders]
+            raise UserError(f"{where}: no frame of `{video}` is under {self._root / folder}{near(video, stems) or '.'}")
         return join(folder, video, sorted(frames, key=_by_number)[len(frames) // 2])
 
     def _frames(self, folder: str) -> list[str]:

@@ -68,7 +68,7 @@ class Remote:
         self.unsent: dict[str, str] = {}
         """Prefixes below which a push has failed, with the reason; shared by all parts of a mirror."""
         self.is_lost: Callable[[], bool] = lambda: False
-        """Whether another process has taken the remote folder over."""
+        """Function that returns whether another process has taken the remote folder over."""
 
     @classmethod
     def of(cls, place: Place, folder: Path, plays: bool = False) -> Remote:

@@ -41,11 +41,7 @@ def is_uri(address: str | Path) -> bool:
 
 @cache
 def filesystem(uri: str) -> tuple[FileSystem, str]:
-    """Return pyarrow's file system for a URI and the path in it.
-
-    Raises:
-        UserError: The URI contains a secret or pyarrow cannot open it.
-    """
+    """Return pyarrow's file system for a URI and the path in it, or raise UserError, also if the URI has secrets."""
     _check_secrets(uri)
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem
