@@ -85,7 +85,7 @@ def _existing(plan: Plan, force: bool) -> StoreCard | None:
             f"{folder} is prepared from another source or with other options; `--force` would replace it, "
             "another NAME would keep it."
         )
-    # Older cards have no times: a file may only be older than the card.
+    # Older cards have no times: then no file may be newer than the card.
     newer = max(time for _, time in plan.stamps.values()) > (folder / CARD).stat().st_mtime_ns
     if card.times != plan.times() and (card.times or newer):
         raise UserError(

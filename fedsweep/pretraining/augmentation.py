@@ -108,7 +108,7 @@ class ImageAugmentation(Config):
 class GlyphAugmentation(Config):
     """Rotation, scaling and shift of glyphs, and sometimes thickening, stripes, noise or inversion.
 
-    It gives a backbone some general robustness without a domain of the experiment itself.
+    It imitates the variety that a general backbone has seen, but no domain of the experiment itself.
     """
 
     name: Literal["glyphs"] = "glyphs"
