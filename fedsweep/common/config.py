@@ -1,7 +1,4 @@
-"""Configuration: frozen pydantic records with dotted names. No torch.
-
-Every hyperparameter has one dotted name (`lora.rank`) from the YAML file to the tensor and to MLflow.
-"""
+"""Configuration: frozen pydantic records, whose fields have one dotted name (`lora.rank`) everywhere. No torch."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,16 +19,13 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
-    """What the sentence about an unknown name says that it is not."""
+    """Description of a valid name, for the error message about an unknown one."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
-        """Validate plain data. `where` names its source in the sentence of a refusal.
+        """Validate plain data, or raise UserError for the first error, with its dotted name, the rule and the value.
 
-        A bare string stands for an object's `name`: ``{"method": "all_small"}``.
-
-        Raises:
-            UserError: the first thing wrong, with its dotted name, the rule and the value.
+        A bare string stands for an object's `name`: ``{"method": "all_small"}``. Error messages begin with `where`.
         """
         data = _spelt_out(cls, data)
         try:
@@ -43,13 +37,9 @@ class Config(BaseModel):
             raise UserError(f"{where} holds a value that no hyperparameter can take: {error}.") from None
 
     def override(self, changes: Mapping[str, Json], where: str) -> Self:
-        """Return a copy with dotted names changed, checked as a whole again.
+        """Return a validated copy with dotted names changed, or raise UserError for an unknown name or a bad value.
 
-        Whole objects are replaced before their fields, so that ``{"method": "all_small"}`` exchanges the method and
-        ``{"method": "depthfl", "method.heads": [4]}`` changes the other one.
-
-        Raises:
-            UserError: a name is unknown or a value impossible.
+        Objects are replaced before their fields: ``{"method": "depthfl", "method.heads": [4]}`` sets DepthFL's heads.
         """
         data, homeless = self._changed(changes)
         for name, met in homeless.items():
@@ -59,14 +49,11 @@ class Config(BaseModel):
         return type(self).of(data, where)
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
-        """Return the values by dotted name after changes that may not fit together.
-
-        Defaults of objects that a change chooses are included. A change of a name that does not exist is left out.
-        """
+        """Return all values by dotted name, defaults included, after changes without validation; skip unknown names."""
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
 
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the changed data and, for each change without a place in it, the data that it met."""
+        """Return the changed data and, by name, the data met by each change whose parent does not exist."""
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}
         for name in sorted(changes, key=lambda dotted: dotted.count(".")):
@@ -97,10 +84,9 @@ def _walk(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
-    """Return the data with an object for each bare string that stands for a `name`, and for each default record.
+    """Return the data with objects for bare strings and default records; with `defaults`, for all that is left out.
 
-    Pydantic's own validators before a record would do this, but what they return is no longer validated as JSON. With
-    `defaults`, all other fields that the data leaves out are filled in as well.
+    Pydantic's "before" validators could do this, but their results are no longer validated as JSON.
     """
     if not isinstance(data, dict):
         return data
@@ -117,7 +103,7 @@ def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
 
 @cache
 def _objects(record: type[Config]) -> dict[str, tuple["Config | None", list[type["Config"]]]]:
-    """Return the fields of a record that hold records: their default, and the kinds that they may hold."""
+    """Return the default and the possible kinds of each field that holds a record."""
     return {
         field: (info.default if isinstance(info.default, Config) else None, records)
         for field, info in record.model_fields.items()
@@ -127,7 +113,6 @@ def _objects(record: type[Config]) -> dict[str, tuple["Config | None", list[type
 
 @cache
 def _defaults(record: type[Config]) -> dict[str, Json]:
-    """Return the defaults of a record's other fields, as plain values."""
     given = {
         field: info.default
         for field, info in record.model_fields.items()
@@ -141,7 +126,7 @@ def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) ->
 
 
 def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
-    """Return pydantic's first finding as a sentence; a misspelt name goes before the missing one that it causes."""
+    """Return pydantic's first error as a sentence; a misspelt name precedes the missing one that it causes."""
     found = error.errors(include_url=False)
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
     first = unknown[0] if unknown and found[0]["type"] == "missing" else found[0]
@@ -202,14 +187,14 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
 
 
 def _names_beside(error: ValidationError, data: Mapping[str, Json], root: type[Config]) -> list[str]:
-    """Return names worth suggesting: all that the record has, and those in the data that pydantic did not reject."""
+    """Return the names to suggest: all of the record, and those in the data that pydantic did not reject."""
     unknown = [_dotted(one["loc"], data) for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"]
     given = [name for name, _ in _walk(data) if not any(f"{name}.".startswith(f"{one}.") for one in unknown)]
     return list(dict.fromkeys([*_fields(root, data), *given]))
 
 
 def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
-    """Yield dotted names of a record's fields; where there is a choice of records, of the one that the data names."""
+    """Yield the dotted names of a record's fields; if a field allows several records, of the one in the data."""
     given = data if isinstance(data, dict) else {}
     for field, info in record.model_fields.items():
         yield f"{prefix}{field}"
@@ -231,6 +216,5 @@ def _chosen(records: list[type[Config]], data: Any) -> type[Config] | None:
     if len(records) == 1:
         return records[0]
     name = data.get("name") if isinstance(data, dict) else None
-    return next(
-        (one for one in records if "name" in one.model_fields and one.model_fields["name"].default == name), None
-    )
+    named = (one for one in records if "name" in one.model_fields)
+    return next((one for one in named if one.model_fields["name"].default == name), None)

@@ -1,4 +1,4 @@
-"""The one exception that a user's mistake raises. The command line prints its sentence and exits with code 2."""
+"""UserError, which the command line prints before it exits with code 2, and helpers for error messages."""
 
 import difflib
 import errno
@@ -19,7 +19,7 @@ def one_line(error: Exception) -> str:
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Return whether the disk is full, or the user's quota.
+    """Return whether the error is a full disk or an exhausted quota.
 
     >>> disk_is_full(OSError(errno.ENOSPC, "No space left on device")), disk_is_full(OSError(errno.EACCES, "Denied"))
     (True, False)
@@ -28,7 +28,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a hint with the names most like `name`, or the empty string where none is near.
+    """Return a hint with the known names closest to `name`, or an empty string.
 
     >>> near("lora.rnk", ["lora.rank", "seed"])
     '; did you mean `lora.rank`?'

@@ -1,4 +1,4 @@
-"""Writing a file atomically, and locks that the operating system frees when their process ends."""
+"""Atomic file writes, and file locks that the operating system frees when their process ends."""
 
 import contextlib
 import os
@@ -17,12 +17,7 @@ class LockedError(UserError):
 
 @contextlib.contextmanager
 def locked(path: Path, taken: str) -> Iterator[None]:
-    """Lock a file until the end of the context.
-
-    Raises:
-        LockedError: another process holds it; `taken` is the sentence.
-        OSError: the file cannot be made.
-    """
+    """Hold the lock on a file during the context; raise LockedError, with the message `taken`, if it is taken."""
     lock = FileLock(path, blocking=False)
     try:
         lock.acquire()

@@ -1,4 +1,4 @@
-"""Where experiments and search spaces are found: the working directory first, then those that ship with fedsweep."""
+"""Folders of data and caches, and lookup of experiments and search spaces by name."""
 
 import hashlib
 import os
@@ -16,12 +16,12 @@ _FOLDERS = {"experiments": "experiments", "search_spaces": "search_spaces", "pre
 
 
 def home() -> Path:
-    """The folder that relative names stand for; a worker's own working directory is another one."""
+    """Return the folder that relative paths refer to: FEDSWEEP_HOME, which workers need, or the working directory."""
     return Path(os.environ.get("FEDSWEEP_HOME", "")).absolute()
 
 
 def data_folder() -> Path:
-    """Where prepared data sets and pre-trained backbones lie: `data/`, or what FEDSWEEP_DATA names."""
+    """Return the folder of prepared data sets and pre-trained backbones: FEDSWEEP_DATA, or `data/`."""
     return home() / Path(os.environ.get("FEDSWEEP_DATA") or "data").expanduser()
 
 
@@ -45,11 +45,7 @@ def _cache(usual: str, named: str) -> Path:
 
 
 def activation_bytes() -> int:
-    """Return the size limit of that folder: FEDSWEEP_CACHE_GB gigabytes, 10 by default, 0 for no cache.
-
-    Raises:
-        UserError: it is not a number from 0 on.
-    """
+    """Return the activation folder's limit in bytes, FEDSWEEP_CACHE_GB or 10 GB; raise UserError if it is invalid."""
     given = os.environ.get("FEDSWEEP_CACHE_GB") or "10"
     try:
         size = float(given)
@@ -63,7 +59,7 @@ def activation_bytes() -> int:
 
 
 def environment() -> dict[str, str]:
-    """The variables that make another process find the same files, and the same GPUs."""
+    """Return the environment variables with which another process finds the same files and GPUs."""
     folders = {"FEDSWEEP_HOME": home(), "FEDSWEEP_DATA": data_folder(), "FEDSWEEP_CACHE": activation_folder()}
     others = ("FEDSWEEP_CACHE_GB", "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB")
     given = {name: value for name in others if (value := os.environ.get(name))}
@@ -71,11 +67,7 @@ def environment() -> dict[str, str]:
 
 
 def inside(folder: Path, *names: str) -> Path:
-    """Return a path below a folder, of names that came from a user or a file.
-
-    Raises:
-        UserError: it leads out of the folder, be it by `..`, as an absolute path or over a link.
-    """
+    """Return the path `folder/*names`, or raise UserError if it leaves the folder by `..`, a link or a leading `/`."""
     path, named = folder.joinpath(*names), "/".join(names)
     within = "\0" not in named and path != folder and path.resolve().is_relative_to(folder.resolve())
     if not within or not all(Path(name).parts for name in names) or ".." in path.relative_to(folder).parts:
@@ -84,20 +76,20 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def resolve(name: str) -> Path:
-    """A file named in an experiment: relative to the working directory, or else to the data folder."""
+    """Return the path of a file named in an experiment, relative to `home` or else to the data folder."""
     path = home() / Path(name).expanduser()
     return path if path.exists() else data_folder() / Path(name).expanduser()
 
 
 def folders(kind: Kind) -> list[Path]:
-    """Existing folders, the one that wins first."""
+    """Return the existing folders of this kind, in order of precedence."""
     package = Path(__file__).parent.parent
     candidates = [root / _FOLDERS[kind] for root in (Path.cwd(), package / "shipped", package.parent)]
     return [folder for folder in dict.fromkeys(path.resolve() for path in candidates) if folder.is_dir()]
 
 
 def available(kind: Kind) -> dict[str, Path]:
-    """All names with their file, e.g. `ablations/lora_rank`. Pre-trainings lie among the experiments, but are none."""
+    """Return the files of this kind by name, e.g. `ablations/lora_rank`; experiments do not include pre-trainings."""
     found: dict[str, Path] = {}
     for folder in reversed(folders(kind)):
         for path in sorted(path for path in folder.rglob("*.yaml") if path.is_file()):
@@ -108,12 +100,12 @@ def available(kind: Kind) -> dict[str, Path]:
 
 
 def find(kind: Kind, name: str, where: str = "") -> Path:
-    """Return the file of that name; `where` is the file that refers to it, if any. Raise UserError if there is none."""
+    """Return the file of that name, or raise UserError; `where` is the file that refers to it, if any."""
     return _find((kind,), name, where)[1]
 
 
 def find_either(name: str) -> tuple[Kind, Path]:
-    """Return whether an experiment or a search space has that name, and its file. Raise UserError if neither has."""
+    """Return the kind and file of the experiment or search space of that name, or raise UserError."""
     return _find(("experiments", "search_spaces"), name)
 
 
@@ -129,7 +121,6 @@ def _find(kinds: Sequence[Kind], name: str, where: str = "") -> tuple[Kind, Path
 
 
 def _hint(asked: Sequence[Kind], name: str, known: Iterable[str]) -> str:
-    """Return the command for a file of another kind, or else a name that ends or is spelt alike."""
     for other, verb in VERBS.items():
         bare = name.removeprefix("pretrain/") if other == "pretrain" else name
         if other not in asked and bare in available(other):

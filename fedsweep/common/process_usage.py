@@ -1,4 +1,4 @@
-"""CPU seconds, memory and GPU use of this process, under the metric names that MLflow gives them. No torch."""
+"""CPU, memory and GPU use of this process and machine, and logical GPUs. No torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedsweep.common.errors import UserError
 
 
 def forget_peak() -> None:
-    """Reset `resident_peak`, which only Linux can; on other systems the peak is that of the process's whole life."""
+    """Reset `resident_peak` on Linux; elsewhere it stays the peak of the process's whole life."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def resident_peak() -> int:
-    """Return the most bytes of memory that this process has held since `forget_peak`."""
+    """Return this process's peak resident memory since `forget_peak`, in bytes."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -49,11 +49,7 @@ class LogicalGPUs:
 
 
 def logical_gpus() -> LogicalGPUs | None:
-    """Return the logical GPUs that FEDSWEEP_LOGICAL_GPUS and FEDSWEEP_LOGICAL_GPU_GB ask for, or None.
-
-    Raises:
-        UserError: The first is not a whole number from 1 on, or the second not a number above 0.
-    """
+    """Return the logical GPUs that the environment asks for, or None; raise UserError for invalid numbers."""
     if not (count := os.environ.get(COUNT)):
         return None
     if not count.isdecimal() or int(count) == 0:
@@ -71,10 +67,9 @@ def logical_gpus() -> LogicalGPUs | None:
 
 
 class SystemMeter:
-    """Use of the machine since the last reading.
+    """Use of the machine since the last reading: `system/process_...` of this process, all else of the whole machine.
 
-    `system/process_...` is this process, one trial; all else is the whole machine with whatever else runs on it. GPUs
-    are included where `pynvml` is installed, numbered as the driver numbers them.
+    GPUs are included if `pynvml` is installed, numbered as the driver numbers them.
     """
 
     def __init__(self) -> None:
@@ -84,7 +79,7 @@ class SystemMeter:
         self._process.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Return metrics by name: percent of all cores, of one core for the process, megabytes of 10^6 bytes."""
+        """Return metrics under MLflow's names: percent of all cores (of one for the process), MB of 10^6 bytes."""
         memory = psutil.virtual_memory()
         found = {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),

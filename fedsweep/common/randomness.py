@@ -1,7 +1,7 @@
-"""The only source of randomness: streams derived from (seed, purpose, key), never a running global generator.
+"""Random streams derived from (seed, purpose, key), the only source of randomness.
 
-A stream's key says what it is for: ``stream(seed, "batches", round, client)``. The arm of a sweep is never part of
-it, so two arms with the same seed see the same split, cohort, batch order and initial adapter (common random numbers).
+An arm is never part of a key (``stream(seed, "batches", round, client)``), so that arms with the same seed have the
+same split, cohort, batch order and initial adapter (common random numbers).
 """
 
 import hashlib
@@ -10,13 +10,13 @@ import numpy as np
 
 
 def derived_seed(seed: int, purpose: str, *key: int | str) -> int:
-    """A 63-bit seed that depends on every argument, the same on every machine and Python version."""
+    """Return a 63-bit seed that depends on every argument, the same on every machine and Python version."""
     text = "\x1f".join([str(seed), purpose, *(f"{type(part).__name__}:{part}" for part in key)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def stream(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
-    """An independent NumPy generator for one purpose.
+    """Return an independent NumPy generator.
 
     >>> stream(0, "cohort", 3).integers(1000, size=3).tolist()
     [745, 622, 895]

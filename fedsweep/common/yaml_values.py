@@ -1,4 +1,4 @@
-"""YAML and JSON as plain values, overrides as they are typed, names as words. What they configure is not known here."""
+"""YAML and JSON files as plain values, overrides from the command line, and class names as words."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from fedsweep.common.errors import UserError
 LONGEST_NUMBER = 20  # digits of a whole number with its sign; more is a slip, and no library below takes it
 
 MOST_VALUES = 1_000_000
-"""More, with a short file's aliases written out, would fill the memory."""
+"""Limit on the values of a file after its aliases are expanded, to protect the memory."""
 
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
@@ -58,11 +58,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text.
-
-    Raises:
-        UserError: it is broken (with its line), contains a key twice, or its aliases stand for too many values.
-    """
+    """Parse YAML text, or raise UserError if it is broken, repeats a key or has too many values with its aliases."""
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
         if _num_values(data, {}) > MOST_VALUES:
@@ -85,7 +81,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def _num_values(data: Any, counted: dict[int, int]) -> int:
-    """Return how many values the data has once its aliases are written out; one that contains itself counts once."""
+    """Return the number of values after expanding aliases; one that contains itself counts once."""
     if not isinstance(data, dict | list):
         return 1
     if id(data) not in counted:
@@ -96,32 +92,25 @@ def _num_values(data: Any, counted: dict[int, int]) -> int:
 
 
 def read_yaml(path: Path) -> dict[str, Json]:
-    """Read a YAML file that must contain a mapping.
-
-    Raises:
-        UserError: it cannot be read or contains something else.
-    """
-    data = parse_yaml(_read(path), str(path))
+    """Read a YAML file, or raise UserError unless it contains a mapping."""
+    data = parse_yaml(read_text(path), str(path))
     if data is None:
         raise UserError(f"{path} must hold names and values, but it is empty.")
     return _mapping(data, path)
 
 
 def read_json(path: Path) -> dict[str, Json]:
-    """Read a JSON file that must contain a mapping.
-
-    Raises:
-        UserError: it cannot be read or contains something else.
-    """
+    """Read a JSON file, or raise UserError unless it contains a mapping."""
     try:
-        return _mapping(json.loads(_read(path)), path)
+        return _mapping(json.loads(read_text(path)), path)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}.") from None
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a file, or raise UserError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:
@@ -135,7 +124,7 @@ def _mapping(data: Any, path: Path) -> dict[str, Json]:
 
 
 def parse_overrides(words: list[str]) -> dict[str, Json]:
-    """Parse ``["federation.rounds=5"]``; values are read as YAML, so `[12, 6]`, `1e-3` and `null` work."""
+    """Parse ``["federation.rounds=5"]``; values are YAML, so `[12, 6]`, `1e-3` and `null` work."""
     changes: dict[str, Json] = {}
     for word in words:
         name, separator, value = word.partition("=")
@@ -152,7 +141,7 @@ def _short(text: str) -> str:
 
 
 def readable(name: str) -> str:
-    """A class's name as words.
+    """Return a class's name as words.
 
     >>> readable("apple_pie"), readable("ApplyEyeMakeup"), readable("7"), readable("dog"), readable("TV")
     ('apple pie', 'Apply Eye Makeup', '7', 'dog', 'TV')

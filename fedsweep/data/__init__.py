@@ -1,1 +1,1 @@
-"""Data sets in memory, their partition into clients, synthetic images, prepared images on disk."""
+"""Data sets in memory, partitions into clients, synthetic images, and prepared images on disk."""

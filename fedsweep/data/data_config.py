@@ -1,4 +1,4 @@
-"""The data set that an experiment names, and its images, loaded once per process."""
+"""The data set of an experiment, loaded once per process."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +17,7 @@ DataConfig = Annotated[DigitsData | PreparedData, Field(discriminator="name")]
 
 
 def load(config: DigitsData | PreparedData) -> FederatedData:
-    """Decode or map once per process; trials of a reused worker share the images.
-
-    Raises:
-        UserError: a prepared data set is missing, damaged, or not as the configuration says.
-    """
+    """Load a data set once per process, so that trials of a reused worker share its images."""
     version = None
     if isinstance(config, PreparedData):  # a set that was made anew is not the one in the cache
         card = store_folder(config.set, config.size) / CARD

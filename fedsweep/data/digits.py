@@ -1,7 +1,7 @@
-"""The embedded default data set: scikit-learn's handwritten digits rendered into six styled domains. Needs no file.
+"""The default data set, which needs no file: scikit-learn's handwritten digits rendered in six styles (domains).
 
-The 1,797 scans of `sklearn.datasets.load_digits` (8 x 8, 17 grey levels) are enlarged to 16 x 16 RGB and styled. Every
-domain holds the same originals with the same train/test split, so that domains differ in style alone.
+The 1,797 scans (8 x 8, 17 grey levels) are enlarged to 16 x 16 RGB and styled. All domains have the same scans with the
+same train/test split, so that they differ in style only.
 """
 
 import math
@@ -27,7 +27,7 @@ DATA_SEED = 0  # the data set is one and the same for every run; runs differ in 
 
 
 class DigitsData(Data):
-    """Styled digits, ten classes, one domain per style."""
+    """Styled digits of ten classes, one domain per style."""
 
     name: Literal["digits"] = "digits"
     domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles, in the order of the clients' depths")
@@ -45,13 +45,13 @@ class DigitsData(Data):
 
     @property
     def size(self) -> int:
-        """Height and width of the images, pixels."""
+        """Height and width of the images, in pixels."""
         return SIZE
 
     def load(self) -> FederatedData:
         """Render all domains: uint8 images (n, 3, 16, 16) and a digest of images, labels and split.
 
-        A domain that is held out is tested on its test split alone: the other scans are trained on in other styles.
+        A held-out domain is tested on its test split only, because the other scans occur in training in other styles.
         """
         scans, labels = read_scans()
         glyphs = enlarge(scans / 16)
@@ -61,17 +61,16 @@ class DigitsData(Data):
         domains = []
         for name in self.domains:
             images = to_uint8(RENDERERS[name](glyphs, _generator("style", name)))
-            domain = Domain(name, ImageSet(images[train], labels[train]), ImageSet(images[test], labels[test]))
-            domains.append(domain)
+            domains.append(Domain(name, ImageSet(images[train], labels[train]), ImageSet(images[test], labels[test])))
         classes = tuple("0123456789")
         ours, others = ([one for one in domains if (one.name in self.held_out_domains) == out] for out in (False, True))
         return FederatedData("digits", classes, tuple(ours), content_digest(classes, domains), tuple(others))
 
 
 def read_scans() -> tuple[Tensor, Tensor]:
-    """Grey levels 0..16 (1797, 1, 8, 8) and labels (1797,), from the file that scikit-learn's `load_digits` reads.
+    """Return grey levels 0..16 (1797, 1, 8, 8) and labels (1797,) of scikit-learn's `load_digits`.
 
-    scikit-learn itself is not imported for it: that would be a second of every worker's start.
+    They are read from its file, because importing scikit-learn would add a second to every worker's start.
     """
     package = cast(ModuleSpec, find_spec("sklearn")).origin or ""
     rows = np.loadtxt(
@@ -81,18 +80,18 @@ def read_scans() -> tuple[Tensor, Tensor]:
 
 
 def enlarge(glyphs: Tensor) -> Tensor:
-    """Grey glyphs (n, 1, h, w) in [0, 1] at 14 x 14 with a margin of one pixel: (n, 1, 16, 16)."""
+    """Resize grey glyphs (n, 1, h, w) in [0, 1] to 14 x 14 and add a margin of one pixel: (n, 1, 16, 16)."""
     inner = SIZE - 2
     return F.pad(F.interpolate(glyphs, size=(inner, inner), mode="bicubic", antialias=True).clamp(0, 1), (1, 1, 1, 1))
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Images in [0, 1], grey or RGB, as uint8 RGB (n, 3, h, w)."""
+    """Convert images in [0, 1], grey or RGB, to uint8 RGB (n, 3, h, w)."""
     return (images.clamp(0, 1) * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
 
 
 def rotate(images: Tensor, degrees: Tensor, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-    """Turn each image (n, c, h, w) by its own angle (n,), optionally scaled (n,) and shifted (n, 2, in half-widths)."""
+    """Rotate each image (n, c, h, w) by its angle (n,), scale it (n,) and shift it (n, 2; in half-widths)."""
     angle = degrees * (math.pi / 180)
     size = torch.ones_like(angle) if scale is None else scale
     offset = torch.zeros(len(images), 2) if shift is None else shift
@@ -102,12 +101,12 @@ def rotate(images: Tensor, degrees: Tensor, scale: Tensor | None = None, shift: 
 
 
 def thicken(glyphs: Tensor) -> Tensor:
-    """Grey dilation by one pixel in every direction."""
+    """Apply grey dilation by one pixel in every direction."""
     return F.max_pool2d(glyphs, kernel_size=3, stride=1, padding=1)
 
 
 def stripes(count: int, generator: torch.Generator) -> Tensor:
-    """Sinusoidal stripes of random direction, width and phase: (count, 1, 16, 16) in [0, 1]."""
+    """Draw sinusoidal stripes of random direction, width and phase: (count, 1, 16, 16) in [0, 1]."""
     axis = torch.arange(SIZE, dtype=torch.float32)
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     angle, phase, width = (torch.rand(count, 1, 1, 1, generator=generator) for _ in range(3))
@@ -116,13 +115,11 @@ def stripes(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _rotated(glyphs: Tensor, generator: torch.Generator) -> Tensor:
-    degrees = 45 + 30 * torch.rand(len(glyphs), generator=generator)
-    return rotate(glyphs, degrees)
+    return rotate(glyphs, 45 + 30 * torch.rand(len(glyphs), generator=generator))
 
 
 def _noisy(glyphs: Tensor, generator: torch.Generator) -> Tensor:
-    grain = torch.randn(len(glyphs), 3, SIZE, SIZE, generator=generator)
-    return 0.2 + 0.6 * glyphs + 0.25 * grain
+    return 0.2 + 0.6 * glyphs + 0.25 * torch.randn(len(glyphs), 3, SIZE, SIZE, generator=generator)
 
 
 def _textured(glyphs: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,1 +1,1 @@
-"""From data sets as their authors ship them to a store of decoded images."""
+"""Preparation of published data sets: decoding into a store of Arrow files, figures, and generated images."""

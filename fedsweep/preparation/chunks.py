@@ -1,4 +1,4 @@
-"""Images decoded chunk by chunk in parallel, and the log of the chunks that are done."""
+"""Decoding of images in chunks, in parallel, and the log of finished chunks."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from fedsweep.preparation.layouts.base import Item, Layout
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some images of a domain, and where their pixels belong in the file `pixels`."""
+    """Some images of a domain, and the slots of their pixels in the file `pixels`."""
 
     key: str
     layout: Layout
@@ -33,20 +33,16 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Done:
-    """A chunk whose pixels are in place. `crc` is of its good images' pixels, in the order of the chunk."""
+    """A finished chunk. `crc` is the checksum of the pixels of its images in order, without the corrupt ones."""
 
     key: str
     crc: int
     corrupt: tuple[tuple[int, str, str], ...]
-    """Slot, path and reason of each image that could not be decoded; nothing is in its place."""
+    """Slot, path and reason of each image that could not be decoded."""
 
 
 def decode_chunk(chunk: Chunk) -> Done:
-    """Read, decode and write the images of a chunk.
-
-    Raises:
-        UserError: a file cannot be read, or the pixels not written, for a reason that is not the image's.
-    """
+    """Read, decode and write the images of a chunk, or raise UserError if a file cannot be read or written."""
     crc, corrupt = 0, []
     stream = chunk.layout.read(chunk.root, chunk.items)
     length = 3 * chunk.geometry.size**2
@@ -68,7 +64,7 @@ def decode_chunk(chunk: Chunk) -> Done:
 
 
 def write_at(file: int, data: bytes, offset: int, path: Path) -> None:
-    """Write all of `data`, or raise UserError. A memory map would end the process where the disk is full."""
+    """Write all of `data`, or raise UserError. A write to a memory map would end the process if the disk is full."""
     try:
         while data:
             written = os.pwrite(file, data, offset)
@@ -78,14 +74,14 @@ def write_at(file: int, data: bytes, offset: int, path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError, begun: bool = True) -> UserError:
-    """Return the error for a write that failed, before or after decoding has begun."""
+    """Return the error for a failed write; after decoding has `begun`, it says how to continue."""
     kept = "what is decoded so far is kept, and the same command goes on from there."
     hint = kept if begun else "FEDSWEEP_DATA can name another folder for data."
     return UserError(f"{path} cannot be written: {error.strerror or one_line(error)}; {hint}")
 
 
 class Decoders:
-    """Decodes chunks in this process or, with several workers, in processes of their own that start when needed."""
+    """Decodes chunks in this process or, with several workers, in a pool of processes that starts when needed."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -99,11 +95,7 @@ class Decoders:
             self._pool.shutdown(cancel_futures=True)
 
     def decode(self, chunks: Sequence[Chunk]) -> Iterator[Done]:
-        """Decode all chunks, in the order in which they end.
-
-        Raises:
-            UserError: something cannot be read or written, or a worker was killed.
-        """
+        """Yield the decoded chunks as they end; raise UserError as `decode_chunk`, or if a worker was killed."""
         if self._pool is None and min(self.workers, len(chunks)) <= 1:
             yield from map(decode_chunk, chunks)
             return
@@ -120,7 +112,7 @@ class Decoders:
 
 
 def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and do not outlive it, even if it is killed."""
+    """Leave Ctrl-C to the parent process, and end with it, even if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work
 
     def follow() -> None:
@@ -133,7 +125,7 @@ def _start_worker() -> None:
 
 
 class Scratch:
-    """The folder of a preparation in progress, with a log that is believed only where the pixels agree with it."""
+    """The folder of a preparation in progress, with a log of chunks whose pixels are checked before they are reused."""
 
     LOG = "done.jsonl"
 
@@ -142,7 +134,7 @@ class Scratch:
         self.folder, self.log = folder, folder / self.LOG
         self.chunks: dict[str, Done] = {}
         self.domains: dict[str, tuple[str, int]] = {}
-        """Key and bytes of each finished domain."""
+        """Key and file size in bytes of each finished domain."""
         for line in self.log.read_bytes().splitlines() if self.log.exists() else ():
             try:
                 entry = json.loads(line)
@@ -162,20 +154,20 @@ class Scratch:
             os.fsync(file.fileno())
 
     def add(self, done: Done) -> None:
-        """Record a chunk whose pixels are in place."""
+        """Record a finished chunk."""
         self.chunks[done.key] = done
         self._append({"chunk": done.key, "crc": done.crc, "corrupt": done.corrupt})
 
     def pixels(self, domain: str) -> Path:
-        """Return the file for a domain's pixels."""
+        """Return the path of a domain's pixels, before its Arrow file is written."""
         return self.folder / f"{domain}.pixels"
 
     def arrow(self, domain: str) -> Path:
-        """Return the file of a domain."""
+        """Return the path of a domain's Arrow file."""
         return self.folder / f"{domain}.arrow"
 
     def finish(self, domain: str, key: str, written: Path) -> None:
-        """Record that a domain's file is whole, and drop its pixels."""
+        """Record a domain's file `written`, after giving it its name, and delete the domain's pixels."""
         arrow = self.arrow(domain)
         written.replace(arrow)
         self.domains[domain] = (key, arrow.stat().st_size)
@@ -183,12 +175,12 @@ class Scratch:
         self.pixels(domain).unlink(missing_ok=True)
 
     def has_domain(self, domain: str, key: str) -> bool:
-        """Return whether the domain's file is finished and was made of these chunks."""
+        """Return whether the domain's file is finished and has this key."""
         arrow = self.arrow(domain)
         return arrow.exists() and self.domains.get(domain) == (key, arrow.stat().st_size)
 
     def has_chunk(self, chunk: Chunk) -> bool:
-        """Return whether the chunk is in the log and its pixels are in the file."""
+        """Return whether the chunk is in the log with the checksum of the pixels in the file."""
         if (done := self.chunks.get(chunk.key)) is None:
             return False
         bad, crc, length = {slot for slot, _, _ in done.corrupt}, 0, 3 * chunk.geometry.size**2

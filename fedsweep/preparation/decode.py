@@ -1,4 +1,4 @@
-"""An image file decoded to pixels of a given size: colours, crop, resize."""
+"""Decoding of image files to pixels of a given size: colours, resizing, crop."""
 
 import io
 import math
@@ -13,20 +13,20 @@ from PIL import Image, UnidentifiedImageError
 from fedsweep.common.errors import UserError, near, one_line
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
-"""Formats that are opened; PIL knows more, among them some that start other programs."""
+"""Formats that are opened; other formats of PIL may start other programs."""
 LARGEST = 178_956_970
-"""Pixels of the largest image, before or after its enlargement; PIL's own limit against decompression bombs."""
+"""Largest number of pixels before or after resizing: PIL's limit against decompression bombs."""
 MADE_WITH = f"Pillow {PIL.__version__}"
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 class CorruptImageError(Exception):
-    """An image that cannot be decoded, with the reason in a few words."""
+    """An image cannot be decoded, with the reason in a few words."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How an image becomes a square of `size` pixels: enlarged by 1 / crop_pct, then cut at the centre."""
+    """The transform of an image to a square of `size` pixels: resize to size / crop_pct, then crop the centre."""
 
     size: int
     crop_pct: float = 1.0
@@ -34,7 +34,7 @@ class Geometry:
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
     def enlarged(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height before the cut: the short side fits and the long one follows, or both fit."""
+        """Return width and height before the crop, of which the aspect ratio is kept unless `crop_mode` is squash."""
         fitted = math.floor(self.size / self.crop_pct)
         if self.crop_mode == "squash":
             return fitted, fitted
@@ -44,11 +44,7 @@ class Geometry:
 
 
 def decode(data: bytes, geometry: Geometry) -> np.ndarray:
-    """Decode, convert and cut one image: uint8 (3, size, size).
-
-    Raises:
-        CorruptImageError: it is truncated, not an image, too large or has no scale of brightness.
-    """
+    """Decode one image to uint8 RGB (3, size, size), or raise CorruptImageError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PIL's, on odd metadata and on large images that are still decoded
@@ -82,17 +78,16 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def geometry_of(backbone: str, size: int) -> Geometry:
-    """Return timm's crop and interpolation for evaluating `backbone`, with or without a weights tag, at `size` pixels.
+    """Return timm's crop and interpolation for evaluating `backbone` at `size` pixels, or raise UserError.
 
-    Raises:
-        UserError: timm has no such model or tag, or its transform pads.
+    The name may have a weights tag. Transforms that pad are not supported.
     """
     config = _config(backbone)
-    mode, interpolation, modes = config.crop_mode, config.interpolation, ("center", "squash")
-    if mode not in modes or interpolation not in FILTERS:
+    mode, interpolation = config.crop_mode, config.interpolation
+    if mode not in ("center", "squash") or interpolation not in FILTERS:
         raise UserError(
             f"`--backbone` {backbone} is evaluated with the crop `{mode}` and `{interpolation}` interpolation, but "
-            f"`data prepare` knows {' and '.join(modes)}, {' and '.join(FILTERS)}."
+            f"`data prepare` knows center and squash, {' and '.join(FILTERS)}."
         )
     return Geometry(size, float(config.crop_pct), mode, interpolation)
 

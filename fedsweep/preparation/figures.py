@@ -1,4 +1,4 @@
-"""Figures of data: a contact sheet, and which client holds which classes. Matplotlib loads when called."""
+"""Figures of data: contact sheets, and the clients' classes. Matplotlib is imported when a figure is drawn."""
 
 import math
 import warnings
@@ -13,6 +13,7 @@ import numpy as np
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.arrow_files import map_domain
 from fedsweep.data.prepared.card import StoreCard
+from fedsweep.results.tsne_files import INK, blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,32 +21,21 @@ if TYPE_CHECKING:
 
     from fedsweep.types import Client
 
-INK = "#404040"
 RULE = "#E6E6E6"
 COLOURS = ("#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677", "#44AA99", "#AA4499", "#999933", "#882255", "#BBBBBB")
-"""Paul Tol's muted colours, told apart with any colour vision. More classes than these are drawn as a heat map."""
+"""Paul Tol's muted colours, distinct for any colour vision. More classes than colours are drawn as a heat map."""
 PAGE = 12.0
-"""Inches that panels side by side may take."""
+"""Greatest width of panels side by side, in inches."""
 MOST_CLASSES = 16
-"""Classes that a contact sheet shows at most."""
+"""Greatest number of classes on a contact sheet."""
 TILE = 0.72
-"""Inches of an image on the page."""
+"""Size of an image on a contact sheet, in inches."""
 GAP = 0.06
-"""Between two images, as a share of one."""
-
-
-def _new_figure(width: float, height: float) -> "Figure":
-    """Return a figure of this size in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    return figure
+"""Gap between two images, as a share of an image."""
 
 
 def plain(text: str) -> str:
-    r"""Escape a user's name or title for matplotlib, which would read a formula between two `$`.
+    r"""Escape a user's name or title for matplotlib, which reads text between two `$` as a formula.
 
     >>> print(plain("from 5$ to 10$"))
     from 5\$ to 10\$
@@ -54,20 +44,20 @@ def plain(text: str) -> str:
 
 
 def shorten(name: str, most: int = 24) -> str:
-    """Shorten a name to fit beside a picture, and escape it for matplotlib."""
+    """Shorten a name to at most `most` characters, and escape it for matplotlib."""
     return plain(name if len(name) <= most else f"{name[: most - 1]}…")
 
 
 @contextmanager
 def _no_glyph_warnings() -> Iterator[None]:
-    """Silence warnings on characters that the font lacks, such as those of Chinese names: they are drawn as boxes."""
+    """Silence warnings about characters that the font lacks, such as Chinese ones, which are drawn as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a PNG, or raise UserError. Without matplotlib's version in it, the same numbers give the same bytes."""
+    """Write a PNG file, or raise UserError. Without matplotlib's version, it depends on the figure only."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _no_glyph_warnings():
@@ -79,10 +69,7 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def contact_sheet(folder: Path, card: StoreCard, path: Path) -> int:
-    """Write a PNG with a row per domain and a column per class; return the number of classes shown.
-
-    Of more than 16 classes 16 are shown, evenly spaced. Where there are few domains, each has several rows.
-    """
+    """Write a PNG with rows of each domain and a column per class, at most 16; return the number of columns."""
     shown = np.unique(np.linspace(0, len(card.class_names) - 1, MOST_CLASSES).round().astype(int))
     rows = max(1, 4 // len(card.domains))
     gap = max(1, round(GAP * card.size))
@@ -106,7 +93,7 @@ def _spread(first: int, last: int, count: int) -> list[int]:
 
 def _draw(page: np.ndarray, card: StoreCard, names: list[str], rows: int, path: Path) -> None:
     wide, high = len(names), len(card.domains) * rows
-    figure = _new_figure(TILE * wide, TILE * high)
+    figure = blank(TILE * wide, TILE * high)
     axes = figure.add_subplot()
     axes.set_position((0, 0, 1, 1))
     axes.imshow(page, interpolation="lanczos", aspect="auto")
@@ -126,7 +113,7 @@ def _draw(page: np.ndarray, card: StoreCard, names: list[str], rows: int, path: 
 
 @dataclass(frozen=True)
 class Panel:
-    """One partition and what sets it apart from the others, e.g. `alpha 0.1`."""
+    """One partition, and a title that distinguishes it from the others, e.g. `alpha 0.1`."""
 
     title: str
     clients: "Sequence[Client]"
@@ -138,7 +125,7 @@ def class_counts(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
 
 
 def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
-    """Return, for each client, the total-variation distance of its labels from all of its domain: (clients,) in [0, 1].
+    """Return the total-variation distance between each client's labels and those of its domain: (clients,) in [0, 1].
 
     It is the share of its images that a client would have to exchange to be like its domain.
     """
@@ -156,17 +143,13 @@ def skew(clients: "Sequence[Client]", num_classes: int) -> float:
 
 
 def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: Path) -> None:
-    """Write a PNG with one panel per partition: clients by domain across, their images by class up.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write a PNG with one panel per partition: clients by domain on the x-axis, images by class on the y-axis."""
     bars = len(class_names) <= len(COLOURS)
     most = max(len(panel.clients) for panel in panels)
     width, height = max(3.6, 0.9 + 0.3 * most), 2.3 if bars else min(2.2 + 0.022 * len(class_names), 4.4)
     across = max(1, min(len(panels), int(PAGE // width)))
     down = math.ceil(len(panels) / across)
-    figure = _new_figure(width * across, (height + 1.0) * down)
+    figure = blank(width * across, (height + 1.0) * down)
     all_axes = figure.subplots(down, across, squeeze=False)
     counts = [class_counts(panel.clients, len(class_names)) for panel in panels]
     top = max(int(one.sum(1).max() if bars else one.max()) for one in counts)
@@ -174,8 +157,7 @@ def draw_partitions(panels: Sequence[Panel], class_names: Sequence[str], path: P
         if place >= len(panels):
             axes.set_visible(False)
             continue
-        draw = _bars if bars else _heat
-        draw(axes, counts[place], class_names, top)
+        (_bars if bars else _heat)(axes, counts[place], class_names, top)
         _label_clients(axes, panels[place].clients)
         value = skew(panels[place].clients, len(class_names))
         axes.set_title(f"{plain(panels[place].title)}  (skew {value:.2f})", fontsize=10, loc="left", color=INK)
@@ -209,7 +191,7 @@ def _heat(axes: "Axes", counts: np.ndarray, class_names: Sequence[str], top: int
 
 
 def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
-    """Numbers below the clients, and below them the domain that they share; or the domain alone for a single one."""
+    """Label clients by number and, below, by domain; or by domain only if each domain has one client."""
     domains = [client.domain for client in clients]
     groups = [(name, domains.index(name), domains.count(name)) for name in dict.fromkeys(domains)]
     axes.set_xlim(-0.5, len(clients) - 0.5)
@@ -233,7 +215,7 @@ def _label_clients(axes: "Axes", clients: "Sequence[Client]") -> None:
 
 
 def _explain(figure: "Figure", class_names: Sequence[str], top: int, bars: bool) -> None:
-    """Right of the panels the classes' colours, or the scale; below them what the number means."""
+    """Add the legend of classes, or the colour scale, right of the panels, and the definition of skew below them."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import PowerNorm
     from matplotlib.patches import Patch

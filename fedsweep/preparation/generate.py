@@ -1,7 +1,7 @@
-"""The images of `synthetic: {name: diffusers}`: those that are missing are made, then all are prepared.
+"""Generation of the missing images of `synthetic: {name: diffusers}`, and preparation of all.
 
-They lie under `generated/` of the data folder, `SET/<domain>/<class>/<number>.png`, each a function of the recipe, its
-domain, class and number. A recipe has one folder, whatever the share: a larger one adds to it.
+Images lie in the data folder, `generated/SET/<domain>/<class>/<number>.png`, and depend on the recipe, domain, class
+and number only. All shares of a recipe have the same folder: a larger share adds images to it.
 """
 
 import json
@@ -27,7 +27,7 @@ RECIPE = "recipe.json"
 
 @dataclass(frozen=True)
 class Wanted:
-    """An image to generate, and its file."""
+    """An image to generate, and the path of its file."""
 
     domain: str
     class_name: str
@@ -37,7 +37,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Generation:
-    """The images that an experiment needs of a model."""
+    """The images that an experiment needs from a text-to-image model."""
 
     config: Diffusers
     data: FederatedData
@@ -46,16 +46,12 @@ class Generation:
 
     @property
     def missing(self) -> list[Wanted]:
-        """The images that are not made yet."""
+        """The images that have no file yet."""
         return [one for one in self.images if not one.path.is_file()]
 
 
 def plan_generation(config: RunConfig, where: str) -> Generation:
-    """List the images of an experiment.
-
-    Raises:
-        UserError: it takes others, its data is not there, its names cannot be folders, or its share is too small.
-    """
+    """List the images of an experiment, or raise UserError if its configuration or data does not allow any."""
     synthetic = config.synthetic
     if not isinstance(synthetic, Diffusers):
         raise UserError(
@@ -86,8 +82,7 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
     """Make the missing images, one after the other, and return their number.
 
     Raises:
-        UserError: the model is not there or was another when the first images were made, a prompt is too long,
-            another process is at it, or the disk is full.
+        UserError: The model is missing or has changed, a prompt is too long, the lock is taken, or the disk is full.
     """
     config, folder = generation.config, generation.folder
     if not generation.missing:
@@ -114,11 +109,7 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
 def prepare_generated(
     generation: Generation, workers: int = 1, progress: Progress = lambda done, total: None
 ) -> Prepared:
-    """Decode the images at the size of the data, again if there are more than before.
-
-    Raises:
-        UserError: as `prepare`.
-    """
+    """Prepare the images at the size of the data, anew if there are more than before; raise UserError as `prepare`."""
     options = Options(generation.folder.name, size_of(generation.data), Domains.name)
     plan = make_plan(options, generation.folder, Domains())
     older = False
@@ -130,7 +121,7 @@ def prepare_generated(
 
 
 def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:
-    """Record the content of model and embeddings beside the first images; raise UserError if it differs later."""
+    """Record the content of model and embeddings with the first images; raise UserError if it differs later."""
     path = generation.folder / RECIPE
     if path.is_file():
         if read_json(path).get("content") != content:

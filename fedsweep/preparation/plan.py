@@ -1,4 +1,4 @@
-"""The plan of a preparation: each image with its domain, label and split, before one is decoded."""
+"""The plan of a preparation: the domain, label, split and place of each image."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ SPLIT_SEED = 0  # a data set is one and the same for every run; runs differ in t
 
 
 class Corrupt(NamedTuple):
-    """A planned image that cannot be decoded: its slot in the domain, its path within the root, and the reason."""
+    """An image that cannot be decoded: its slot in the domain, its path within the root, and the reason."""
 
     domain: str
     slot: int
@@ -33,7 +33,7 @@ class Corrupt(NamedTuple):
 
 @dataclass(frozen=True)
 class DomainPlan:
-    """The images of a domain in the order in which their layout lists them, hence reads them best.
+    """The images of a domain, in the order in which their layout lists them and reads them fastest.
 
     `slots[i]` is the place of `items[i]` in the store: `train` training images first, each split by label, then path.
     """
@@ -53,11 +53,7 @@ class DomainPlan:
 
 
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
-    """Give every image its split and its place.
-
-    Raises:
-        UserError: a domain has nothing to train on or nothing to test on.
-    """
+    """Give every image its split and its place, or raise UserError for a domain without training or test images."""
     by_domain: dict[str, list[Item]] = {name: [] for name in listing.domains}
     for item in listing.items:
         by_domain[item.domain].append(item)
@@ -79,9 +75,9 @@ def _domain(name: str, items: Sequence[Item], class_names: Sequence[str], test_f
 
 
 def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fraction: float) -> dict[str, Split]:
-    """Draw the split of each path whose layout has none: `test_fraction` of each class, by names alone.
+    """Draw the split of each path without one: `test_fraction` of each class, which depends on names only.
 
-    A class of two images or more has at least one in each split; a single image is for training.
+    A class of two or more images has at least one in each split; a single image is for training.
     """
     by_label: dict[int, list[str]] = defaultdict(list)
     for item in items:
@@ -99,12 +95,12 @@ def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fra
 SMALLEST, LARGEST = 8, 1024
 NAME = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
 Stamp = tuple[int, int]
-"""Length in bytes and time of the last change in ns of a file."""
+"""Size of a file in bytes, and time of its last change in ns."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The user's options besides the root."""
+    """Options of the user besides the root."""
 
     name: str
     size: int = 224
@@ -114,7 +110,7 @@ class Options:
     classes: int | None = None
 
     def check(self) -> None:
-        """Raise UserError, with the option, the rule and the value, for impossible options; the disk is not read."""
+        """Raise UserError for invalid options."""
         if not NAME.fullmatch(self.name):
             raise UserError(
                 f"NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `{self.name}`."
@@ -138,25 +134,25 @@ class Plan:
     geometry: Geometry
     domains: tuple[DomainPlan, ...]
     stamps: dict[str, Stamp]
-    """By path of a file that images are read from."""
+    """Stamps of the files that images are read from, by path."""
 
     @property
     def folder(self) -> Path:
-        """The store's future path."""
+        """The folder of the prepared data set."""
         return store_folder(self.options.name, self.options.size)
 
     @property
     def drawn(self) -> bool:
-        """Whether some image's split is not listed, but drawn here."""
+        """True if the split of some image is not listed, but drawn here."""
         return any(item.split is None for item in self.listing.items)
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of one decoded image."""
+        """Size of one decoded image, in bytes."""
         return 3 * self.geometry.size**2
 
     def key(self) -> str:
-        """Return the SHA-256 of all that decides the store's content, without the times and the root's own path."""
+        """Return the SHA-256 of all that determines the store's content, without times and the root's path."""
         digest = hashlib.sha256()
         options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
         digest.update(_json([options, self.listing.class_names, self.listing.domains]))
@@ -167,32 +163,27 @@ class Plan:
         return digest.hexdigest()
 
     def times(self) -> str:
-        """Return the SHA-256 of the files' times of change: lengths alone do not tell one BMP from another."""
+        """Return the SHA-256 of the files' times of change, because two BMP files may have the same size."""
         return hashlib.sha256(_json([(path, time) for path, (_, time) in sorted(self.stamps.items())])).hexdigest()
 
     def chunk_key(self, domain: str, items: Sequence[Item], slots: Sequence[int]) -> str:
-        """Return the SHA-256 of all that decides the pixels of some images of a domain, and where they are put."""
+        """Return the SHA-256 of all that determines the pixels of some images of a domain, and their slots."""
         content: list[object] = [self.layout.name, str(self.root), asdict(self.geometry), MADE_WITH, domain]
         content += [[item.path, slot] for item, slot in zip(items, slots, strict=True)]
         content.append([self.stamps[file] for file in _files(self.layout, items)])
         return hashlib.sha256(_json(content)).hexdigest()
 
     def domain_key(self, domain: DomainPlan, chunk_keys: Sequence[str]) -> str:
-        """Return the SHA-256 of all that decides a domain's file: the pixels of its chunks, their labels and split.
+        """Return the SHA-256 of all that determines a domain's file: its chunks, and the classes, split and labels.
 
-        A class that is added or removed elsewhere moves the labels of images that have not changed.
+        Classes that are added or removed in another domain change the labels of unchanged images.
         """
-        labels = [item.label for item in domain.items]
-        content = [*chunk_keys, self.listing.class_names, domain.train, labels]
+        content = [*chunk_keys, self.listing.class_names, domain.train, [item.label for item in domain.items]]
         return hashlib.sha256(_json(content)).hexdigest()
 
 
 def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Plan:
-    """Find the layout, list all images and give each its place. `layout` is for layouts that have no name.
-
-    Raises:
-        UserError: an option is impossible, or the root is not there or has another layout.
-    """
+    """List all images and give each its place, or raise UserError; the layout is found unless it is given."""
     options.check()
     root = root.expanduser().absolute()
     if not root.is_dir():
@@ -211,21 +202,20 @@ def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Pla
 
 
 def _named(listing: Listing, name: str) -> Listing:
-    """Name the only domain of a data set without domains: its layout can only take the folder's name."""
+    """Name the only domain of a data set without domains, which the layout named after the root."""
     if not listing.nameless:
         return listing
     return replace(listing, domains=(name,), items=tuple(replace(item, domain=name) for item in listing.items))
 
 
 def _without_lone_train(listing: Listing) -> Listing:
-    """Drop the split where all images are listed for training and none to test on: one will be drawn."""
+    """Drop the listed split if it has no test images, so that one will be drawn."""
     if any(item.split != "train" for item in listing.items):
         return listing
     return replace(listing, items=tuple(replace(item, split=None) for item in listing.items))
 
 
 def _files(layout: Layout, items: Sequence[Item]) -> list[str]:
-    """Return the files that images are read from, each once, in the order of the images."""
     return [*dict.fromkeys(layout.file_of(item.path) for item in items)]
 
 

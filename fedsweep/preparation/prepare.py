@@ -1,4 +1,4 @@
-"""Preparing a data set: decode by plan, write, describe the result in a card, and give it its name."""
+"""Preparation of a data set by its plan: decoding, Arrow files, the card, and the exchange with an older store."""
 
 import os
 import shutil
@@ -19,16 +19,16 @@ from fedsweep.preparation.plan import Corrupt, DomainPlan, Plan
 
 CORRUPT = "corrupt.txt"
 SHOWN = 10
-"""Corrupt images that an error message names."""
+"""Greatest number of corrupt images that an error message names."""
 CHUNK = 256
-"""Images that are decoded between two lines of the log: the most that a kill costs, per worker."""
+"""Images per line of the log, and thus the most that a killed worker loses."""
 Progress = Callable[[int, int], None]
-"""Called with the number of images that are decoded, and of all."""
+"""Function of the number of decoded images and the number of all images."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A store, and whether it was there before."""
+    """A store; `already` tells that it existed before."""
 
     card: StoreCard
     folder: Path
@@ -43,17 +43,16 @@ def prepare(
     progress: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
-    """Make the store, or find it made; continue where an earlier preparation was stopped.
+    """Return the existing store or make it, after continuing an interrupted preparation.
 
     Raises:
-        UserError: another preparation is at it, the folder is taken by something else, an image is corrupt (without
-            `skip_corrupt`) or a class is left without images, or the disk is full.
+        UserError: The lock is taken, the folder is something else, an image is corrupt, or the disk is full.
     """
     folder, part = plan.folder, plan.folder.with_name(f"{plan.folder.name}.part")
-    lock, taken = folder.with_name(f".{folder.name}.lock"), f"another `fedsweep data prepare` is making {folder} now."
+    taken = f"another `fedsweep data prepare` is making {folder} now."
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock, taken):
+        with locked(folder.with_name(f".{folder.name}.lock"), taken):
             _undo_half_exchange(folder)
             if (found := _existing(plan, force)) is not None:
                 return Prepared(found, folder, already=True)
@@ -67,12 +66,12 @@ def prepare(
             _exchange(part, folder, card)
             return Prepared(card, folder, already=False)
     except OSError as error:
-        begun = os.path.exists(part / Scratch.LOG)  # unlike Path's own, silent where even asking is refused
+        begun = os.path.exists(part / Scratch.LOG)  # unlike Path's own, this raises no PermissionError
         raise unwritable(Path(error.filename or part), error, begun) from None
 
 
 def _existing(plan: Plan, force: bool) -> StoreCard | None:
-    """Return the card of a store that was prepared from the same files with the same options."""
+    """Return the card of a store from the same files and options, or None; raise UserError if it is from others."""
     folder = plan.folder
     if not folder.exists():
         return None
@@ -86,7 +85,7 @@ def _existing(plan: Plan, force: bool) -> StoreCard | None:
             f"{folder} is prepared from another source or with other options; `--force` would replace it, "
             "another NAME would keep it."
         )
-    # Cards from before they noted times: has a file changed since?
+    # Older cards have no times: then no file may be newer than the card.
     newer = max(time for _, time in plan.stamps.values()) > (folder / CARD).stat().st_mtime_ns
     if card.times != plan.times() and (card.times or newer):
         raise UserError(
@@ -98,7 +97,7 @@ def _existing(plan: Plan, force: bool) -> StoreCard | None:
 
 @dataclass(frozen=True)
 class _Work:
-    """A domain in chunks, and the key of its whole file."""
+    """A domain in chunks, and the key of its file."""
 
     domain: DomainPlan
     chunks: tuple[Chunk, ...]
@@ -132,7 +131,7 @@ def _check_space(plan: Plan, works: Sequence[_Work], scratch: Scratch) -> None:
 
 
 def _decode(plan: Plan, works: Sequence[_Work], scratch: Scratch, workers: int, progress: Progress) -> list[Corrupt]:
-    """Make the file of every domain without its corrupt images, which are returned."""
+    """Make the file of every domain without its corrupt images, and return these."""
     corrupt: list[Corrupt] = []
     total, finished = len(plan.listing.items), 0
     with Decoders(workers) as decoders:
@@ -160,7 +159,7 @@ def _decode(plan: Plan, works: Sequence[_Work], scratch: Scratch, workers: int, 
 
 
 def _assemble(plan: Plan, domain: DomainPlan, corrupt: Sequence[Corrupt], pixels: Path) -> Path:
-    """Write a domain's file under a name of its own."""
+    """Write a domain's file under a temporary name."""
     train, test = domain.parts(corrupt)
     if corrupt:
         pixels = _without_gaps(pixels, [slot for slot, _ in train + test], plan.image_bytes)
@@ -187,7 +186,7 @@ def _without_gaps(pixels: Path, slots: Sequence[int], length: int) -> Path:
 
 
 def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: bool) -> None:
-    """Write a line per corrupt image, its path and the reason; raise UserError unless they may be skipped."""
+    """List the corrupt images with their reasons in a file; raise UserError unless they may be skipped."""
     if not corrupt:
         path.unlink(missing_ok=True)
         return
@@ -203,7 +202,7 @@ def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: boo
 
 
 def _check_complete(domains: Sequence[DomainPlan], class_names: Sequence[str], corrupt: Sequence[Corrupt]) -> None:
-    """Raise UserError if a split, or a class of a domain, has lost all of its images."""
+    """Raise UserError if corrupt images leave a split, or a class of a domain, without images."""
     for domain in domains if corrupt else ():
         train, test = domain.parts(corrupt)
         before = Counter(item.label for item in domain.items)
@@ -220,7 +219,7 @@ def _check_complete(domains: Sequence[DomainPlan], class_names: Sequence[str], c
 
 
 def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> StoreCard:
-    """Write the card, with the digest of what can be read from the disk."""
+    """Write the card, with the digest of the files as read from the disk."""
     card = StoreCard(
         name=plan.options.name,
         size=plan.options.size,
@@ -243,7 +242,7 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
 
 
 def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> DomainCard:
-    """Count a domain's file, after checking its labels and paths, on which the digest says nothing."""
+    """Return the card of a domain, after checking the paths and labels in its file, because the digest omits paths."""
     path = scratch.arrow(domain.name)
     train, test = map_domain(path)
     for part, planned in zip((train, test), domain.parts(corrupt), strict=True):
@@ -257,7 +256,7 @@ def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Sequence[Corrupt
 
 
 def _undo_half_exchange(folder: Path) -> None:
-    """Undo an exchange of stores that was killed between its two steps."""
+    """Undo an exchange of stores that was killed between its two renames."""
     old = _replaced(folder)
     if old.exists() and not folder.exists():
         old.rename(folder)
@@ -269,7 +268,7 @@ def _replaced(folder: Path) -> Path:
 
 
 def _exchange(part: Path, folder: Path, card: StoreCard) -> None:
-    """Rename the work to the store that it has become. Processes that have mapped an older one keep its pages."""
+    """Rename the finished folder to that of the store. Processes that have mapped an older store keep its pages."""
     keep = {CARD, Scratch.LOG, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
     for path in part.iterdir():
         if path.name not in keep:

@@ -1,4 +1,4 @@
-"""Tables and the progress bar of the commands on data sets."""
+"""Tables and the progress bar of `fedsweep data`."""
 
 import json
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from rich.text import Text
 from fedsweep.data.prepared.card import StoreCard
 
 MOST_ROWS = 40
-"""Classes that are listed one by one without being asked for."""
+"""Greatest number of classes that are listed one by one by default."""
 SHORTEST = 2.0
-"""Seconds after which work gets a bar."""
+"""Seconds before the bar appears."""
 
 
 class _Rate(ProgressColumn):
@@ -26,10 +26,9 @@ class _Rate(ProgressColumn):
 
 
 class ImageBar:
-    """A bar with images per second and the time left, on a terminal, for work of more than two seconds."""
+    """A progress bar on a terminal, labelled `doing` and, after the last image, `ending`."""
 
     def __init__(self, console: Console, doing: str = "decoding", ending: str = "checking") -> None:
-        """Work is called `doing`, and what follows the last image `ending`."""
         self.doing, self.ending = doing, ending
         self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("left about"),
@@ -47,38 +46,36 @@ class ImageBar:
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` images are done."""
         now = self.progress.get_time()
-        if self.began is None:  # what an earlier call of the command has done is no measure of speed
+        if self.began is None:  # images of an earlier preparation do not count for the speed
             self.began = now
             self.progress.add_task(self.doing, total=total, completed=done)
         elif self.progress.console.is_terminal and now - self.began > SHORTEST:
             self.progress.start()
-        # What follows the last image that is decoded reads all of them once more, which takes a while.
+        # After the last image, all of them are read once more, which takes a while.
         step = self.doing if done < total else self.ending
         self.progress.update(self.progress.task_ids[0], completed=done, description=step)
 
 
 def experiment_lines(card: StoreCard) -> str:
-    """Return the line of an experiment that uses the store."""
+    """Return the line with which an experiment file uses the store."""
     domains = ", ".join(_plain(name) for name in card.domains)
     return f"data: {{name: prepared, set: {_plain(card.name)}, size: {card.size}, domains: [{domains}]}}"
 
 
 def _plain(name: str) -> str:
-    """Return a name for a YAML list, in quotes if it would be read as something else."""
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum() and name[0].isalpha()
     return name if plain and name.lower() not in ("true", "false", "null") else json.dumps(name)
 
 
 def headline(card: StoreCard) -> str:
-    """Return the description of a store in a line."""
+    """Return a description of a store in one line."""
     return f"{card.name} at {card.size} pixels, {card.images} images of {len(card.class_names)} classes"
 
 
 def split_words(card: StoreCard) -> str:
-    """Return the origin of the split in words."""
-    if card.test_fraction is None:
-        return "split as listed"
-    return f"split drawn here, {card.test_fraction:g} of each class for testing"
+    """Return the origin of the split in words: listed or drawn."""
+    drawn = card.test_fraction
+    return "split as listed" if drawn is None else f"split drawn here, {drawn:g} of each class for testing"
 
 
 def summary(card: StoreCard) -> Table:
@@ -117,9 +114,9 @@ def layouts_table() -> Table:
 
 
 def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = False) -> Table:
-    """Return a table of training and test images per class and domain; `counts` has (2, classes) by domain.
+    """Return a table of training and test images per class and domain, from `counts` (2, classes) by domain.
 
-    For more than 40 classes, it only has the minimum, median and maximum over the classes, unless `every` is true.
+    For more than 40 classes, the table has minimum, median and maximum over the classes unless `every` is set.
     """
     table = Table("class", box=None)
     for name in card.domains:
@@ -141,8 +138,7 @@ def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
 
     found = {}
     for name in card.domains:
-        path = folder / f"{name}.arrow"
-        parts = map_domain(path)
+        parts = map_domain(path := folder / f"{name}.arrow")
         for part in parts:
             check_labels(path, part.labels, len(card.class_names))
         found[name] = np.stack([np.bincount(part.labels, minlength=len(card.class_names)) for part in parts])
@@ -150,5 +146,5 @@ def label_counts(folder: Path, card: StoreCard) -> dict[str, np.ndarray]:
 
 
 def megabytes(count: int) -> str:
-    """Return a number of bytes in millions."""
+    """Return a number of bytes as text in MB of 10^6 bytes."""
     return f"{count / 1e6:,.1f}"

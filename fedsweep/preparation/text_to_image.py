@@ -1,4 +1,4 @@
-"""A text-to-image checkpoint, run by the library diffusers, which only this module imports."""
+"""A text-to-image checkpoint, run by diffusers, which only this module imports."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from fedsweep.data.synthetic import Diffusers
 
 INDEX = "model_index.json"
 ASKED = {"prompt", "height", "width", "num_inference_steps", "guidance_scale", "generator", "output_type"}
-"""Parameters that a pipeline must take."""
+"""Parameters that a pipeline must have."""
 
 
 class TextToImage:
-    """A loaded pipeline: half precision on a GPU, single precision on a CPU; without a safety checker."""
+    """A pipeline without a safety checker, in half precision on a GPU, in single precision on a CPU.
+
+    Raises:
+        UserError: diffusers is not installed, or the checkpoint or an embedding is missing or cannot be read.
+    """
 
     def __init__(self, config: Diffusers, device: str = "cpu") -> None:
-        """Find, load and check it.
-
-        Raises:
-            UserError: diffusers is not installed, or the checkpoint or an embedding is missing or cannot be read.
-        """
         self.config = config
         self.library = _library()
         self.folder = self._find()
@@ -51,8 +50,8 @@ class TextToImage:
                 ) from error
 
     def content(self) -> dict[str, str]:
-        """Return the identity of the files that the configuration names: the hub's commit, or a SHA-256."""
-        if self.folder.parent.name == "snapshots":  # the hub's cache calls them after the commit
+        """Return the identity of the model and of each embedding: the hub's commit or a SHA-256."""
+        if self.folder.parent.name == "snapshots":  # the hub's cache names folders after the commit
             model = self.folder.name
         else:
             digest = hashlib.sha256()
@@ -62,7 +61,7 @@ class TextToImage:
         return {"model": model, **{token: _digest(path) for token, path in sorted(self.embeddings.items())}}
 
     def check(self, prompts: Sequence[str]) -> None:
-        """Raise UserError if a prompt has more tokens than the text encoder reads, and would be cut."""
+        """Raise UserError if a prompt has more tokens than the text encoder reads."""
         tokenizer = getattr(self.pipeline, "tokenizer", None)
         if tokenizer is None:
             return
@@ -76,7 +75,7 @@ class TextToImage:
                 )
 
     def png(self, prompt: str, generator: torch.Generator) -> bytes:
-        """Make one image, alone so that its bits do not depend on others; raise UserError if it is not finite."""
+        """Return one image, or raise UserError if it is not finite. No batches: its bits must not depend on others."""
         config = self.config
         with torch.inference_mode():
             pixels = self.pipeline(
@@ -99,7 +98,7 @@ class TextToImage:
         return file.getvalue()
 
     def _find(self) -> Path:
-        """Return the checkpoint's folder, which may be in the hub's cache, downloaded into it once."""
+        """Return the checkpoint's folder, which may be in the hub's cache, after downloading it if necessary."""
         model, folder = self.config.model, resolve(self.config.model)
         if folder.is_dir():
             if not (folder / INDEX).is_file():
@@ -107,7 +106,7 @@ class TextToImage:
             return folder
         try:
             return Path(self.library.DiffusionPipeline.download(model, safety_checker=None))
-        except Exception as error:  # the hub's library does not keep to one family of exceptions
+        except Exception as error:  # the hub's library raises exceptions of many kinds
             raise UserError(
                 f"`synthetic.model` {model} is neither a folder nor in the hub's cache and cannot be downloaded "
                 f"({type(error).__name__}: {one_line(error)}); load it once where there is a network."
@@ -135,7 +134,6 @@ class TextToImage:
 
 
 def _library() -> Any:
-    """Import diffusers and silence it."""
     try:
         import diffusers
         import transformers
@@ -145,7 +143,7 @@ def _library() -> Any:
         raise UserError(
             "`fedsweep data generate` needs diffusers; `pip install fedsweep[diffusers]` installs it."
         ) from None
-    for logging in (diffusers.utils.logging, transformers.utils.logging):  # this process does nothing else with them
+    for logging in (diffusers.utils.logging, transformers.utils.logging):
         logging.set_verbosity_error()
         logging.disable_progress_bar()
     return diffusers

@@ -1,4 +1,4 @@
-"""Training a backbone from scratch on a prepared data set: `fedsweep pretrain`."""
+"""Training of a backbone from scratch on a prepared data set: `fedsweep pretrain`."""
 
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.loop import EpochTable, Session, train

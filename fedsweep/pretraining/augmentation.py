@@ -13,37 +13,34 @@ from fedsweep.data.digits import SIZE, rotate, stripes, thicken
 
 
 class Draws:
-    """Random numbers for `count` images.
-
-    They are drawn on the CPU and then moved, so that a GPU augments as the CPU does.
-    """
+    """Random numbers for `count` images, drawn on the CPU and then moved, so that all devices augment alike."""
 
     def __init__(self, count: int, generator: torch.Generator, device: torch.device) -> None:
         self.count, self.generator, self.device = count, generator, device
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """Return (count, *shape) between `low` and `high`."""
+        """Return uniform numbers (count, *shape) between `low` and `high`."""
         share = torch.rand(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
         return low + (high - low) * share
 
     def normal(self, *shape: int) -> Tensor:
-        """Return (count, *shape), standard normal."""
+        """Return standard normal numbers (count, *shape)."""
         return torch.randn(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
 
     def sometimes(self, probability: float) -> Tensor:
-        """Return a boolean (count, 1, 1, 1) that is true with this probability, image by image."""
+        """Return booleans (count, 1, 1, 1), true with this probability."""
         return self.uniform(0, 1, 1, 1, 1) < probability
 
 
 GREY = (0.299, 0.587, 0.114)
-"""Shares of red, green and blue in brightness (ITU-R BT.601), as torchvision and Pillow have them."""
+"""Weights of red, green and blue in brightness (ITU-R BT.601), as in torchvision and Pillow."""
 ERASED_AREA = (0.02, 1 / 3)
 ERASED_RATIO = (0.3, 1 / 0.3)
-"""The rectangle of random erasing, as in its paper (Zhong et al., arXiv:1708.04896)."""
+"""Ranges of area and aspect ratio of random erasing (Zhong et al., arXiv:1708.04896)."""
 
 
 class ImageAugmentation(Config):
-    """Random resized crop, flip, colour jitter and random erasing, with numbers of its own for every image."""
+    """Random resized crop, flip, colour jitter and random erasing, drawn anew for every image."""
 
     name: Literal["images"] = "images"
     crop_area: tuple[float, float] = Field((0.35, 1.0), description="range of the share of the image that a crop keeps")
@@ -63,7 +60,7 @@ class ImageAugmentation(Config):
         return self
 
     def check(self, size: int) -> None:
-        """Any image size will do."""
+        """Accept any image size."""
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Augment pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
@@ -83,7 +80,7 @@ class ImageAugmentation(Config):
         return F.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
 
     def _jitter(self, pixels: Tensor, draw: Draws) -> Tensor:
-        """Brightness, then contrast about the image's mean grey, then saturation."""
+        """Change brightness, then contrast about the image's mean grey, then saturation."""
 
         def factor(change: float) -> Tensor:
             return draw.uniform(1 - change, 1 + change, 1, 1, 1)
@@ -97,7 +94,7 @@ class ImageAugmentation(Config):
         return (grey + (pixels - grey) * saturation).clamp(0, 1)
 
     def _erase(self, pixels: Tensor, draw: Draws) -> Tensor:
-        """A rectangle of one random colour over some of the images."""
+        """Cover a rectangle of some images with a random colour."""
         area = draw.uniform(*ERASED_AREA, 1, 1, 1)
         ratio = draw.uniform(math.log(ERASED_RATIO[0]), math.log(ERASED_RATIO[1]), 1, 1, 1).exp()
         width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -109,9 +106,9 @@ class ImageAugmentation(Config):
 
 
 class GlyphAugmentation(Config):
-    """Glyphs turned, scaled, shifted and now and then thickened, striped, noisy or inverted.
+    """Rotation, scaling and shift of glyphs, and sometimes thickening, stripes, noise or inversion.
 
-    What a general backbone has seen a little of, never a domain of the experiment itself.
+    It imitates the variety that a general backbone has seen, but no domain of the experiment itself.
     """
 
     name: Literal["glyphs"] = "glyphs"
@@ -138,7 +135,7 @@ class GlyphAugmentation(Config):
         return self
 
     def check(self, size: int) -> None:
-        """Raise ValueError if the images have another size than the stripes."""
+        """Raise ValueError unless the images have the size of the stripes."""
         if size != SIZE:
             raise ValueError(f"`augmentation.name` glyphs is for images of {SIZE} pixels, but `data.size` is {size}")
 

@@ -1,4 +1,4 @@
-"""PretrainConfig, the table of contents of a pre-training."""
+"""The configuration of a pre-training: optimizer, schedule, mixing and all other options."""
 
 from typing import Annotated, Literal, Self
 
@@ -11,7 +11,7 @@ from fedsweep.pretraining.augmentation import AugmentationConfig
 
 
 class AdamWConfig(Config):
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101); no decay on biases, norms, positions and class tokens."""
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101), without decay of biases, norms, positions and class tokens."""
 
     name: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0, description="learning rate at the end of the warm-up")
@@ -23,7 +23,7 @@ class AdamWConfig(Config):
 
 
 class ScheduleConfig(Config):
-    """Linear warm-up, then a cosine down to a floor; set at every step."""
+    """Linear warm-up, then a cosine down to a floor, updated at every step."""
 
     name: Literal["cosine"] = "cosine"
     warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps, so that a shorter run keeps its shape")
@@ -31,14 +31,14 @@ class ScheduleConfig(Config):
 
 
 class MixConfig(Config):
-    """Pairs of images of a batch mixed, with their labels in the same shares; one pairing and share per batch."""
+    """MixUp and CutMix of pairs of images of a batch and their labels, with one pairing and one share per batch."""
 
     mixup: float = Field(0.0, ge=0, description="alpha of Beta(alpha, alpha) for blended images; 0 for never")
     cutmix: float = Field(0.0, ge=0, description="alpha of Beta(alpha, alpha) for pasted rectangles; 0 for never")
 
 
 class PretrainConfig(Config):
-    """One pre-training of a backbone from scratch. Every part's options live beside the code that uses them."""
+    """One pre-training of a backbone from scratch."""
 
     what_a_name_is = "a hyperparameter of this pre-training"
 

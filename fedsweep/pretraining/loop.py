@@ -24,10 +24,10 @@ from fedsweep.types import ImageSet
 
 VALIDATION_BATCH = 500
 STEPS_PER_CHECK = 50
-"""How often the loss is looked at while training: reading it makes a GPU wait."""
+"""Steps between two checks of the loss, because reading it makes a GPU wait."""
 
 OnStep = Callable[[int, Tensor], None]
-"""Called after each step with the number of images, and the loss as a scalar on the device."""
+"""Callback after each step with the number of images and the loss, a scalar on the device."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,7 @@ class TrainingData:
 
 
 def load_images(config: PretrainConfig) -> TrainingData:
-    """Map the data set into memory; several domains become one set.
-
-    Raises:
-        UserError: it is not prepared, or smaller than a batch or an epoch.
-    """
+    """Map the data set into memory, with its domains joined; raise UserError if it is missing or too small."""
     data = config.data.load()
     train = pool([domain.train for domain in data.domains])
     validation = pool([domain.test for domain in data.domains])
@@ -61,7 +57,7 @@ def load_images(config: PretrainConfig) -> TrainingData:
 
 @dataclass(frozen=True)
 class Session:
-    """The constants of a pre-training."""
+    """The configuration, data and device of a pre-training, which stay constant."""
 
     config: PretrainConfig
     data: TrainingData
@@ -71,17 +67,17 @@ class Session:
 
     @property
     def images(self) -> int:
-        """Training images of an epoch, without those of the incomplete batch."""
+        """Number of training images of an epoch, without those of the incomplete batch."""
         wanted = self.config.images_per_epoch or len(self.data.train)
         return wanted // self.config.batch_size * self.config.batch_size
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps of an epoch."""
         return self.images // self.config.batch_size
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The arithmetic that `precision` asks for."""
+        """Return the context in which the network computes with the configured precision."""
         if self.config.precision == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
@@ -95,12 +91,12 @@ class Session:
 
 
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
-    """Train to the last epoch, each on disk before it is yielded; epochs of `saved` are yielded again first.
+    """Train and yield all epochs, first those of `saved`; each is saved before it is yielded.
 
-    Every random number of an epoch comes from (seed, epoch), so that a resumed training is bit-identical on a CPU.
+    The random numbers of an epoch depend on (seed, epoch) only, so that a resumed training is bit-identical on a CPU.
 
     Raises:
-        UserError: the loss stopped being a number.
+        UserError: The loss is not finite.
     """
     config, data = session.config, session.data
     network = build_network(config, len(data.class_names)).to(session.device)
@@ -122,7 +118,7 @@ def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[Ep
 
 
 def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: OnStep) -> float:
-    """One pass over the images of this epoch; the mean loss of its steps."""
+    """Train for one epoch, and return the mean loss of its steps."""
     config, device, images = session.config, session.device, session.data.train
     schedule = cosine(state.optimizer, config.schedule, config.optimizer.lr, config.epochs * session.steps)
     mix = mixer(config.mix, len(session.data.class_names))
@@ -133,7 +129,7 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
     order = torch.randperm(len(images), generator=shuffle)[: session.images]
     total = torch.zeros((), device=device)
     state.network.train()
-    # Stochastic depth and mixing draw from torch's global stream: give them one of their own and put the old one back.
+    # Stochastic depth and mixing draw from torch's global stream: seed it here and restore it afterwards.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(config.seed, "pretrain/dropout", epoch))
         for place, batch in enumerate(torch.split(order, config.batch_size)):
@@ -154,7 +150,7 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
 
 
 def _step(session: Session, state: TrainingState, pixels: Tensor, targets: Tensor, number: int) -> Tensor:
-    """One step on images in [0, 1] and labels or shares of classes; the loss, detached."""
+    """Take one step on images in [0, 1] and labels or shares of classes, and return the detached loss."""
     config, network = session.config, state.network
     with session.autocast():
         logits = network(pixels)
@@ -179,7 +175,7 @@ def _check_finite(loss: Tensor, epoch: int) -> None:
 
 @torch.inference_mode()
 def validate(session: Session, network: Network, images: ImageSet) -> tuple[float, float]:
-    """Accuracy in [0, 1] and mean cross-entropy on images as they are, without augmentation."""
+    """Return the accuracy in [0, 1] and the mean cross-entropy on images without augmentation."""
     network.eval()
     right, loss = torch.zeros(2, dtype=torch.float64, device=session.device)
     for batch in images.batches(VALIDATION_BATCH):
@@ -193,11 +189,11 @@ def validate(session: Session, network: Network, images: ImageSet) -> tuple[floa
 
 
 REFRESH = 0.5
-"""Seconds between two looks at the loss: each makes a GPU wait."""
+"""Seconds between two displays of the loss, because reading it makes a GPU wait."""
 
 
 class EpochTable:
-    """Rows of epochs; hand `on_step` to `train`."""
+    """A table with a row per epoch and a progress bar, updated by `on_step`."""
 
     def __init__(self, session: Session, finished: int, console: Console) -> None:
         self.console = console
@@ -228,7 +224,7 @@ class EpochTable:
             self.progress.stop()
 
     def on_step(self, images: int, loss: Tensor) -> None:
-        """Count images, and now and then look at the loss."""
+        """Count the images, and display the loss every `REFRESH` seconds."""
         self.trained, self.seen = self.trained + images, self.seen + images
         now = time.monotonic()
         if self.console.is_terminal and now - self.looked > REFRESH:
@@ -238,7 +234,7 @@ class EpochTable:
             self.progress.update(self.task, completed=self.trained, epoch=epoch, speed=speed, loss=float(loss))
 
     def add(self, record: EpochRecord) -> None:
-        """Print an epoch."""
+        """Print the row of an epoch."""
         cells = [f"{record.epoch}", f"{record.train_loss:.4f}", f"{record.accuracy:.2%}", f"{record.loss:.4f}"]
         cells += [f"{record.lr:.2e}", f"{record.seconds:.1f}"]
         print("  ".join(f"{cell:>10}" for cell in cells), flush=True)

@@ -1,4 +1,4 @@
-"""The network of a pre-training with its optimizer, and the checkpoint of both: safetensors with a JSON header."""
+"""The network and optimizer of a pre-training, and their checkpoint: safetensors with a JSON header."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from fedsweep.pretraining.config import AdamWConfig, MixConfig, PretrainConfig, 
 
 
 class Network(nn.Module):
-    """A backbone with its head, on images in [0, 1]."""
+    """A backbone with its head, for images in [0, 1]."""
 
     mean: Tensor
     std: Tensor
@@ -39,18 +39,14 @@ class Network(nn.Module):
         self.register_buffer("std", model.std, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of images (n, 3, h, w) in [0, 1]; one channel is the mean of the colours."""
+        """Return logits (n, classes) of images (n, 3, h, w) in [0, 1]; backbones of one channel get the mean colour."""
         pixels = images.mean(1, keepdim=True) if len(self.mean) == 1 else images
         logits: Tensor = self.backbone((pixels - self.mean) / self.std)
         return logits
 
 
 def build_network(config: PretrainConfig, num_classes: int) -> Network:
-    """The network with the weights that the seed draws, and with stochastic depth.
-
-    Raises:
-        UserError: the data has other classes than the backbone, or its blocks have no place for stochastic depth.
-    """
+    """Return the network with the seed's initial weights and stochastic depth, or raise UserError if unsupported."""
     seed = derived_seed(config.seed, "pretrain/init")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -82,21 +78,21 @@ def _drop_paths(model: LayeredModel, rate: float) -> None:
 
 
 Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Images (n, 3, h, w) and labels (n,) to mixed images and shares of classes (n, classes)."""
+"""Function from images (n, 3, h, w) and labels (n,) to mixed images and shares of classes (n, classes)."""
 
 
 def adamw(network: Network, config: AdamWConfig) -> torch.optim.Optimizer:
-    """Return AdamW over all parameters in timm's two groups: weight matrices decay, the others do not."""
+    """Return AdamW with timm's two groups of parameters: weight matrices, which decay, and the others."""
     return create_optimizer_v2(
         network.backbone, "adamw", config.lr, config.weight_decay, betas=config.betas, fused=True
     )
 
 
 def cosine(optimizer: torch.optim.Optimizer, config: ScheduleConfig, lr: float, steps: int) -> CosineLRScheduler:
-    """The schedule over `steps` steps; call its `step_update(k)` before step k, which counts from 0.
+    """Return the schedule over `steps` steps; call its `step_update(k)` before step k, which counts from 0.
 
-    Over w steps of warm-up the rate is lr (k + 1) / (w + 1); then it falls from lr, and would reach the floor at
-    k = `steps`. It depends on k alone, so that nothing of it need be saved.
+    In the w steps of warm-up the rate is lr (k + 1) / (w + 1); then it falls from lr to the floor at k = `steps`. It
+    depends on k only, so that the checkpoint need not contain it.
     """
     warmup = int(config.warmup * steps)
     return CosineLRScheduler(
@@ -111,7 +107,7 @@ def cosine(optimizer: torch.optim.Optimizer, config: ScheduleConfig, lr: float, 
 
 
 def mixer(config: MixConfig, num_classes: int) -> Mix | None:
-    """torchvision's MixUp or CutMix, or one of them at random for each batch. They draw from torch's global stream."""
+    """Return MixUp, CutMix, a random choice of both per batch, or None. They draw from torch's global stream."""
     parts = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
     chosen: list[Mix] = [part(alpha=alpha, num_classes=num_classes) for part, alpha in parts if alpha]
     if len(chosen) == 2:
@@ -133,7 +129,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Saved:
-    """The content of a checkpoint. `tensors` has the names of `TrainingState.tensors`."""
+    """The content of a checkpoint, with `tensors` as returned by `TrainingState.tensors`."""
 
     history: tuple[EpochRecord, ...]
     config: Mapping[str, Json]
@@ -144,7 +140,7 @@ class Saved:
 
 @dataclass
 class TrainingState:
-    """The network, its optimizer and the average of its weights; changed in place by training."""
+    """The network, its optimizer and the average of its weights, which training changes in place."""
 
     network: Network
     optimizer: torch.optim.Optimizer
@@ -159,11 +155,11 @@ class TrainingState:
 
     @property
     def result(self) -> Network:
-        """The network to validate and to write: the average where there is one."""
+        """The network to validate and to write: the average if there is one."""
         return self.network if self.average is None else self.average.module
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name: `network/`, `average/`, and for each moment of AdamW `<moment>/`."""
+        """Return all tensors by name: `network/...`, `average/...`, and `<moment>/...` for each moment of AdamW."""
         named = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
         if self.average is not None:
             named |= {f"average/{name}": tensor for name, tensor in self.average.module.state_dict().items()}
@@ -172,7 +168,7 @@ class TrainingState:
         return named
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy what `tensors` returned once, in whatever device's memory, back into this state."""
+        """Copy the result of `tensors`, on any device, back into this state."""
         parts: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             part, _, rest = name.partition("/")
@@ -187,7 +183,7 @@ class TrainingState:
     def save(
         self, path: Path, history: Sequence[EpochRecord], config: PretrainConfig, data_digest: str, threads: int
     ) -> None:
-        """Write the checkpoint as a whole or not at all."""
+        """Write the checkpoint atomically."""
         header = {
             "history": json.dumps([asdict(record) for record in history]),
             "config": config.model_dump_json(),
@@ -199,7 +195,7 @@ class TrainingState:
 
 
 def read_saved(path: Path) -> Saved:
-    """Read a checkpoint; raise UserError if it is not a whole checkpoint of a pre-training."""
+    """Read a checkpoint, or raise UserError if it is damaged or none of a pre-training."""
     try:
         with safe_open(path, framework="pt") as file:
             header: dict[str, Any] = file.metadata()
@@ -214,7 +210,7 @@ def read_saved(path: Path) -> Saved:
 
 
 def check_same(saved: Saved, path: Path, config: PretrainConfig, data_digest: str) -> None:
-    """Raise UserError if the checkpoint was made with another configuration (the first difference) or other images."""
+    """Raise UserError if the checkpoint has another configuration or other images; the message names a difference."""
     before, now = flat(saved.config), flat(config)
     for name in dict.fromkeys([*now, *before]):
         if before.get(name) != now.get(name):

@@ -1,4 +1,4 @@
-"""Starting or resuming a pre-training, and the result that it leaves for experiments."""
+"""Start and resumption of a pre-training, and the weights and card that it writes."""
 
 import hashlib
 import json
@@ -26,19 +26,16 @@ def default_out(name: str) -> Path:
 
 
 def checkpoint_path(out: Path) -> Path:
-    """Return the path of the checkpoint while the weights `out` are being made."""
+    """Return the path of the checkpoint during the training of the weights `out`."""
     return out.with_suffix(".checkpoint.safetensors")
 
 
 def start(
     config: PretrainConfig, out: Path, device: str = "cpu", threads: int | None = None, resume: bool = False
 ) -> tuple[Session, Saved | None]:
-    """Check everything, and read the checkpoint to continue from.
+    """Return the session and the checkpoint to continue from, or raise UserError if they do not fit together.
 
-    `threads` defaults to the number that the checkpoint was made with, or one.
-
-    Raises:
-        UserError: data, network or checkpoint do not fit, or `out` cannot be written.
+    UserError is also raised if `out` cannot be written. The default of `threads` is that of the checkpoint, or 1.
     """
     checkpoint = checkpoint_path(out)
     _check_out(out, checkpoint, resume)
@@ -54,19 +51,14 @@ def start(
 
 @contextmanager
 def exclusively(out: Path) -> Iterator[None]:
-    """Hold the lock on `out` while its weights are made: two processes would share one checkpoint.
-
-    Raises:
-        UserError: another process holds it.
-        OSError: the folder cannot be written.
-    """
+    """Hold the lock on `out` during the context, or raise UserError if another process is training these weights."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with locked(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is making {out} now."):
         yield
 
 
 def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
-    """Raise UserError if `out` cannot be written, or would replace something that took hours to make."""
+    """Raise UserError if `out` cannot be written, would replace a result, or does not fit `resume`."""
     if out.suffix != ".safetensors":
         raise UserError(f"`--out` must end in .safetensors, but it is {out}.")
     if resume and not checkpoint.exists():
@@ -89,9 +81,9 @@ def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
 
 
 def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
-    """Write the weights of the last checkpoint and `<out>.json`, then delete the checkpoint. Returns the card.
+    """Write the weights of the last checkpoint, then their card `<out>.json`; delete the checkpoint, return the card.
 
-    The card comes last of the two, and its accuracy is that of the weights as they are in the file.
+    The card has the accuracy of the weights as stored in the file.
     """
     config, data, backbone = session.config, session.data, session.config.backbone
     network = build_network(config, len(data.class_names)).to(session.device)

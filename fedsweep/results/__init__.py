@@ -1,17 +1,17 @@
-"""The durable truth of a sweep: plain files, those of a trial each written atomically. MLflow is a view of this.
+"""The results folder: plain files, those of a trial each written atomically. MLflow only shows a copy of them.
 
 <root>/sweeps/<search space>/<sweep id>/
     sweep.json                      SweepManifest
     experiment.yaml search_space.yaml
-    decisions.jsonl                 the scheduler's memory, where it has one
-    warm_start.json                 what the search knew from the start, if anything
-    trials/<key>/trial.json         what is to be run
+    decisions.jsonl                 the scheduler's decisions, if it makes any
+    warm_start.json                 trials of earlier sweeps that the search starts from, if any
+    trials/<key>/trial.json         TrialPlan
     trials/<key>/checkpoint.safetensors   state and history after the last whole round
-    trials/<key>/tsne.csv tsne.png  features after the last round, where the experiment asks for them
-    trials/<key>/outcome.json       how it ended; absent while it has not
-    trials/<key>/gpus.json          what it was given of a GPU, and took, each time that it was handed out
+    trials/<key>/tsne.csv tsne.png  features after the last round, if the experiment asks for them
+    trials/<key>/outcome.json       Outcome; absent until the trial has ended
+    trials/<key>/gpus.json          Attempts
 
-Where the store is a URI, these are objects, and the root is a folder of this machine with what it needs of them.
+If the store is a URI, these are remote objects, and the root is a local mirror of those that are needed here.
 """
 
 from fedsweep.results.folders import Store, SweepStore, TrialStore

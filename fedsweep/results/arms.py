@@ -13,15 +13,15 @@ from fedsweep.common.yaml_values import Json, parse_yaml
 
 Arm = dict[str, Json]
 ABLATED = "without"
-"""The entry of an arm with the components that an ablation leaves out, by dotted name."""
+"""The entry of an arm that lists the components that an ablation leaves out, by dotted name."""
 NAMED = "arm"
 """The entry of an arm with the search space's name for a set of changes to the experiment."""
 IN_WORDS = (NAMED, ABLATED)
-"""Entries that are no hyperparameters."""
+"""Entries of an arm that are not hyperparameters."""
 
 
 class ReferenceArm(Config):
-    """What a paper printed for one arm."""
+    """A paper's values for one arm."""
 
     arm: Arm = Field(description="an arm of the grid")
     values: dict[str, float] = Field(min_length=1, description="the last round's metrics; accuracies in percent")
@@ -38,7 +38,7 @@ class ReferenceArm(Config):
 
 
 class Reference(Config):
-    """Values of a paper, shown beside ours and never mixed with them."""
+    """A paper's values, shown next to ours and never mixed with them."""
 
     source: str = Field(description="where they are printed, e.g. `FedRA (Su, Li and Xue), Table 1`")
     arms: tuple[ReferenceArm, ...] = Field(min_length=1, description="`{arm: ..., values: {metric: number}}` of each")
@@ -54,7 +54,7 @@ class Reference(Config):
         return self
 
     def metrics(self) -> list[str]:
-        """Return all metrics that it has a value of."""
+        """Return all metrics for which the paper has a value."""
         return list(dict.fromkeys(metric for one in self.arms for metric in one.values))
 
     def of_arm(self, arm: Mapping[str, Json]) -> dict[str, float]:
@@ -62,7 +62,7 @@ class Reference(Config):
         return next((one.values for one in self.arms if identity(one.arm) == identity(arm)), {})
 
     def value(self, arm: Mapping[str, Json], metric: str) -> float | None:
-        """Return the paper's value, accuracies from 0 to 1, or None where it has none.
+        """Return the paper's value, accuracies from 0 to 1, or None if it has none.
 
         >>> paper = Reference(source="Table 1", arms=(ReferenceArm(arm={"rank": 4}, values={"accuracy/mean": 54.73}),))
         >>> paper.value({"rank": 4}, "accuracy/mean"), paper.value({"rank": 8}, "accuracy/mean")
@@ -80,23 +80,20 @@ def is_accuracy(metric: str) -> bool:
 
 
 def identity(values: Json | Mapping[str, Json]) -> str:
-    """Return a key for an arm or a value: JSON, since Python has one key for `1`, `1.0`, `True` and none for lists."""
+    """Return JSON as a key: Python has one hash for `1`, `1.0` and `True`, and none for lists."""
     return json.dumps(values, sort_keys=True)
 
 
 def agrees(part: Mapping[str, Json], arm: Mapping[str, Json]) -> bool:
-    """Return whether the arm has every value of the part."""
+    """Return whether the arm has every value of `part`."""
     return all(name in arm and identity(arm[name]) == identity(value) for name, value in part.items())
 
 
 def parse_arm(text: str) -> Arm:
-    """Parse `lora.rank=4,seed=0`; values are YAML, so that commas within brackets and quotes do not separate.
+    """Parse `lora.rank=4,seed=0`, whose values are YAML, or raise UserError for another form or a repeated name.
 
     >>> parse_arm("federation.depths=[12, 6],arm='a, b'")
     {'federation.depths': [12, 6], 'arm': 'a, b'}
-
-    Raises:
-        UserError: it is not such a list, or a name stands twice.
     """
     arm: Arm = {}
     for word in at_commas(text):
@@ -119,7 +116,7 @@ def arm_argument(arm: Mapping[str, Json]) -> str:
 
 
 def at_commas(text: str) -> list[str]:
-    """Split a text at the commas outside of brackets and quotes."""
+    """Split a text at the commas outside brackets and quotes."""
     parts, depth = [""], 0
     for piece in re.findall(r"""(?s)"(?:\\.|[^"\\])*"|'[^']*'|.""", text):
         depth += (piece in "[{(") - (piece in "]})")
@@ -131,10 +128,9 @@ def at_commas(text: str) -> list[str]:
 
 
 def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Json]) -> dict[str, Arm]:
-    """Return, by the `identity` of an arm, the arm that it is compared to, which may be itself.
+    """Return, by the `identity` of each arm, the arm that it is compared to, which may be itself.
 
-    That arm has the baseline's values, and the arm's own of the hyperparameters that the baseline leaves open. An arm
-    that lacks one of those has no counterpart.
+    A counterpart has the baseline's values, and otherwise the values of the arm. Arms without one are left out.
 
     >>> rank_8 = {"lora.rank": 8, "optimizer.lr": 0.1}
     >>> counterparts([{"lora.rank": 4, "optimizer.lr": 0.1}, rank_8], {"lora.rank": 8}) == {
@@ -160,7 +156,7 @@ def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Js
 
 
 def arm_label(arm: Mapping[str, Json]) -> str:
-    """Return `name=value` pairs; floats in six significant digits.
+    """Return an arm as text for people, with floats in six significant digits.
 
     >>> arm_label({"lora.rank": 4, "optimizer.lr": 0.012345678})
     'lora.rank=4, optimizer.lr=0.0123457'
@@ -184,7 +180,7 @@ def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
 
 
 def shown_setting(value: Json, digits: int = 4) -> str:
-    """Return a value for people: as in YAML, floats in significant digits, an object by its name.
+    """Return a value for people: as in YAML, floats in `digits` significant digits, an object by its name.
 
     >>> shown_setting({"name": "all_small", "depth": 3}), shown_setting([4, 4]), shown_setting(["l0", None])
     ('all_small (depth 3)', '[4, 4]', '[l0, null]')

@@ -14,7 +14,7 @@ from fedsweep.results.history import History, RoundRecord, from_json, to_json
 from fedsweep.types import ServerState
 
 FIRST_BYTES = 256 * 1024
-"""Read first of a remote checkpoint. In most, this contains all rounds, so that no tensor is downloaded."""
+"""First request for a remote checkpoint: it usually contains all rounds, so that no tensor is downloaded."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Checkpoint:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write the file as a whole or not at all."""
+    """Write a checkpoint atomically."""
     from safetensors.torch import save as to_bytes
 
     tensors: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
-    """Read a checkpoint whose state has the class of `like`, its tensors on the device."""
+    """Read a checkpoint, with its tensors on the device; its state has the class of `like`."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt", device=device) as file:
@@ -49,7 +49,7 @@ def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
 
 
 def load_history(path: Path) -> History:
-    """Read the history alone, without torch; raise UserError for a damaged file, such as an incomplete copy."""
+    """Read only the history, without torch, or raise UserError for a damaged file, such as an incomplete copy."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -60,7 +60,7 @@ def load_history(path: Path) -> History:
 
 
 def without_tensors(file: BinaryIO) -> bytes:
-    """Read a checkpoint without its tensors; one that is replaced meanwhile is read as it was before or is after."""
+    """Return a checkpoint without its tensors; if the file is replaced meanwhile, of either version."""
     from safetensors.numpy import save as to_bytes
 
     size = FIRST_BYTES
@@ -69,14 +69,13 @@ def without_tensors(file: BinaryIO) -> bytes:
         start = file.read(size)
         header = int.from_bytes(start[:8], "little")
         if 8 + header <= len(start):
-            metadata = json.loads(start[8 : 8 + header])["__metadata__"]
-            return to_bytes({}, metadata)
+            return to_bytes({}, json.loads(start[8 : 8 + header])["__metadata__"])
         size = 8 + header + FIRST_BYTES  # it may grow
     raise OSError("a checkpoint changes faster than it can be read")
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
-    """Return plain JSON for `node`, with its tensors moved to `tensors` under their path."""
+    """Return plain JSON for `node`, after moving its tensors to `tensors` under their path."""
     if hasattr(node, "numel"):
         path = path if path not in tensors else f"{path}#{len(tensors)}"
         tensors[path] = node.detach().cpu().contiguous().clone()

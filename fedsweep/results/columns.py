@@ -1,4 +1,4 @@
-"""What a table can show of every arm beside its objective: columns by name, or any metric that rounds report."""
+"""Columns of result tables in addition to the objective: named ones, or any metric that rounds report."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ class Column:
     """One number of a trial; an arm has the mean over its finished seeds."""
 
     name: str
-    """As it is asked for in a search space or by `--columns`, and in table.csv."""
+    """The name in a search space, in `--columns` and in table.csv."""
     heading: str
-    """With its unit."""
     of: Callable[[TrialRecord], float | None]
-    """In plain units: shares from 0 to 1, MB of 10^6 bytes, seconds, rounds."""
+    """The value in plain units: shares from 0 to 1, MB of 10^6 bytes, seconds, rounds."""
     meaning: str
-    """What the heading does not say; of a share in percent."""
+    """The part of the definition that the heading leaves out."""
     percent: bool = False
     digits: int | None = None
-    """Decimals that are shown; None for as many as four significant digits take."""
+    """Decimals that are shown; None for four significant digits."""
     measured: bool = False
-    """Whether repetition changes it, as it does time and memory."""
+    """True if the value differs between repetitions, as time and memory do."""
 
 
 def _last(metric: str) -> Callable[[TrialRecord], float | None]:
@@ -71,7 +70,7 @@ def _most_megabytes(numbers_of_bytes: Iterable[int | None]) -> float | None:
 
 
 def _rounds_to(target: float, metric: str, mode: Mode) -> Callable[[TrialRecord], float | None]:
-    """Return how to find the first round after which the metric is as good as the target, if there is one."""
+    """Return a function that finds the first round after which the metric is as good as the target."""
     sign = 1 if mode == "max" else -1
 
     def value(trial: TrialRecord) -> float | None:
@@ -117,11 +116,11 @@ COLUMNS: Mapping[str, Column] = {
                "10^6 bytes of its GPU that a trial held at most", measured=True),
     )
 }  # fmt: skip
-"""By name; `rounds_to=NUMBER` and metrics beside them."""
+"""The named columns; `rounds_to=NUMBER` and any metric are columns too."""
 
 
 def column(name: str, metric: str, mode: Mode) -> Column:
-    """Return a column by its name; `rounds_to` is of the objective `metric`, accuracies from 0 to 1.
+    """Return a column by its name; `rounds_to=` has a target of the objective `metric`, accuracies from 0 to 1.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
@@ -138,7 +137,7 @@ def column(name: str, metric: str, mode: Mode) -> Column:
 
 
 def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
-    """Raise UserError for a name that is neither a column nor a metric or stands twice, and for a bad target."""
+    """Raise UserError for an unknown or repeated name, and for an invalid target."""
     known = [*COLUMNS, *metrics]
     taken = set[str | float]()
     for name in names:

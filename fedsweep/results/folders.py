@@ -33,9 +33,9 @@ def _write(path: Path, record: Config) -> None:
 
 
 class TrialStore:
-    """The folder of one trial. What the driver writes is also sent to the remote store, if there is one.
+    """The folder of one trial. Files of the driver are also sent to the remote store, if there is one.
 
-    Methods raise UnreachableError if the remote store does not answer, or does not take what workers need.
+    Methods raise UnreachableError if the remote store does not answer, or does not take files that workers need.
     """
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
@@ -49,7 +49,7 @@ class TrialStore:
 
     @property
     def planned(self) -> bool:
-        """Whether the plan is there."""
+        """True if the plan has been written."""
         return (self.folder / "trial.json").exists()
 
     def recorded(self) -> Sequence[RoundRecord]:
@@ -57,7 +57,7 @@ class TrialStore:
         return load_history(self.checkpoint) if self.checkpoint.exists() else []
 
     def history(self) -> Sequence[RoundRecord]:
-        """Return the trial's rounds, without those that ran after the round at which it was decided to end."""
+        """Return the trial's rounds up to the one of its outcome, if it has ended."""
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
 
@@ -67,7 +67,7 @@ class TrialStore:
         return _read(Outcome, path) if path.exists() else None
 
     def begin_from(self, other: TrialStore, round: int) -> None:
-        """Start with the state and history of another trial, or raise ValueError if its last round is another one."""
+        """Copy the state and history of another trial, or raise ValueError unless `round` is its last round."""
         other.remote.pull(whole=True)
         history = other.recorded()
         if not history or history[-1].round != round:
@@ -77,7 +77,7 @@ class TrialStore:
 
     def end(self, outcome: Outcome) -> None:
         """Record how the trial ended."""
-        self._end(outcome)
+        _write(self.folder / "outcome.json", outcome)
         self.remote.push()
 
     def reopen(self) -> None:
@@ -86,7 +86,7 @@ class TrialStore:
         self.remote.push()
 
     def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
-        """Copy the same trial of another sweep, before its plan: its rounds, and its outcome if that is in `ends`."""
+        """Copy the rounds of the same trial of another sweep, and its outcome if that is in `ends`."""
         other.remote.pull(whole=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in (*FILES, self.checkpoint.name):
@@ -94,16 +94,16 @@ class TrialStore:
                 write_atomically(self.folder / name, (other.folder / name).read_bytes())
         outcome = other.outcome()
         if outcome is not None and outcome.outcome in ends:
-            self._end(outcome)
+            _write(self.folder / "outcome.json", outcome)
 
     def read(self) -> TrialRecord:
-        """Return everything about the trial."""
+        """Return all records of the trial."""
         plan = _read(TrialPlan, self.folder / "trial.json")
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
         return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
 
     def attempts(self) -> Attempts:
-        """Return the share of a GPU that each attempt at the trial was given and used."""
+        """Return the attempts at the trial, with the share of a GPU that each was given and used."""
         path = self.folder / "gpus.json"
         return _read(Attempts, path) if path.exists() else Attempts()
 
@@ -111,9 +111,6 @@ class TrialStore:
         """Write the attempts."""
         _write(self.folder / "gpus.json", attempts)
         self.remote.push()
-
-    def _end(self, outcome: Outcome) -> None:
-        _write(self.folder / "outcome.json", outcome)
 
 
 class SweepStore:
@@ -123,7 +120,7 @@ class SweepStore:
         self.folder, self.remote = folder, remote
 
     def create(self, manifest: SweepManifest, files: Mapping[str, str]) -> None:
-        """Make the folder with the manifest and copies of the YAMLs."""
+        """Write the manifest and copies of the YAML files."""
         for name, text in files.items():
             write_atomically(self.folder / name, text.encode())
         _write(self.folder / "sweep.json", manifest)
@@ -134,21 +131,21 @@ class SweepStore:
         return _read(SweepManifest, self.folder / "sweep.json")
 
     def show(self, columns: tuple[str, ...], asked: bool) -> None:
-        """Let reports have these columns from now on; those that were `asked` for outlive a change of the YAML."""
+        """Record the columns of reports; those `asked` for by the user outlive a change of the YAML file."""
         manifest = self.manifest()
         if manifest.columns != columns:
             options = {**manifest.options, "columns": list(columns)} if asked else manifest.options
             _write(self.folder / "sweep.json", manifest.model_copy(update={"columns": columns, "options": options}))
 
     def fetch(self) -> None:
-        """Update the folder from the remote store, unless a process of this machine runs the sweep and does so."""
+        """Update the folder from the remote store, unless a local process runs the sweep and updates it itself."""
         if self.remote is not NOTHING:
             with contextlib.suppress(LockedError), locked(self.folder / ".lock", "taken"):
                 self.remote.pull(discard=True)
                 self.remote.save()
 
     def trial(self, key: str) -> TrialStore:
-        """Return one trial's folder."""
+        """Return the folder of one trial."""
         return TrialStore(inside(self.folder / "trials", key), self.remote.below("trials", key))
 
     def ended(self) -> list[str]:
@@ -165,10 +162,7 @@ class SweepStore:
 
 
 class Store:
-    """The results folder, `mlruns/` by default, or a local mirror of a remote one.
-
-    Methods that return a folder raise UserError if the names lead out of the results folder.
-    """
+    """The results folder or a local mirror of it; methods raise UserError for names that lead out of it."""
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
         self.root, self.uri = root.resolve(), uri
@@ -176,10 +170,7 @@ class Store:
 
     @classmethod
     def at(cls, address: str | Path) -> Store:
-        """Open a folder, or the URI of an object store, of which this machine then keeps a mirror.
-
-        Raises UserError if there is no such store, or if it does not let us in.
-        """
+        """Open a folder, or a local mirror of an object store's URI; raise UserError if the store is not accessible."""
         if not is_uri(address):
             return cls(Path(address))
         uri = str(address).rstrip("/")
@@ -195,12 +186,12 @@ class Store:
         return self.uri or str(self.root)
 
     def check_writable(self) -> None:
-        """Raise UserError unless objects can be written to the remote store, if there is one."""
+        """Raise UserError if there is a remote store that cannot be written."""
         if self.uri:
             check_writable(self.uri)
 
     def remote(self, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote part of a folder; `plays` where this process writes the checkpoints."""
+        """Return the remote part of a folder; `plays` tells that this process writes the checkpoints."""
         if self.uri is None:
             return NOTHING
         return Remote.of(Place(self.uri, folder.relative_to(self.root).as_posix()), folder, plays)
@@ -218,26 +209,22 @@ class Store:
     def runs(self) -> list[TrialStore]:
         """Return the existing runs outside sweeps, updated from the remote store."""
         folder = self.root / "runs"
-        self._pull_run(self.remote(folder))
+        remote = self.remote(folder)
+        remote.pull()
+        remote.save()
         return [TrialStore(path.parent) for path in sorted(folder.glob("**/trial.json"))]
 
     def whole_run(self, name: str, stamp: str) -> TrialStore:
-        """Return one of these runs with its tensors."""
+        """Return a run outside a sweep, with its tensors."""
         folder = self.run(name, stamp).folder
-        # Through the mirror of `runs`, which knows what of them it has only in part.
-        self._pull_run(self.remote(self.root / "runs").below(name, stamp), whole=True)
+        # The mirror of `runs` knows which checkpoints it has without tensors.
+        remote = self.remote(self.root / "runs").below(name, stamp)
+        remote.pull(whole=True)
+        remote.save()
         return TrialStore(folder)
 
-    @staticmethod
-    def _pull_run(remote: Remote, whole: bool = False) -> None:
-        remote.pull(whole=whole)
-        remote.save()
-
     def sweeps(self, name: str | None = None) -> list[SweepStore]:
-        """Return the existing sweeps, of search space `name` if given, oldest first.
-
-        Of remote sweeps, only the manifest is downloaded.
-        """
+        """Return the sweeps, of search space `name` if given, oldest first; of remote ones, download the manifest."""
         local = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))
         folders = self._remote_sweeps(self.uri) if self.uri else local
         found = [SweepStore(folder, self.remote(folder)) for folder in folders]
@@ -245,7 +232,7 @@ class Store:
         return sorted(named, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
-        """Return the newest sweep of a search space, or the one of that id, updated; raise UserError without one."""
+        """Return the newest sweep of a search space, or the one of that id, updated, or raise UserError."""
         existing = self.sweeps()
         mine = [sweep for sweep in existing if sweep.manifest().name == name]
         if sweep_id is not None:
@@ -260,7 +247,7 @@ class Store:
         return mine[-1]
 
     def _remote_sweeps(self, uri: str) -> list[Path]:
-        """Return local folders of the remote sweeps, each with its manifest. The remote store is asked only once."""
+        """Return local folders of the remote sweeps, each with its manifest; list the remote store only once."""
         place, root = Place(uri, "sweeps"), self.root / "sweeps"
 
         def manifest(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Two objectives of one sweep: the second one's record, and the arms that no other beats. No torch."""
+"""The second objective of a sweep, and Pareto efficiency. No torch."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,7 +11,7 @@ Mode = Literal["max", "min"]
 
 
 class Against(Config):
-    """A second objective, which the first one is weighed against."""
+    """A second objective, against which the first one is weighed."""
 
     metric: str = Field(
         description="a metric of each round, taken at the last one, or one that accumulates, summed over all rounds: "
@@ -21,9 +21,7 @@ class Against(Config):
 
 
 def pareto_efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:
-    """Return, for each point, whether no other is at least as good in both values and better in one.
-
-    Takes n log n steps: of the points ordered by the first value, those with the best second value so far.
+    """Return, for each point, whether no other is at least as good in both values and better in one; O(n log n).
 
     >>> pareto_efficient([(0.9, 5.0), (0.8, 3.0), (0.7, 4.0), (0.9, 5.0)], ("max", "min"))
     [True, True, False, True]

@@ -1,21 +1,21 @@
-"""Provenance of a run: tags of its trials, and the warning about images that no generator made."""
+"""Provenance of a run: tags of its trials, and the warning about images that replace a generator's."""
 
 from collections.abc import Mapping
 
 TAKEN_FROM = "taken_from"
-"""The sweep that ran a trial of this one before."""
+"""Tag: the earlier sweep that ran a trial of this one."""
 
 SYNTHETIC = "synthetic"
-"""The source of the synthetic images that a run trains on."""
+"""Tag: the source of the synthetic images that a run trains on."""
 
 STAND_INS = {
     "surrogate": "surrogates, drawn from the statistics of images held out for the server and made by no generator"
 }
-"""What the sources that replace a generator make."""
+"""Descriptions of images that replace a generator's, by source."""
 
 
 def stand_in(tags: Mapping[str, str]) -> str | None:
-    """Return what replaced a generator in a run with these tags, or None.
+    """Return the description of images that replaced a generator's in a run with these tags, or None.
 
     >>> stand_in({"synthetic": "folder"}), stand_in({})
     (None, None)
@@ -24,7 +24,7 @@ def stand_in(tags: Mapping[str, str]) -> str | None:
 
 
 def warning(made: str, where: str = "") -> str:
-    """Return the warning about what replaced a generator.
+    """Return the warning about images that replaced a generator's.
 
     >>> warning("surrogates", "all arms")
     'Synthetic images: surrogates (all arms).'

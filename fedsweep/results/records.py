@@ -1,4 +1,4 @@
-"""What a store's files say: what a sweep is, what a trial is to run, what it recorded and how it ended."""
+"""Records in the results folder: sweep manifests, trial plans, outcomes and attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OutcomeName = Literal["finished", "pruned", "diverged", "failed"]
 
 
 class SweepManifest(Config):
-    """What a sweep is, fixed when it starts."""
+    """Description of a sweep, fixed when it starts."""
 
     id: str = Field(description="unique; the folder's name")
     name: str = Field(description="the search space, e.g. ablations/lora_rank")
@@ -47,7 +47,7 @@ class SweepManifest(Config):
 
 
 class Start(Config):
-    """Where a trial begins that goes on from another one."""
+    """The starting point of a trial that continues another one."""
 
     key: str = Field(description="the trial whose state and history it has")
     round: int = Field(ge=0, description="after this round")
@@ -67,12 +67,12 @@ class TrialPlan(Config):
 
     @property
     def label(self) -> str:
-        """The arm for people, e.g. `lora.rank=4`."""
+        """The arm as text for people, e.g. `lora.rank=4`."""
         return arm_label(self.arm)
 
 
 class Outcome(Config):
-    """How a trial ended."""
+    """The outcome of a trial that has ended."""
 
     outcome: OutcomeName
     round: int = Field(description="the last round that it reported")
@@ -81,7 +81,7 @@ class Outcome(Config):
 
 
 class Attempt(Config):
-    """One time that a trial was handed to a worker. What is None was not told: it goes on, or was cut off."""
+    """One attempt at a trial by a worker. Fields are None while it runs, and if it was cut off."""
 
     gpus: float = Field(ge=0, description="of a GPU, what it was given")
     round: int | None = Field(None, description="the last round that it reported")
@@ -93,12 +93,12 @@ class Attempt(Config):
 
 
 class Attempts(Config):
-    """`gpus.json` of a trial: every time that it was handed out, the last one last."""
+    """All attempts at a trial, the last one last (`gpus.json`)."""
 
     attempts: tuple[Attempt, ...] = ()
 
     def marks(self) -> dict[str, str]:
-        """Tags in MLflow: the fraction given last, and how often memory ran out."""
+        """Return the tags for MLflow: the last fraction of a GPU, and the number of times that memory ran out."""
         if not self.attempts:
             return {}
         ran_out = sum(one.out_of_memory for one in self.attempts)
@@ -107,23 +107,23 @@ class Attempts(Config):
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """A trial as it stands on disk; `outcome` is None while it has not ended."""
+    """A trial as recorded on disk; `outcome` is None until it has ended."""
 
     plan: TrialPlan
     outcome: Outcome | None
     history: Sequence[RoundRecord]
     artifacts: Mapping[str, Path] = field(default_factory=dict)
-    """Files by name that the trial left for people to look at."""
+    """Files for people to look at, by name."""
     attempts: Sequence[Attempt] = ()
-    """What it was given of a GPU, each time that it was handed out; none on a CPU."""
+    """Attempts on a GPU; none on a CPU."""
 
     @property
     def last_round(self) -> int:
-        """The last round recorded, -1 before the untuned model was evaluated."""
+        """The last recorded round, or -1 before the evaluation of the untuned model."""
         return self.history[-1].round if self.history else -1
 
 
 def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
-    """Ended trials by outcome."""
+    """Return the number of ended trials by outcome."""
     ended = [trial.outcome.outcome for trial in trials if trial.outcome]
     return {name: ended.count(name) for name in get_args(OutcomeName)}

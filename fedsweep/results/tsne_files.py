@@ -1,4 +1,4 @@
-"""The points of a t-SNE as a CSV file and as a picture. No torch; Matplotlib is imported when a picture is drawn."""
+"""The points of a t-SNE as a CSV file and as a picture. No torch; matplotlib is imported when a picture is drawn."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 TABLE = "tsne.csv"
 PICTURE = "tsne.png"
 FILES = (TABLE, PICTURE)
-"""Files that a run writes in addition to its checkpoint where its configuration asks for a t-SNE."""
+"""Files that a run writes if its configuration asks for a t-SNE."""
 COLUMNS = ("x", "y", "class", "domain", "silhouette")
 
 
 @dataclass(frozen=True)
 class Point:
-    """A test image: its place in the plane (no unit), and how well its features sit among those of its class.
-
-    `silhouette` lies between -1 and 1 (Rousseeuw 1987) and is computed on the features, not in the plane.
-    """
+    """A test image's place in the plane (no unit), and its silhouette among the features (Rousseeuw 1987), -1 to 1."""
 
     x: float
     y: float
@@ -37,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Embedding:
-    """All points, by class and then by domain, in the order of the data set."""
+    """All points, ordered by class, domain and place in the data set."""
 
     points: tuple[Point, ...]
 
@@ -53,11 +49,11 @@ class Embedding:
 
     @property
     def silhouette(self) -> float:
-        """The silhouette score by class: the mean over the points. More discriminative features score higher."""
+        """The silhouette score by class: the mean over the points. More discriminative features have a higher one."""
         return math.fsum(point.silhouette for point in self.points) / len(self.points)
 
     def csv(self) -> str:
-        """One row per point, numbers in six significant digits."""
+        """Return a CSV table with one row per point, numbers in six significant digits."""
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -68,7 +64,7 @@ class Embedding:
 
     @classmethod
     def of_csv(cls, text: str) -> Embedding:
-        """The points that `csv` wrote."""
+        """Return the points that `csv` wrote."""
         rows = list(csv.reader(io.StringIO(text)))[1:]
         return cls(tuple(Point(float(x), float(y), label, domain, float(near)) for x, y, label, domain, near in rows))
 
@@ -76,7 +72,7 @@ class Embedding:
 COLOURS = (
     "#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE", "#000000", "#44AA99", "#AA4499", "#999933", "#882255",
 )  # fmt: skip
-"""Paul Tol's muted colours and black, told apart with any colour vision. No palette does that for more classes."""
+"""Paul Tol's muted colours and black, distinct for any colour vision. No palette is for more classes."""
 MARKERS = ("o", "^", "s", "P", "X", "D", "v", "*")
 INK = "#404040"
 FRAME = "#C4C4C4"
@@ -91,7 +87,7 @@ class Look:
 
     @classmethod
     def of(cls, embeddings: Iterable[Embedding]) -> Look:
-        """Return the common look of pictures that are shown side by side."""
+        """Return a common look for pictures that are shown side by side."""
         shown = list(embeddings)
         classes = list(dict.fromkeys(name for one in shown for name in one.classes))
         domains = list(dict.fromkeys(name for one in shown for name in one.domains))
@@ -100,7 +96,7 @@ class Look:
 
 
 def palette(count: int) -> Sequence[str]:
-    """Return `count` colours: `COLOURS`, or evenly spaced ones of a rainbow where those do not suffice."""
+    """Return `count` colours: `COLOURS`, or evenly spaced ones of a rainbow if there are too few."""
     if count <= len(COLOURS):
         return COLOURS[:count]
     from matplotlib import colormaps
@@ -115,11 +111,8 @@ def files(embedding: Embedding) -> dict[str, bytes]:
 
 
 def png(embedding: Embedding) -> bytes:
-    """Draw the points with their legends, about 1000 pixels wide where the names are short.
-
-    Without matplotlib's version in it, the same points give the same bytes.
-    """
-    figure, written = blank(6.2, 5.4), io.BytesIO()
+    """Return a picture of the points with legends. Without matplotlib's version, it depends on the points only."""
+    figure, written = blank(6.2, 5.4, "constrained"), io.BytesIO()
     axes, look = figure.add_subplot(), Look.of([embedding])
     scatter(axes, embedding, look, size=26)
     axes.set_title(
@@ -132,18 +125,18 @@ def png(embedding: Embedding) -> bytes:
     return written.getvalue()
 
 
-def blank(width: float, height: float) -> Figure:
+def blank(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
     """Return an empty figure of this size in inches. No pyplot: it would keep the figure and choose a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
 
 def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
-    """Draw the points with markers of `size` square points; the plane of a t-SNE has no unit, hence no ticks."""
+    """Draw the points, with markers of `size` square points; no ticks, because the plane has no unit."""
     for domain, marker in look.markers.items():
         dots = [point for point in embedding.points if point.domain == domain]
         axes.scatter(
@@ -157,7 +150,7 @@ def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
 
 
 def legends(figure: Figure, look: Look) -> None:
-    """Add the legend of the classes at the right and that of the domains at the bottom."""
+    """Add a legend of the classes at the right and one of the domains at the bottom."""
     from matplotlib.lines import Line2D
 
     classes = [Line2D([], [], linestyle="", marker="o", color=one, label=name) for name, one in look.colours.items()]

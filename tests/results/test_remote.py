@@ -122,7 +122,8 @@ def test_a_session_begins_with_what_is_elsewhere_and_not_with_what_was_left_here
     sweep = sweep_of(machines["one"])
     stale = sweep.trial("k")
     stale.plan(plan())
-    stale._end(Outcome(outcome="failed", round=0))  # not sent: its process was killed
+    outcome = Outcome(outcome="failed", round=0)
+    (stale.folder / "outcome.json").write_text(outcome.model_dump_json())  # not sent: its process was killed
     with exclusively(machines["two"].find(MANIFEST.name)):
         pass
     again = machines["one"].find(MANIFEST.name)

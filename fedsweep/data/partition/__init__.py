@@ -1,4 +1,4 @@
-"""From domains to clients: the five partitions, and the list of them."""
+"""The five partitions of domains into clients."""
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from fedsweep.types import ClientId, ImageSet
 
 
 class FeatureSkew(Partition):
-    """One client per domain: the same classes, another style (FedRA, Section 4.1)."""
+    """One client per domain: clients have the same classes in different styles (FedRA, Section 4.1)."""
 
     name: Literal["feature_skew"] = "feature_skew"
 
@@ -41,7 +41,7 @@ class FeatureLabelSkew(Partition):
         return {client: domain for domain in domains for client in numbered(f"{domain}/", self.clients_per_domain)}
 
     def deal(self, train: Mapping[str, ImageSet], seed: int) -> dict[ClientId, ImageSet]:
-        """Split domain by domain, each from a stream of its own."""
+        """Split each domain with its own random stream."""
         dealt: dict[ClientId, ImageSet] = {}
         for domain, images in train.items():
             ids, rng = numbered(f"{domain}/", self.clients_per_domain), stream(seed, "dirichlet", domain)
@@ -51,14 +51,14 @@ class FeatureLabelSkew(Partition):
 
 
 class Pooled(Partition, ABC):
-    """One pool of all images, dealt to numbered clients."""
+    """Base of partitions of one pool of all images among numbered clients."""
 
     pools: ClassVar = True
 
     clients: int = Field(10, gt=0, description="N, all clients")
 
     def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
-        """Name the clients `client-<number>`, of the only domain or else of the pool."""
+        """Name the clients `client-<number>`; their domain is the only one, or else the pool."""
         return {client: domains[0] if len(domains) == 1 else POOL for client in numbered("client-", self.clients)}
 
 
@@ -86,10 +86,10 @@ class LabelSkew(Pooled):
 
     def deal(self, train: Mapping[str, ImageSet], seed: int) -> dict[ClientId, ImageSet]:
         """Split the pool of all domains."""
-        ids, rng = numbered("client-", self.clients), stream(seed, "dirichlet", POOL)
-        images = pool(list(train.values()))
+        images, rng = pool(list(train.values())), stream(seed, "dirichlet", POOL)
         whose = "the pool of all domains"
-        parts = deal_by_dirichlet(images.labels, len(ids), self.alpha, self.min_size, rng, whose)
+        parts = deal_by_dirichlet(images.labels, self.clients, self.alpha, self.min_size, rng, whose)
+        ids = numbered("client-", self.clients)
         return {client: images.select(rows) for client, rows in zip(ids, parts, strict=True)}
 
 
@@ -97,7 +97,7 @@ CENTRAL = "central"
 
 
 class Centralized(Partition):
-    """One client with all images of all domains, the bound that federated methods are compared to."""
+    """One client with all images of all domains: the bound to which federated methods are compared."""
 
     pools: ClassVar = True
 
@@ -106,11 +106,11 @@ class Centralized(Partition):
 
     @property
     def takes_synthetic(self) -> bool:
-        """The value of `with_synthetic`."""
+        """True if `with_synthetic` is set."""
         return self.with_synthetic
 
     def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
-        """Name the client `central`, of the only domain or else of the pool."""
+        """Name the client `central`; its domain is the only one, or else the pool."""
         return {CENTRAL: domains[0] if len(domains) == 1 else POOL}
 
     def deal(self, train: Mapping[str, ImageSet], seed: int) -> dict[ClientId, ImageSet]:
@@ -118,7 +118,7 @@ class Centralized(Partition):
         return {CENTRAL: pool(list(train.values()))}
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """Add the synthetic images, also to those that the client trains on if `with_synthetic`."""
+        """Add the synthetic images to the split, and to the client's training images if `with_synthetic` is set."""
         given = super().joined(parts, synthetic)
         if not self.with_synthetic:
             return given

@@ -1,4 +1,4 @@
-"""The base of all partitions: the fields, the Dirichlet draw, and the dealing of images to clients."""
+"""The base of all partitions: fields, held-out shares, and the Dirichlet draw."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from fedsweep.common.randomness import stream
 from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
 
 POOL = "pool"
-"""The domain of a client whose images come from all of them."""
+"""The domain of a client whose images come from all domains."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The clients, and by domain the server's proxy images, which no client holds, and its synthetic ones."""
+    """The clients, and the server's proxy images, which no client holds, and synthetic images by domain."""
 
     clients: tuple[Client, ...]
     proxy: Mapping[str, ImageSet]
@@ -29,10 +29,10 @@ class Split:
 
 
 class Partition(Config, ABC):
-    """A rule that deals training images to clients, after the server's proxy share is taken out."""
+    """A rule that deals training images to clients, after the server's proxy share is held out."""
 
     pools: ClassVar[bool] = False
-    """Whether clients draw from all domains as from one."""
+    """True if clients draw from all domains as from one."""
 
     name: str
     proxy_share: float = Field(
@@ -50,22 +50,14 @@ class Partition(Config, ABC):
 
     @abstractmethod
     def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
-        """Return every client's id and domain, before any image is read."""
+        """Return the domain of every client by id, without reading images."""
 
     @abstractmethod
     def deal(self, train: Mapping[str, ImageSet], seed: int) -> dict[ClientId, ImageSet]:
-        """Return the clients' images, from what is left of each domain for training.
-
-        Raises:
-            UserError: no such division exists, or none was found.
-        """
+        """Deal the training images of each domain to the clients, or raise UserError if that is impossible."""
 
     def split(self, data: FederatedData, capacities: Mapping[ClientId, int], seed: int) -> Split:
-        """Return the clients, with `capacities[id]` blocks each, in the order of `clients_of`.
-
-        Raises:
-            UserError: as `deal`, or a share cannot be held out.
-        """
+        """Return the clients in the order of `clients_of`, with `capacities[id]` blocks each, or raise UserError."""
         shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
         dealt = self.deal({name: rest for name, (_, rest) in shares.items()}, seed)
         clients = []
@@ -77,7 +69,7 @@ class Partition(Config, ABC):
 
     @property
     def takes_synthetic(self) -> bool:
-        """Whether a client trains on the server's synthetic images."""
+        """True if a client trains on the server's synthetic images."""
         return False
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
@@ -86,7 +78,7 @@ class Partition(Config, ABC):
 
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
-    """Split off a random `share` of the examples, keeping their order; at least one remains on either side."""
+    """Split off a random `share` of the examples, in their order, with at least one on either side."""
     if share == 0:
         return None, whole
     if len(whole) < 2:
@@ -111,7 +103,7 @@ def pool(sets: Sequence[ImageSet]) -> ImageSet:
 
 
 def numbered(prefix: str, count: int) -> list[ClientId]:
-    """Return ids that sort by number: `art/0`, or `art/00` where there are more than ten."""
+    """Return ids that sort by number: `art/0`, or `art/00` if there are more than ten."""
     digits = len(str(count - 1))
     return [f"{prefix}{number:0{digits}d}" for number in range(count)]
 
@@ -126,13 +118,10 @@ MinSize = Annotated[
 def deal_by_dirichlet(
     labels: Tensor, clients: int, alpha: float, min_size: int, rng: np.random.Generator, whose: str
 ) -> list[Tensor]:
-    """Return the positions of each client's examples, ascending. `whose` names the images in error messages.
+    """Return the ascending positions of each client's examples, or raise UserError if all draws leave one too few.
 
-    Class by class, the examples in random order are cut at the cumulative shares p ~ Dirichlet(alpha, ..., alpha).
-    All shares are drawn anew until every client has `min_size` examples.
-
-    Raises:
-        UserError: there are too few examples, or no draw out of many gave every client enough.
+    The shuffled examples of each class are cut at the cumulative shares p ~ Dirichlet(alpha, ..., alpha). All shares
+    are drawn anew until every client has `min_size` examples. `whose` names the images in error messages.
     """
     if clients * min_size > len(labels):
         raise UserError(

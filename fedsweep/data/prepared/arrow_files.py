@@ -1,4 +1,4 @@
-"""Arrow files of a store: written in pieces, mapped whole. No torch."""
+"""Arrow files of prepared images: written in pieces, mapped whole. No torch."""
 
 import hashlib
 import mmap
@@ -15,7 +15,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import SPLITS, StoreCard
 
 PIECE = 32 * 1024 * 1024
-"""Bytes that are read or written at once: what a process holds of a file, however long it is."""
+"""Bytes that are read or written at once, which limits the memory of a process."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Part:
 
 
 def schema(size: int) -> pa.Schema:
-    """Return the columns of a domain's file."""
+    """Return the Arrow schema of a domain's file."""
     image = pa.fixed_shape_tensor(pa.uint8(), [3, size, size])
     return pa.schema([("image", image), ("label", pa.int16()), ("path", pa.string())])
 
 
 def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: Sequence[str]) -> pa.RecordBatch:
-    """Wrap one split as a record batch around the pixels, uint8 (n, 3, size, size), which are not copied."""
+    """Return one split as a record batch, without copying its pixels, uint8 (n, 3, size, size)."""
     size = images.shape[-1]
     pixels = pa.Array.from_buffers(pa.uint8(), images.size, [None, pa.py_buffer(np.ascontiguousarray(images))])
     storage = pa.FixedSizeListArray.from_arrays(pixels, 3 * size * size)
@@ -44,10 +44,7 @@ def record_batch(images: np.ndarray, labels: Sequence[int] | np.ndarray, paths: 
 
 
 def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages: mmap.mmap | None = None) -> None:
-    """Write a domain's file and wait until it is on the disk.
-
-    `pages` is the memory map that the batches' images lie in, if they do: its pages are released as they are written.
-    """
+    """Write a domain's file and flush it to disk; if the images lie in a memory map `pages`, release written pages."""
     # A domain of 14,267 images at 224 px has more than 2^31 pixel values.
     options = pa.ipc.IpcWriteOptions(allow_64bit=True)
     with path.open("wb") as file:
@@ -60,7 +57,7 @@ def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages:
 
 
 class _InPieces:
-    """A file that is written piece by piece, releasing the pages of the memory map that the pieces come from."""
+    """A file that is written in pieces and releases the pages of the memory map that the pieces come from."""
 
     closed = False
 
@@ -89,11 +86,7 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def map_domain(path: Path) -> tuple[Part, Part]:
-    """Map the training and the test part of a domain's file into memory: a pixel is read when it is accessed.
-
-    Raises:
-        UserError: it is not such a file.
-    """
+    """Map the training and the test part of a domain's file into memory, or raise UserError for another file."""
     return _map_domain(path)[1:]
 
 
@@ -116,7 +109,7 @@ def _part(batch: pa.RecordBatch, size: int) -> Part:
 
 
 def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
-    """Raise UserError if a label of a domain's file is not within 0..classes-1."""
+    """Raise UserError unless all labels of a domain's file are within 0..classes-1."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise UserError(
             f"{path} holds labels from {labels.min()} to {labels.max()}, but its card names {classes} classes; "

@@ -1,4 +1,4 @@
-"""The card of a prepared data set, and where prepared data sets lie. No torch, no pyarrow."""
+"""The cards and the folders of prepared data sets. No torch, no pyarrow."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ SPLITS = ("train", "test")
 
 
 class DomainCard(Config):
-    """The counts of a domain's file."""
+    """The image counts and the size of a domain's file."""
 
     train: int = Field(ge=0, description="training images")
     test: int = Field(ge=0, description="test images")
@@ -23,7 +23,7 @@ class DomainCard(Config):
 
 
 class StoreCard(Config):
-    """The description of a prepared data set. Written last: a folder without its card is not a store."""
+    """The description of a prepared data set, written last: a folder without it is not a store."""
 
     what_a_name_is = "an entry of a prepared data set's card"
 
@@ -45,12 +45,12 @@ class StoreCard(Config):
 
     @property
     def images(self) -> int:
-        """Training and test images of all domains."""
+        """Number of training and test images of all domains."""
         return sum(domain.train + domain.test for domain in self.domains.values())
 
     @property
     def bytes(self) -> int:
-        """Size of all domains' files."""
+        """Size of the files of all domains."""
         return sum(domain.bytes for domain in self.domains.values())
 
 
@@ -60,28 +60,23 @@ def store_folder(name: str, size: int) -> Path:
 
 
 def is_store(folder: Path) -> bool:
-    """Return whether a preparation was finished in this folder."""
+    """Return whether a folder contains a finished preparation."""
     return (folder / CARD).is_file()
 
 
 def stores() -> list[Path]:
-    """Return the folders of all prepared data sets, whole or damaged since."""
+    """Return the folders of all prepared data sets, including damaged ones."""
     found = sorted(path.parent for path in data_folder().glob(f"*/{CARD}"))
     return [folder for folder in found if folder.name.rpartition("-")[2].isdigit()]
 
 
 def unfinished() -> list[Path]:
-    """Return the folders of preparations that were stopped."""
+    """Return the folders of interrupted preparations."""
     return sorted(path.parent for path in data_folder().glob("*.part/done.jsonl"))
 
 
 def read_card(folder: Path) -> StoreCard:
-    """Return the card of a store whose files all exist in full.
-
-    Raises:
-        UserError: the card cannot be read or is another folder's, or a file is missing or has another length than it
-            had when it was written.
-    """
+    """Return the card of a store, or raise UserError unless it fits the folder and all files have their length."""
     card = StoreCard.of(read_json(folder / CARD), str(folder / CARD))
     if folder.name != f"{card.name}-{card.size}":
         raise UserError(
@@ -98,11 +93,7 @@ def read_card(folder: Path) -> StoreCard:
 
 
 def find_store(name: str, size: int | None = None) -> Path:
-    """Return the folder of a prepared data set; without a size, of the only one that it is prepared at.
-
-    Raises:
-        UserError: it is not prepared, or at other sizes, or at several and none is given.
-    """
+    """Return the folder of a prepared data set, or raise UserError; `size` may be omitted if there is only one."""
     sizes = prepared_sizes(name)
     if size is None and len(sizes) > 1:
         raise UserError(f"{name} is prepared at {_join(sizes)} pixels; `--size {sizes[0]}` would choose one.")
@@ -114,13 +105,13 @@ def find_store(name: str, size: int | None = None) -> Path:
 
 
 def prepared_sizes(name: str) -> list[int]:
-    """Return the sizes in pixels that a data set is prepared at."""
+    """Return the sizes, in pixels, at which a data set is prepared."""
     parts = [folder.name.rpartition("-") for folder in stores()]
     return sorted(int(size) for found, _, size in parts if found == name)
 
 
 def why_missing(name: str, size: int | None) -> str:
-    """Return the error message for a data set that is not prepared at this size (None: at any), with the remedy."""
+    """Return the error message, with a remedy, for a data set that is not prepared at this size, or at any if None."""
     command = f"`fedsweep data prepare {name} --root DIR{f' --size {size}' if size else ''}`"
     if sizes := prepared_sizes(name):
         return f"{name} is prepared at {_join(sizes)} pixels, not at {size}; {command} would make it."

@@ -1,4 +1,4 @@
-"""Data sets as clients train on them: their domains, and prepared images mapped into memory from Arrow files."""
+"""Configurations of data sets, and prepared images mapped into memory from Arrow files."""
 
 import hashlib
 import warnings
@@ -19,27 +19,23 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 
 
 def read_domain(path: Path, name: str) -> Domain:
-    """Map a domain's file into memory. Writing to its images would end the process: the pages are read-only.
-
-    Raises:
-        UserError: it is not such a file.
-    """
+    """Map a domain's file into memory, or raise UserError. Writing to the read-only images would end the process."""
     train, test = (_image_set(part) for part in map_domain(path))
     return Domain(name, train, test)
 
 
 def _image_set(part: Part) -> ImageSet:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # that is the point
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         images = torch.from_numpy(part.images)
     return ImageSet(images, torch.from_numpy(part.labels.astype(np.int64)))
 
 
 def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str:
-    """Return the SHA-256, in hex, of all that training can see, in the order of the store.
+    """Return the SHA-256, in hex, of a data set's content, in the order of the store.
 
-    The class names (each followed by a zero byte), then for each domain its train and test part: the domain's name,
-    the pixels (uint8, n x 3 x height x width) and the labels (int64, little-endian).
+    It covers the class names (each followed by a zero byte), then for each domain its train and test part: the domain's
+    name, the pixels (uint8, n x 3 x height x width) and the labels (int64, little-endian).
     """
     digest = hashlib.sha256("".join(f"{name}\0" for name in class_names).encode())
     for domain in domains:
@@ -52,7 +48,7 @@ def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str
 
 
 class Data(Config):
-    """A kind of data set: the domains that an experiment uses of it, before an image is read."""
+    """Base of the kinds of data sets: the domains that an experiment uses."""
 
     domains: tuple[str, ...] = Field(min_length=1, description="domains, in the order of the clients' depths")
     held_out_domains: tuple[str, ...] = Field(
@@ -79,7 +75,7 @@ class Data(Config):
 
     @property
     def training_domains(self) -> tuple[str, ...]:
-        """Domains whose images clients have."""
+        """The domains whose images clients have."""
         return tuple(name for name in self.domains if name not in self.held_out_domains)
 
 
@@ -97,7 +93,7 @@ class PreparedData(Data):
         """Map the domains into memory.
 
         Raises:
-            UserError: the set is not prepared at this size, is damaged, has other content, or lacks a domain.
+            UserError: The set is not prepared at this size, is damaged, has another digest, or lacks a domain.
         """
         folder = store_folder(self.set, self.size)
         if self.size not in prepared_sizes(self.set):  # a name of the list, never a path
@@ -119,17 +115,12 @@ class PreparedData(Data):
         training, held_out = [], []
         for name in self.domains:
             domain = _read(folder, card, name)
-            if name in self.held_out_domains:
-                held_out.append(_all_for_testing(domain))
+            if name in self.held_out_domains:  # no client has it: all its images are for testing
+                nothing = domain.train.select(torch.arange(0))
+                held_out.append(Domain(name, nothing, pool([domain.train, domain.test])))
             else:
                 training.append(domain)
         return FederatedData(self.set, card.class_names, tuple(training), digest, tuple(held_out))
-
-
-def _all_for_testing(domain: Domain) -> Domain:
-    """A domain that no client has: all its images are tested on, whatever their split."""
-    nothing = domain.train.select(torch.arange(0))
-    return Domain(domain.name, nothing, pool([domain.train, domain.test]))
 
 
 def _read(folder: Path, card: StoreCard, name: str) -> Domain:

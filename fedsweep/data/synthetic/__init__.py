@@ -1,4 +1,4 @@
-"""Synthetic images of the server, and the list of their kinds."""
+"""Sources of the server's synthetic images."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The base of synthetic images: for each domain of the clients, labelled images to train on."""
+"""Base classes of sources of synthetic images: labelled images for each domain of the clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,15 @@ class Synthetic(Config, ABC):
     """A source of synthetic images."""
 
     needs_proxy: ClassVar[bool] = False
-    """Whether the source draws on images that the server holds."""
+    """True if the source needs images that the server holds."""
     stands_in: ClassVar[bool] = False
-    """Whether the source only takes a generator's place, which is noted in every result that used it."""
+    """True if the source replaces a generator, which every result that used it notes."""
 
     name: str
 
     @abstractmethod
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Return images by domain; `proxy` are those that the server holds.
-
-        Raises:
-            UserError: the images do not exist, are too few, or do not fit the data.
-        """
+        """Return images by domain, or raise UserError if there are too few; `proxy` has the server's images."""
 
     def check(self, data: Data) -> None:
         """Raise ValueError if the configuration does not fit the data's domains; no image is read."""
@@ -50,12 +46,12 @@ class NoSynthetic(Synthetic):
 
 
 class Proportioned(Synthetic, ABC):
-    """A source of as many images as asked for (FedAG, Section 4.1)."""
+    """A source of a number of images in proportion to a domain's training images (FedAG, Section 4.1)."""
 
     share: float = Field(0.1, gt=0, le=10, description="images of each domain, as a share of its training images")
 
     def labels(self, domain: Domain, classes: int) -> Tensor:
-        """Return their classes, int64 (n,): all equally often, for the server does not know the clients' labels."""
+        """Return the images' classes, int64 (n,): balanced, because the server does not know the clients' labels."""
         return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
 
     def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Images that a generator made beforehand: a folder of them, or those of a text-to-image model."""
+"""Images that a generator made beforehand: a folder of any generator, or the images of a diffusers checkpoint."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ class Folder(Proportioned):
     set: str = Field(min_length=1, description="name that the images were prepared under, e.g. `office_home_synthetic`")
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if the set is that of the clients' own images, which also holds the test images."""
+        """Raise ValueError if the set is the clients' data set, which also contains the test images."""
         if isinstance(data, PreparedData) and data.set == self.set:
             raise ValueError(
                 f"`synthetic.set` must be images of a generator, but {self.set} is the `data.set`, with its test images"
@@ -49,7 +49,7 @@ def size_of(data: FederatedData) -> int:
 def _draw(
     name: str, config: Proportioned, data: FederatedData, seed: int, what: str, hint: str = ""
 ) -> dict[str, ImageSet]:
-    """Draw images by domain from the prepared set `name`. Error messages begin with `what` and end with `hint`."""
+    """Draw images by domain from the prepared set `name`; error messages begin with `what` and end with `hint`."""
     found = _load(name, data, what)
     labels = torch.tensor([data.class_names.index(one) for one in found.class_names])
     made = {}
@@ -71,7 +71,7 @@ def _draw(
 
 
 def _load(name: str, data: FederatedData, what: str) -> FederatedData:
-    """Load the prepared set `name` at the size of the data, with the domains of the data in their order."""
+    """Load the prepared set `name` with the size and domains of the data."""
     domains = tuple(domain.name for domain in data.domains)
     try:
         found = PreparedData(set=name, size=size_of(data), domains=domains).load()
@@ -149,7 +149,7 @@ class Diffusers(Proportioned):
         return self
 
     def check(self, data: Data) -> None:
-        """Raise ValueError if a domain of the clients has no style, or a style no domain."""
+        """Raise ValueError if a domain of the clients has no style, or a style is for an unknown domain."""
         for domain in self.styles:
             if domain not in data.domains:
                 hint = near(domain, data.domains) or f"; those of `data.domains` are {', '.join(data.domains)}"
@@ -163,22 +163,22 @@ class Diffusers(Proportioned):
                     )
 
     def prompt(self, domain: str, class_name: str) -> str:
-        """Return the prompt for an image of a class; names are written as words."""
+        """Return the prompt for an image of a class, with its name written as words."""
         words = {CLASS: readable(class_name), STYLE: self.styles.get(domain, "")}
         return _PLACE.sub(lambda place: words[place[0]], self.template)
 
     def generator(self, domain: str, class_name: str, number: int) -> torch.Generator:
-        """Return the generator of an image's noise, which does not depend on other images."""
+        """Return the random generator of an image's noise, which does not depend on other images."""
         return torch.Generator().manual_seed(derived_seed(self.seed, "diffusers", domain, class_name, number))
 
     def set_name(self, data: FederatedData) -> str:
-        """Return the name that the images are prepared under: the data set's, and a digest of the recipe."""
+        """Return the name of the prepared set: the data set's name and a digest of the recipe."""
         recipe = [self.model_dump(mode="json", exclude={"share"}), data.name, data.class_names]
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
         return f"{data.name[:_LONGEST]}-synthetic-{digest[:12]}"
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Draw `share` of each domain's number of images from those that were generated, evenly over its classes."""
+        """Draw `share` of each domain's number of images from the generated ones, evenly over its classes."""
         self._generated(data)
         hint = "; `fedsweep data generate EXPERIMENT` makes the others"
         return _draw(self.set_name(data), self, data, seed, f"`synthetic` {self.name}", hint)
@@ -188,7 +188,7 @@ class Diffusers(Proportioned):
         return self._generated(data).digest
 
     def _generated(self, data: FederatedData) -> StoreCard:
-        """Return the card of the images, which has all domains of the clients."""
+        """Return the card of the images, or raise UserError unless it has all domains of the clients."""
         folder = store_folder(self.set_name(data), size_of(data))
         card = read_card(folder) if is_store(folder) else None
         missing = [domain.name for domain in data.domains if card is None or domain.name not in card.domains]

@@ -1,4 +1,4 @@
-"""Images from the statistics of held-out ones, where no generator is at hand."""
+"""Surrogates for a generator's images, drawn from the statistics of held-out images."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from fedsweep.types import FederatedData, ImageSet
 
 
 class Surrogate(Proportioned):
-    """A Gaussian over pixels for each class and domain: mean and covariance of the server's images of it.
+    """A Gaussian over pixels for each class and domain, with mean and covariance of the server's images.
 
-    It stands in for a text-to-image model and is none: results that used it are marked.
+    It replaces a text-to-image model, so results that used it are marked.
     """
 
     needs_proxy: ClassVar = True
@@ -26,7 +26,7 @@ class Surrogate(Proportioned):
     name: Literal["surrogate"] = "surrogate"
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
-        """Draw by domain and class, each image from a stream of its own."""
+        """Draw images by domain and class, each from its own random stream."""
         classes = len(data.class_names)
         own = {name: ByClass(images) for name, images in sorted(proxy.items())}
         means = _means(own, data.class_names)
@@ -45,7 +45,7 @@ class Surrogate(Proportioned):
 
 @dataclass(frozen=True)
 class ByClass:
-    """A domain's images, a class at a time: all of them in single precision would not fit into memory."""
+    """A domain's images, converted one class at a time: in single precision, all would not fit into memory."""
 
     images: ImageSet
 
@@ -54,7 +54,7 @@ class ByClass:
         return self.images.take((self.images.labels == label).nonzero().flatten())[0].float()
 
     def deviations(self, labels: Iterable[int]) -> list[Tensor]:
-        """Return the images' deviations from their class's mean, for each of the classes with two or more images."""
+        """Return, for each class with two or more images, the deviations of its images from their mean."""
         parts = map(self.of, labels)
         return [part - part.mean(0) for part in parts if len(part) > 1]
 
@@ -65,9 +65,9 @@ class ByClass:
 
 
 def _means(own: Mapping[str, ByClass], class_names: Sequence[str]) -> dict[str, Tensor]:
-    """The mean image of each class, by domain: (classes, 3, h, w).
+    """Return the mean image of each class, by domain: (classes, 3, h, w).
 
-    A class that a domain lacks is its mean style, moved as the class moves away from it in other domains.
+    For a class that a domain lacks, it is the domain's mean plus the class's mean offset in the other domains.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, parts in own.items():
@@ -90,10 +90,7 @@ def _means(own: Mapping[str, ByClass], class_names: Sequence[str]) -> dict[str, 
 
 
 def _draw(mean: Tensor, scatter: Sequence[Tensor], seeds: Sequence[int]) -> Tensor:
-    """uint8 images (k, 3, h, w) of this mean, with the pooled covariance of classes' deviations (n, 3, h, w).
-
-    Each from a seed of its own: where more are asked for, the first ones stay.
-    """
+    """Draw uint8 images (k, 3, h, w), one per seed, with the pooled covariance of deviations `scatter` (n, 3, h, w)."""
     drawn = mean.expand(len(seeds), *mean.shape)
     if scatter:
         spread = torch.cat([*scatter])

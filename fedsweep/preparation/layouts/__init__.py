@@ -1,4 +1,4 @@
-"""The list of layouts. A new layout is a class, its place in `ALL`, and a tree in the tests."""
+"""All layouts. A new one needs a class, a place in `ALL`, and a tree in the tests."""
 
 from pathlib import Path
 
@@ -28,15 +28,9 @@ _OTHER_SPELLINGS = {"imageclefda": ImageClef, "nicopp": Nico, "nico++": Nico}
 
 
 def find(name: str, root: Path, layout: str | None = None) -> Layout:
-    """Return the layout of a root: by `layout`, else by Parquet files, else by name, else by the folders' depth.
+    """Return the layout of a root, or raise UserError if there is no such root or layout, or none fits.
 
-    Args:
-        name: The user's name for the data set, e.g. `pacs`, `Office-Home` or `my_photos`.
-        root: Its folder.
-        layout: A name of `ALL`, which overrides everything else.
-
-    Raises:
-        UserError: there is no such root or layout, or nothing fits.
+    It is chosen by `layout`, else by Parquet files, else by the data set's name, else by the folders' depth.
     """
     layouts = {one.name: one for one in ALL}
     if layout is not None:
@@ -71,7 +65,7 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
 
 
 def _refuse_stray_splits(root: Path, outer: Folder) -> None:
-    """Raise UserError for folders of splits beside others: as domains, test images would be trained on."""
+    """Raise UserError for folders of splits next to others: taken for domains, test images would be trained on."""
     splits = [name for name in outer.folders if name.lower() in SPLITS]
     others = [name for name in outer.folders if name not in splits]
     if others and len({SPLITS[name.lower()] for name in splits}) > 1:

@@ -1,4 +1,4 @@
-"""A layout: a reader of images on disk, and the rules that every listing of images obeys."""
+"""The base of layouts, which list and read images on disk, and the rules for every listing."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ _LONGEST_NAME = 200  # bytes; file systems take 255, and the store adds a suffix
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a data set: `path` names it within the root, `split` is None where the layout has none."""
+    """One image of a data set; `path` is its identity within the root, `split` is None if the layout has none."""
 
     path: str
     label: int
@@ -33,50 +33,48 @@ class Item:
 
 @dataclass(frozen=True)
 class Listing:
-    """All images of a data set. Labels count from 0 in the order of `class_names`; no domain or class is empty."""
+    """All images of a data set. Labels count from 0 in the order of `class_names`. No domain or class is empty."""
 
     class_names: tuple[str, ...]
     domains: tuple[str, ...]
     items: tuple[Item, ...]
     absent: tuple[str, ...] = ()
-    """Domains that the data set has, but the root has not."""
+    """Domains of the data set that are missing in the root."""
     nameless: bool = False
-    """Whether the layout has no domains, so that the one there is only called after the root."""
+    """True if the layout has no domains, so that the only one is named after the root."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The images under a root, before the rules of every listing are checked."""
+    """The images under a root, before they are checked by the rules of every listing."""
 
     class_names: Sequence[str | None]
-    """By label; None for a label without images, which is legal after the first `num_classes`."""
+    """Class names by label; None for a label without images, which is valid after the first `num_classes`."""
     items: Sequence[Item]
     domains: Iterable[str] = ()
-    """The domains that the data set has as its authors ship it."""
+    """All domains of the published data set."""
     nameless: bool = False
 
 
 class Layout(ABC):
-    """Lists the images under a root and reads their encoded bytes."""
+    """A lister of the images under a root and reader of their encoded bytes."""
 
     name: ClassVar[str]
     """The value of `fedsweep data prepare --layout`."""
     looks_like: ClassVar[str]
     """The layout in one line, e.g. `<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt`."""
     num_classes: ClassVar[int | None] = None
-    """First classes that `list` takes by default, or all if there are fewer; None for all."""
+    """Default number of classes that `list` takes, from the first on; None for all."""
 
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
-        """Return the images of the first `num_classes` classes, in an order that depends on names only.
+        """Return the images of the first `num_classes` classes, or raise UserError for another layout or empty classes.
 
-        Raises:
-            UserError: the root has another layout (what was looked for, what was found), or an empty class or domain.
+        Their order depends on names only.
         """
         list_root(root)
         found = self._find(root, self.num_classes if num_classes is None else num_classes)
-        count = num_classes
-        if count is None:
-            count = min(self.num_classes or len(found.class_names), len(found.class_names))
+        most = len(found.class_names)
+        count = min(self.num_classes or most, most) if num_classes is None else num_classes
         kept, domains = _first_classes(root, found, count)
         check_domains(root, domains)
         for item in kept:
@@ -89,20 +87,20 @@ class Layout(ABC):
 
     @abstractmethod
     def _find(self, root: Path, num_classes: int | None) -> Found:
-        """Return all images. Those of classes after the first `num_classes` may be missing on the disk."""
+        """Return all images; after the first `num_classes` classes, they need not exist on the disk."""
 
     def _order(self, path: str) -> tuple[str, int]:
         """Return the sort key of an image within its domain."""
         return path, 0
 
     def _folder(self, root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool], looked_for: str) -> str:
-        """Return the first of the candidate folders within the root that fits."""
+        """Return the first candidate folder within the root that fits, or raise UserError."""
         if (base := first_folder(root, candidates, fits)) is None:
             raise unexpected(root, self.name, looked_for)
         return base
 
     def file_of(self, path: str) -> str:
-        """Return the file within the root that holds an item: its path, unless a file holds many images."""
+        """Return the file within the root that contains an item: its path, unless files contain many images."""
         return path
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
@@ -114,10 +112,7 @@ class Layout(ABC):
 def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: Iterable[str] = ()) -> Found:
     """Return the images at `<folder>/<class>/<image>` for each place (domain, folder within the root, split).
 
-    Labels follow the order of the classes' names, empty class folders included.
-
-    Raises:
-        UserError: an image lies elsewhere in the folder, or a domain has none.
+    Labels follow the sorted names of all class folders, even empty ones. Stray images and empty domains are errors.
     """
     names: set[str] = set()
     images: list[tuple[str, str, str, Split | None]] = []
@@ -144,7 +139,7 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: I
 
 
 def _first_classes(root: Path, found: Found, count: int) -> tuple[list[Item], list[str]]:
-    """Return the images of the first `count` classes, and their domains; no class and no domain may be empty."""
+    """Return the images of the first `count` classes and their domains; raise UserError if one of them is empty."""
     names = found.class_names
     if not 1 <= count <= len(names):
         raise UserError(f"`--classes` must be within 1..{len(names)}, the classes of {root}, but it is {count}.")
@@ -160,12 +155,7 @@ def _first_classes(root: Path, found: Found, count: int) -> tuple[list[Item], li
 
 
 def check_domains(root: Path, domains: Sequence[str]) -> None:
-    """Raise UserError for names of domains that cannot name the store's files.
-
-    Raises:
-        UserError: a name is empty, hidden, too long, has a separator or control character, or differs from another
-            in case only.
-    """
+    """Raise UserError if a domain's name cannot name a file, or differs from another in case only."""
     folded: dict[str, str] = {}
     for domain in domains:
         _check_text(root, domain)

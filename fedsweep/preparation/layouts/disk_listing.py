@@ -17,19 +17,16 @@ _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 
 @dataclass(frozen=True)
 class Folder:
-    """The names in a folder, sorted; links are followed.
-
-    Left out are hidden ones, `__MACOSX` and fedsweep's own data folder, which lies in the root with `--root .`.
-    """
+    """The sorted names in a folder, without hidden ones, `__MACOSX` and fedsweep's data folder (for `--root .`)."""
 
     folders: tuple[str, ...]
     files: tuple[str, ...]
     broken: tuple[str, ...] = ()
-    """Images that are links to nothing, or no regular files; in none of the above."""
+    """Images that are dangling links or no regular files."""
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The files that are images by their suffix."""
+        """The files with the suffix of an image."""
         return tuple(name for name in self.files if is_image(name))
 
 
@@ -43,7 +40,7 @@ def is_image(name: str) -> bool:
 
 
 def list_folder(path: Path | str) -> Folder:
-    """Return the folder's names; raise UserError if it cannot be read, or an image in it is a link to nothing."""
+    """Return the names in a folder, or raise UserError if it cannot be read or contains a broken image."""
     found = scan(path)
     if found.broken:
         raise UserError(f"`{Path(path) / found.broken[0]}` {BROKEN}.")
@@ -51,9 +48,9 @@ def list_folder(path: Path | str) -> Folder:
 
 
 def scan(path: Path | str) -> Folder:
-    """Return the folder's names, broken images included; raise UserError if it cannot be read.
+    """Return the names in a folder, with broken images, or raise UserError if it cannot be read.
 
-    One pass asks for no file's status: folders may hold millions of files.
+    Files are not queried one by one, because a folder may contain millions.
     """
     folders, files, broken, stores = [], [], [], data_folder()
     try:
@@ -74,7 +71,7 @@ def scan(path: Path | str) -> Folder:
 
 
 def list_root(root: Path) -> Folder:
-    """Return the root's names; raise UserError if there is no such folder."""
+    """Return the names in the root, or raise UserError if it is no folder."""
     if not root.exists():
         raise UserError(f"the root {root} does not exist.")
     if not root.is_dir():
@@ -101,15 +98,15 @@ def join(*parts: str) -> str:
 
 
 def first_folder(root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool]) -> str | None:
-    """Return the first of the folders within the root that exists and fits, or None."""
+    """Return the first candidate folder within the root that exists and fits, or None."""
     return next((name for name in candidates if (root / name).is_dir() and fits(list_folder(root / name))), None)
 
 
 def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: int = 2) -> str | None:
-    """Return the folder that fits: the root itself or one up to `levels` below it, relative to the root, or None.
+    """Return the folder that fits, relative to the root and at most `levels` below it, or None.
 
     Raises:
-        UserError: two fit on the uppermost level where any does; `what` says what is in them.
+        UserError: Two folders fit on the uppermost level with any; the message names their content, `what`.
     """
     level = [""]
     for _ in range(levels + 1):
@@ -123,7 +120,7 @@ def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: i
 
 
 def summarise_list(names: Iterable[str], most: int = 5) -> str:
-    """Return the first few names in backquotes.
+    """Return at most `most` of the names, in backquotes, and the number of others.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     '`a`, `b` and 1 more'
@@ -134,7 +131,7 @@ def summarise_list(names: Iterable[str], most: int = 5) -> str:
 
 
 def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
-    """Return the error for a root of another layout: what was looked for, what was found."""
+    """Return the error for a root of another layout."""
     folder = list_root(root)
     kinds = (("folders", folder.folders), ("files", folder.files))
     found = " and ".join(f"{kind} {summarise_list(names)}" for kind, names in kinds if names) or "nothing"

@@ -1,4 +1,4 @@
-"""Data sets with one list of images per domain: DomainNet, NICO++, Office-Home and ImageCLEF-DA."""
+"""DomainNet, NICO++, Office-Home and ImageCLEF-DA, mostly with one list of images per domain."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +12,7 @@ _TRAIN, _TEST = "_train.txt", "_test.txt"
 
 
 def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, dict[Split, str]]:
-    """Return the lists `<domain>_{train,test}.txt` of each domain, from the first place that has any.
-
-    `only` limits them to the data set's domains, where other files could end on `_train.txt`.
-    """
+    """Return the lists `<domain>_{train,test}.txt` of each domain (in `only`), from the first place that has any."""
 
     def domains(names: Iterable[str], suffix: str) -> set[str]:
         stems = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
@@ -35,7 +32,7 @@ def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None =
 
 
 def _names_from_folders(lines: Sequence[Line], most: int) -> list[str | None]:
-    """Return the class of each label, which is the folder that its images lie in, or None for an unused label."""
+    """Return the class of each label, which is the folder of its images, or None for an unused label."""
     by_label: dict[int, tuple[str, str]] = {}
     by_name: dict[str, tuple[int, str]] = {}
     for line in lines:
@@ -55,15 +52,15 @@ def _names_from_folders(lines: Sequence[Line], most: int) -> list[str | None]:
 def _read_lists(
     root: Path, lists: Mapping[str, Mapping[Split, str]], bases: Sequence[str], most: int, num_classes: int | None
 ) -> tuple[list[str | None], list[Item]]:
-    """Return the classes and the images that the lists name, except in domains that have no folder.
+    """Return the classes and images of the lists, without domains that have no folder.
 
-    `bases` are the folders within the root that paths may start from; the first that has the first image is used.
+    Paths start from the first of `bases`, folders within the root, that contains the first image.
     """
     unpacked = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
     read = [
         (line, domain, split)
         for domain, by_split in lists.items()
-        if domain in unpacked or not unpacked  # where none is, the first line says what is missing
+        if domain in unpacked or not unpacked  # without any, an error message about the first line follows
         for split, name in by_split.items()
         for line in read_list(root, name)
     ]
@@ -86,7 +83,7 @@ _DOMAINNET_DOMAINS = frozenset({"clipart", "infograph", "painting", "quickdraw",
 
 
 class DomainNet(Layout):
-    """The images that the lists name; without `num_classes`, the first 100 classes, or all if there are fewer."""
+    """DomainNet: listed images, by default of the first 100 classes."""
 
     name = "domainnet"
     looks_like = "<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt"
@@ -108,7 +105,7 @@ _NICO_FOLDERS = (*_NICO_BASES, "public_dg_0416/train", "track_1/public_dg_0416/t
 
 
 class Nico(Layout):
-    """The images that the lists name if there are lists, else those of the folders."""
+    """NICO++: listed images, or the images of the folders if there are no lists."""
 
     name = "nico"
     looks_like = "NICO_DG/<domain>/<class>/*.jpg, NICO_DG_official/<domain>_{train,test}.txt or no lists"
@@ -118,12 +115,8 @@ class Nico(Layout):
             names, items = _read_lists(root, lists, _NICO_BASES, _NICO_CLASSES, num_classes)
             return Found(names, items, _NICO_DOMAINS)
         folders = "`NICO_DG/<domain>/` or `public_dg_0416/train/<domain>/` with domains such as `autumn`"
-        base = self._folder(
-            root,
-            _NICO_FOLDERS,
-            lambda folder: not _NICO_DOMAINS.isdisjoint(folder.folders),
-            f"`NICO_DG_official/<domain>_train.txt`, {folders}",
-        )
+        looked_for = f"`NICO_DG_official/<domain>_train.txt`, {folders}"
+        base = self._folder(root, _NICO_FOLDERS, lambda one: not _NICO_DOMAINS.isdisjoint(one.folders), looked_for)
         domains = sorted(_NICO_DOMAINS.intersection(list_folder(root / base).folders))
         return tree(root, [(domain, join(base, domain), None) for domain in domains], _NICO_DOMAINS)
 
@@ -133,7 +126,7 @@ _OFFICE_HOME_FOLDERS = ("", "OfficeHomeDataset_10072016")  # the second is what 
 
 
 class OfficeHome(Layout):
-    """The class folders of each domain."""
+    """Office-Home: folders of domains with folders of classes."""
 
     name = "office_home"
     looks_like = "{Art,Clipart,Product,Real World}/<class>/*.jpg"
@@ -164,18 +157,14 @@ _IMAGECLEF_LISTS = {"bList.txt": "b", "cList.txt": "c", "iList.txt": "i", "pList
 
 
 class ImageClef(Layout):
-    """The images that the lists name."""
+    """ImageCLEF-DA: listed images."""
 
     name = "imageclef"
     looks_like = "{b,c,i,p}/**/*.jpg, list/{b,c,i,p}List.txt"
 
     def _find(self, root: Path, num_classes: int | None) -> Found:
-        place = self._folder(
-            root,
-            ("list", ""),
-            lambda folder: not _IMAGECLEF_LISTS.keys().isdisjoint(folder.files),
-            "`list/{b,c,i,p}List.txt` or `{b,c,i,p}List.txt`",
-        )
+        looked_for = "`list/{b,c,i,p}List.txt` or `{b,c,i,p}List.txt`"
+        place = self._folder(root, ("list", ""), lambda one: bool(_IMAGECLEF_LISTS.keys() & {*one.files}), looked_for)
         existing = ExistingFiles(root)
         lines, items = [], []
         for name in sorted(_IMAGECLEF_LISTS.keys() & set(list_folder(root / place).files)):

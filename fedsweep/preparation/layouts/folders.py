@@ -1,4 +1,4 @@
-"""Data sets as folders: of classes, of domains with classes, and EuroSAT."""
+"""Data sets as folders of classes or of domains with classes, and EuroSAT."""
 
 import os
 from dataclasses import replace
@@ -10,11 +10,11 @@ from fedsweep.preparation.layouts.base import Found, Layout, Split, tree
 from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, summarise_list, unexpected
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "test", "valid": "test", "validation": "test", "test": "test"}
-"""The split by its lower-case name in published data sets."""
+"""Splits by their lower-case folder names in published data sets."""
 
 
 class Classes(Layout):
-    """Every folder is a class, or every folder is a split and every folder in it a class."""
+    """Folders of classes, or folders of splits with folders of classes."""
 
     name = "classes"
     looks_like = "<class>/* or {train,val,test}/<class>/*"
@@ -29,12 +29,12 @@ class Classes(Layout):
 
 
 def domain_of(root: Path) -> str:
-    """Return the name of the only domain of a data set without domains: its folder's, or a link's own name."""
+    """Return the name of the only domain of a data set without domains: that of its folder, or of a link to it."""
     return os.path.basename(os.path.abspath(root))
 
 
 def has_splits(root: Path, outer: Folder, above: Literal["classes", "domains"]) -> bool:
-    """Return whether every folder at the root is named after a split and holds only folders of `above`."""
+    """Return whether every folder of the root is named after a split and contains only folders of kind `above`."""
     if not outer.folders or any(name.lower() not in SPLITS for name in outer.folders):
         return False
     inner = {name: list_folder(root / name) for name in outer.folders}
@@ -47,7 +47,7 @@ def has_splits(root: Path, outer: Folder, above: Literal["classes", "domains"]) 
 
 
 class Domains(Layout):
-    """Every folder is a domain, every folder in it a class, but for folders of splits above or between them."""
+    """Folders of domains with folders of classes, and folders of splits above or between them."""
 
     name = "domains"
     looks_like = "[{train,val,test}/]<domain>/[{train,val,test}/]<class>/*"
@@ -67,7 +67,7 @@ class Domains(Layout):
 
 
 def _places(root: Path, outer: Folder) -> list[tuple[str, str, Split | None]]:
-    """Return domain, folder within the root and split of each folder that holds class folders."""
+    """Return the domain, path within the root and split of each folder that contains class folders."""
     if has_splits(root, outer, above="domains"):
         return [
             (domain, join(split, domain), SPLITS[split.lower()])
@@ -88,7 +88,7 @@ _EUROSAT_FOLDERS = ("2750", "EuroSAT/2750", "eurosat/2750", "EuroSAT_RGB", "Euro
 
 
 class EuroSat(Layout):
-    """The class folders."""
+    """EuroSAT: folders of classes."""
 
     name = "eurosat"
     looks_like = "[2750/ or EuroSAT/]<class>/*.jpg"

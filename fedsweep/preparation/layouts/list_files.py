@@ -1,4 +1,4 @@
-"""List files: one image a line, with its label or without."""
+"""List files: one image a line, with or without its label."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,12 +6,13 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from fedsweep.common.errors import UserError, near
+from fedsweep.common.yaml_values import read_text
 from fedsweep.preparation.layouts.disk_listing import list_folder
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a list file: its place for errors, the image's path, and its label where it has one."""
+    """A line of a list file: its place for error messages, the image's path, and its label if it has one."""
 
     where: str
     path: str
@@ -19,28 +20,17 @@ class Line:
 
 
 def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each line that is not blank: ("splits/real_train.txt, line 3", "...").
-
-    Raises:
-        UserError: the file cannot be read, or is not UTF-8 text.
-    """
-    try:
-        text = (root / name).read_text("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"{root / name} cannot be read: {error.strerror or error}.") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{root / name} cannot be read: it is not UTF-8 text (byte {error.start}).") from None
+    """Yield the place and the text of each line that is not blank: ("splits/real_train.txt, line 3", "...")."""
     # Not splitlines(), which also cuts at separators that a file name may hold.
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(read_text(root / name, "utf-8-sig").split("\n"), start=1):
         if line.strip():
             yield f"{root / name}, line {number}", line.strip()
 
 
 def read_list(root: Path, name: str, labels: bool = True) -> list[Line]:
-    """Return the lines `<path of an image> <label>` of a list; without `labels`, a line may lack one.
+    """Return the lines `<path of an image> <label>`, or raise UserError for a malformed line or a path out of the root.
 
-    Raises:
-        UserError: a line is not of that form, or its path leads out of the root.
+    Without `labels`, lines may lack a label.
     """
     lines = []
     for where, text in read_lines(root, name):
@@ -60,7 +50,7 @@ def read_list(root: Path, name: str, labels: bool = True) -> list[Line]:
 
 
 class ExistingFiles:
-    """The files under a root. Each folder is listed once, which is faster than a query for every file."""
+    """The files under a root. Listing each folder once is faster than a query for every file."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -83,7 +73,7 @@ class ExistingFiles:
 
 
 def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
-    """Raise UserError, with both places, if an image is listed twice; with `by_label`, twice with the same label."""
+    """Raise UserError if an image is listed twice, or with `by_label`, listed twice with the same label."""
     seen: dict[tuple[str, int | None], str] = {}
     for line in lines:
         key = line.path, line.label if by_label else None
@@ -96,7 +86,7 @@ def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
 
 
 def label_within(line: Line, most: int, first: int = 0) -> int:
-    """Return the line's label, counted from 0; raise UserError unless it is within first..first+most-1."""
+    """Return the label, counted from 0, or raise UserError unless it is within first..first+most-1."""
     if line.label is None or not first <= line.label < first + most:
         raise UserError(f"{line.where}: a label must be within {first}..{first + most - 1}, but it is {line.label}.")
     return line.label - first

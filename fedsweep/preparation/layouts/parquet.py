@@ -34,7 +34,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def read_images(root: Path, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
-    """Yield the image of each (file, row). Going back in a file starts its row group anew."""
+    """Yield the image of each (file, row); a lower row than before reads its row group again."""
     for file, of_file in groupby(rows, key=itemgetter(0)):
         yield from _read_rows(root / file, (row for _, row in of_file))
 
@@ -62,7 +62,7 @@ def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
 
 
 def _encoded(images: pa.Array) -> pa.Array:
-    """Return the column's bytes, which Hugging Face puts into a struct."""
+    """Return the column's bytes, which Hugging Face wraps in a struct."""
     return pc.struct_field(images, "bytes") if pa.types.is_struct(images.type) else images
 
 
@@ -70,7 +70,7 @@ _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 
 
 class Parquet(Layout):
-    """Rows of Parquet files, read by row group, one column at a time."""
+    """Rows of Parquet files."""
 
     name = "parquet"
     looks_like = "*.parquet with the columns image, label[, label_name, domain, split]"
@@ -92,19 +92,19 @@ class Parquet(Layout):
         return Found(class_names, items, nameless=nameless)
 
     def _order(self, path: str) -> tuple[str, int]:
-        return row_of(path)  # row 10 comes after row 9: readers go through a file once
+        return row_of(path)  # row 10 comes after row 9, so that a file is read once
 
     def file_of(self, path: str) -> str:
-        """Return the Parquet file."""
+        """Return the Parquet file that contains an item."""
         return row_of(path)[0]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
-        """Yield the encoded bytes of each item, in order; fast where rows of a file follow one another upwards."""
+        """Yield the encoded bytes of each item, in order; fast if the rows of each file ascend."""
         return read_images(root, (row_of(item.path) for item in items))
 
 
 def row_of(path: str) -> tuple[str, int]:
-    """Return the file and the row that an item's path names.
+    """Return the file and the row of an item's path.
 
     >>> row_of("art_painting.parquet:17")
     ('art_painting.parquet', 17)
@@ -114,19 +114,17 @@ def row_of(path: str) -> tuple[str, int]:
 
 
 def holds_images(root: Path, folder: Folder) -> bool:
-    """Return whether the root holds a Parquet file with images."""
+    """Return whether the root contains a Parquet file with images."""
     return any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(folder))
 
 
 def parquet_files(folder: Folder) -> list[str]:
-    """Return the names of Parquet files in a folder."""
+    """Return the names of the Parquet files in a folder."""
     return [name for name in folder.files if name.lower().endswith(".parquet")]
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A file without its column of images."""
-
     path: Path
     columns: Mapping[str, list[Any]]
     metadata: Mapping[bytes, bytes]
@@ -176,7 +174,7 @@ class _Table:
 
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
-    """Raise UserError if an image is null, by the file's statistics if possible, so that no image is read."""
+    """Raise UserError if an image is null, without reading images if the file has statistics."""
     for group in range(file.metadata.num_row_groups):
         columns = [file.metadata.row_group(group).column(c) for c in range(file.metadata.num_columns)]
         image = next(column for column in columns if column.path_in_schema in ("image", "image.bytes"))
@@ -195,18 +193,17 @@ def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | No
     bases = {stem: _SHARD.sub("", stem) for stem in stems}
     if _after_splits(stems):
         return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}
-    # `set-2.parquet` alone may be its name; beside `set-1.parquet` it is a shard.
+    # `set-2.parquet` alone is a data set; with `set-1.parquet` it is a shard.
     shared = Counter(bases.values())
     return {stem: (base if shared[base] > 1 else stem, None) for stem, base in bases.items()}
 
 
 def _after_splits(stems: Iterable[str]) -> bool:
-    """Return whether all files are named after splits."""
     return all(_SHARD.sub("", stem).lower() in SPLITS for stem in stems)
 
 
 def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:
-    """Return the classes, or raise UserError if two files, or two rows, give different names to one label."""
+    """Return the class names by label, or raise UserError if files or rows name a label differently."""
     listed: list[str] | None = None
     for table in tables:
         names = _names_in_metadata(table)

@@ -1,4 +1,4 @@
-"""Data sets that list their training and test images: Food101, PACS and UCF101."""
+"""Food101, PACS and UCF101, which list their training and test images."""
 
 import os
 import re
@@ -9,13 +9,7 @@ from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.layouts.base import Found, Item, Layout, Split, tree
-from fedsweep.preparation.layouts.disk_listing import (
-    join,
-    list_folder,
-    only_folder,
-    summarise_list,
-    unexpected,
-)
+from fedsweep.preparation.layouts.disk_listing import join, list_folder, only_folder, summarise_list, unexpected
 from fedsweep.preparation.layouts.list_files import (
     ExistingFiles,
     Line,
@@ -27,7 +21,7 @@ from fedsweep.preparation.layouts.list_files import (
 
 
 def _read_splits(root: Path, pattern: str) -> Iterator[tuple[Line, Split]]:
-    """Yield the lines of the training list and of the test list, once no image is listed twice."""
+    """Yield the lines of the training list and of the test list, or raise UserError if an image is listed twice."""
     splits: tuple[Split, ...] = ("train", "test")
     read = [(line, split) for split in splits for line in read_list(root, pattern.format(split), labels=False)]
     refuse_twice(line for line, _ in read)
@@ -35,18 +29,14 @@ def _read_splits(root: Path, pattern: str) -> Iterator[tuple[Line, Split]]:
 
 
 class Food101(Layout):
-    """The images that the two lists name."""
+    """Food101: listed images."""
 
     name = "food101"
     looks_like = "images/<class>/<id>.jpg, meta/{classes,train,test}.txt"
 
     def _find(self, root: Path, num_classes: int | None) -> Found:
-        base = self._folder(
-            root,
-            ("", "food-101"),
-            lambda folder: {"images", "meta"} <= set(folder.folders),
-            "the folders `images` and `meta`, also in `food-101/`",
-        )
+        looked_for = "the folders `images` and `meta`, also in `food-101/`"
+        base = self._folder(root, ("", "food-101"), lambda folder: {"images", "meta"} <= {*folder.folders}, looked_for)
         names = [name for _, name in read_lines(root, join(base, "meta/classes.txt"))]
         labels = {name: label for label, name in enumerate(names)}
         if len(labels) != len(names):
@@ -67,7 +57,7 @@ _PACS_DOMAINS = frozenset({"art_painting", "cartoon", "photo", "sketch"})
 
 
 class Pacs(Layout):
-    """The class folders of each domain, split by the lists if there are lists."""
+    """PACS: folders of domains with folders of classes, split by lists if there are any."""
 
     name = "pacs"
     looks_like = "[kfold/]<domain>/<class>/*, <domain>_{train,crossval,test}_kfold.txt or no lists"
@@ -75,9 +65,8 @@ class Pacs(Layout):
     def _find(self, root: Path, num_classes: int | None) -> Found:
         base = only_folder(root, "the domains' folders", lambda folder: not _PACS_DOMAINS.isdisjoint(folder.folders))
         if base is None:
-            raise unexpected(
-                root, self.name, "the folders `art_painting`, `cartoon`, `photo`, `sketch`, up to two folders down"
-            )
+            looked_for = "the folders `art_painting`, `cartoon`, `photo`, `sketch`, up to two folders down"
+            raise unexpected(root, self.name, looked_for)
         domains = sorted(_PACS_DOMAINS.intersection(list_folder(root / base).folders))
         found = tree(root, [(domain, join(base, domain), None) for domain in domains], _PACS_DOMAINS)
         place = only_folder(root, "the lists", lambda folder: any(name.endswith("_kfold.txt") for name in folder.files))
@@ -88,7 +77,7 @@ class Pacs(Layout):
         return replace(found, items=items)
 
     def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
-        """Return the paths of the train lists, once every list agrees with the folders."""
+        """Return the paths of the train lists, or raise UserError if a list names other images than the folders."""
         existing = ExistingFiles(root)
         train: set[str] = set()
         files = set(list_folder(root / place).files)
@@ -117,7 +106,7 @@ _FLOW = "flow_"
 
 
 class Ucf101(Layout):
-    """The middle frame of every video that the two lists name."""
+    """UCF101: the middle frame of every listed video."""
 
     name = "ucf101"
     looks_like = "UCF-101-midframes/<Class_Name>/v_*.jpg or <ClassName>/v_*/<frame>.jpg, ucfTrainTestlist/*01.txt"
@@ -153,7 +142,7 @@ class _Videos:
         self._folders = {_plain(name): name for name in list_folder(root / base).folders}
 
     def frame(self, class_name: str, video: str, where: str) -> str:
-        """Return the path of the video's middle frame; raise UserError if there is none."""
+        """Return the path of the video's middle frame, or raise UserError if there is none."""
         folder = join(self._base, self._folders.get(_plain(class_name), ""))  # there may be no class folders
         files = self._list(folder)
         for image in files.images:
@@ -161,9 +150,8 @@ class _Videos:
                 return join(folder, image)
         frames = self._frames(join(folder, video)) if video in files.folders else []
         if not frames:
-            stems = [os.path.splitext(image)[0] for image in files.images] + [*files.folders]
-            hint = near(video, stems) or "."
-            raise UserError(f"{where}: no frame of `{video}` is under {self._root / folder}{hint}")
+            stems = [*(os.path.splitext(image)[0] for image in files.images), *files.folders]
+            raise UserError(f"{where}: no frame of `{video}` is under {self._root / folder}{near(video, stems) or '.'}")
         return join(folder, video, sorted(frames, key=_by_number)[len(frames) // 2])
 
     def _frames(self, folder: str) -> list[str]:
@@ -183,7 +171,7 @@ def _class_names(root: Path, name: str) -> list[str]:
         number, _, class_name = text.partition(" ")
         if number != str(len(names) + 1) or not class_name.strip():
             raise UserError(f"{where}: must be `{len(names) + 1} <ClassName>`, but it is `{text}`.")
-        # Words apart, as CoOp names the folders: prompts are made of them.
+        # Separate words, as in CoOp's folder names, because prompts are made of them.
         names.append(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", class_name.strip()))
     return names
 
@@ -194,5 +182,5 @@ def _plain(name: str) -> str:
 
 
 def _by_number(name: str) -> tuple[list[int], str]:
-    """Frame 10 comes after frame 9, with leading zeros or without."""
+    """Return a sort key for which frame 10 comes after frame 9, with or without leading zeros."""
     return [int(digits) for digits in re.findall(r"\d+", name)], name

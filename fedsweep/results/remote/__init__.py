@@ -1,4 +1,4 @@
-"""The remote part of a folder in the results folder, if there is one: objects of which the folder is a mirror."""
+"""The remote objects of a folder in the results folder, if it is a mirror."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 SHORTEN = {"checkpoint.safetensors": without_tensors}
-"""How a driver reads large files: the rounds without the tensors."""
+"""Readers of the parts of large files that a driver needs."""
 LOST = "another process has taken the sweep over"
 
 
 @dataclass(frozen=True)
 class Place:
-    """The address of a folder in a remote store, without secrets, so that it can be sent to workers."""
+    """The address of a remote folder. It holds no secrets and can be sent to workers."""
 
     uri: str
     path: str
@@ -40,11 +40,11 @@ class Place:
         return f"{filesystem(self.uri)[1].rstrip('/')}/{self.path}"
 
     def below(self, *names: str) -> Place:
-        """Return a folder within this one."""
+        """Return the address of a folder within this one."""
         return Place(self.uri, "/".join((self.path, *names)))
 
     def folders(self, marker: str, known: Callable[[str], bool]) -> Iterator[str]:
-        """Yield the names of folders below that contain the file `marker`; those that are `known` to are not asked."""
+        """Yield the names of the folders below that contain the file `marker`, or are `known` to without a request."""
         from pyarrow.fs import FileSelector
 
         found = self.filesystem.get_file_info(FileSelector(self.base, allow_not_found=True))
@@ -60,26 +60,19 @@ class Place:
 
 
 class Remote:
-    """The part of a mirror below a prefix, or nothing.
-
-    Methods raise UnreachableError if the store does not answer, however often it is asked.
-    """
+    """The part of a mirror below a prefix, or nothing. Methods raise UnreachableError if the store does not answer."""
 
     def __init__(self, mirror: Mirror | None = None, place: Place | None = None) -> None:
         self.mirror, self.place = mirror, place
         self.prefix = ""
         self.unsent: dict[str, str] = {}
-        """Prefixes below which a push has failed, with the reason; all parts of a mirror share it."""
+        """Prefixes below which a push has failed, with the reason; shared by all parts of a mirror."""
         self.is_lost: Callable[[], bool] = lambda: False
-        """Returns whether another process has taken the remote folder over."""
+        """Function that returns whether another process has taken the remote folder over."""
 
     @classmethod
     def of(cls, place: Place, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote part of a folder.
-
-        Checkpoints are fetched without tensors until they are needed whole, unless this process `plays`, that is,
-        writes them itself.
-        """
+        """Return the remote part of a folder; unless this process `plays`, checkpoints are fetched without tensors."""
         return cls(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
 
     def below(self, *names: str) -> Remote:
@@ -95,9 +88,9 @@ class Remote:
             persistently(partial(self.mirror.pull, self.prefix, whole, discard))
 
     def push(self, needed: bool = False) -> None:
-        """Send what is new in the folder, and what could not be sent before.
+        """Send new files, including those that could not be sent before.
 
-        What is not `needed` at once is tried only once, without an error, and again at the next push.
+        Files that are not `needed` at once are tried once, without an error, and again at the next push.
         """
         if self.mirror is None:
             return
@@ -114,18 +107,18 @@ class Remote:
                 return
 
     def clear(self, name: str) -> None:
-        """Remove a remote folder that is not mirrored, if the store allows it at this moment."""
+        """Remove a remote folder that is not mirrored; ignore errors of the store."""
         if self.place is not None:
             with contextlib.suppress(OSError):
                 self.place.filesystem.delete_dir(f"{self.place.base}/{name}")
 
     def save(self) -> None:
-        """Record for later processes what need not be fetched again."""
+        """Record the mirrored files, so that later processes need not fetch them again."""
         if self.mirror is not None:
             self.mirror.save()
 
     def is_taken(self) -> bool:
-        """Return whether another process on any machine writes there at this moment."""
+        """Return whether another process, on any machine, is writing to the remote folder."""
         if self.place is None:
             return False
         lease = Lease(UnconditionalObjects(self.place.filesystem), self.place.base)
@@ -133,10 +126,9 @@ class Remote:
 
     @contextlib.contextmanager
     def exclusively(self, what: str) -> Iterator[None]:
-        """Be the only process that writes there; `is_lost` tells whether another one has taken over all the same.
+        """Hold the lease on the remote folder during the context, or raise UserError if another process has it.
 
-        Raises:
-            UserError: another process on any machine writes there.
+        `is_lost` tells whether another process has taken it over all the same.
         """
         if self.place is None:
             yield
@@ -148,7 +140,7 @@ class Remote:
             yield
 
     def __reduce__(self) -> tuple[type[Remote], tuple[()]]:
-        """Ray pickles what hands out trials, and restores nothing of it."""
+        """Pickle as nothing: Ray pickles the search algorithm that holds this, but restores nothing of it."""
         return Remote, ()
 
 

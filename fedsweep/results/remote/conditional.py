@@ -1,4 +1,4 @@
-"""Objects that are written only where nobody else has written meanwhile, by `obstore`; pyarrow cannot do that."""
+"""Conditional writes of objects by `obstore`, which pyarrow lacks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 SLOWEST = timedelta(seconds=20)
-"""The longest that one request of `obstore` may take."""
+"""Time limit of one request of `obstore`."""
 
 
 class ConditionalObjects:
-    """Objects of a store with conditional writes. Paths begin with the bucket, as those of pyarrow do."""
+    """Objects of a store with conditional writes. As in pyarrow, paths begin with the bucket."""
 
     exclusive = True
 
@@ -49,7 +49,7 @@ class ConditionalObjects:
         return Found(content, found.meta["last_modified"].timestamp(), version)
 
     def write(self, path: str, content: bytes, version: Any) -> None:
-        """Write an object if it is still at `version`, or still absent where that is None; else leave it."""
+        """Write an object if it still has this version, None for absent; otherwise leave it."""
         with _os_errors(), contextlib.suppress(AlreadyExistsError, PreconditionError):
             obstore.put(self.store, _key(path), content, mode=version or "create")
 
@@ -73,9 +73,9 @@ def _os_errors() -> Iterator[None]:
 
 @cache
 def objects_of(uri: str) -> ConditionalObjects | UnconditionalObjects:
-    """Return the objects of a store: conditional where `obstore` opens the URI and accepts conditional writes."""
+    """Return the objects of a store, with conditional writes if `obstore` opens it and a test write succeeds."""
     files, base = filesystem(uri)
-    with contextlib.suppress(Exception):  # of whatever obstore lacks: a kind of store, credentials, an operation
+    with contextlib.suppress(Exception):  # obstore may lack the kind of store, credentials or an operation
         found = ConditionalObjects(_conditional_store(uri, files, base.partition("/")[0]))
         probe = f"{base}/.conditional-{secrets.token_hex(8)}"
         found.write(probe, b"1", None)
@@ -109,7 +109,7 @@ def _conditional_store(uri: str, files: FileSystem, bucket: str) -> ObjectStore:
 
 
 def _keys_of_profile() -> dict[str, str]:
-    """Return the keys in ~/.aws/credentials, which `obstore` does not read, unless the environment has some."""
+    """Return the keys in ~/.aws/credentials, which `obstore` does not read, unless the environment has keys."""
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return {}
     parser = configparser.ConfigParser(interpolation=None)

@@ -1,7 +1,7 @@
-"""One driver at a time per sweep in an object store: an object that its driver creates, renews and removes.
+"""The lease on a sweep in an object store: an object that the sweep's only driver creates, renews and removes.
 
-Each write is conditional on the version read before it where the store allows that, so that of several drivers exactly
-one gets through. Ages are measured by the store's clock alone, because those of machines differ.
+Writes are conditional on the version read before, if the store allows it, so that only one of several drivers succeeds.
+Ages are measured by the store's clock, because those of machines differ.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 NAME = ".lease"
 RENEWED = 30.0
-"""Seconds from one renewal to the next."""
+"""Seconds between two renewals."""
 STALE = 120.0
 """Seconds without a renewal after which the holder counts as dead."""
 SETTLES = 1.0
-"""Seconds between writing and reading back where the store has no conditional writes."""
+"""Seconds between writing and reading back if the store has no conditional writes."""
 
 
 class Found(NamedTuple):
-    """An object as it was read; `version` is None where there is none."""
+    """The content of an object; `version` is None if the object does not exist."""
 
     content: bytes = b""
     seconds: float = 0.0
-    """When it was written, by the store's clock."""
+    """Time of writing, by the store's clock."""
     version: Any = None
 
 
 class UnconditionalObjects:
-    """Objects of a pyarrow file system, where the last of two simultaneous writers wins."""
+    """Objects of a pyarrow file system, in which the last of two simultaneous writers wins."""
 
     exclusive = False
 
@@ -60,7 +60,7 @@ class UnconditionalObjects:
         return Found(content, (self.files.get_file_info(path).mtime_ns or time.time_ns()) / 1e9)
 
     def write(self, path: str, content: bytes, version: Any) -> None:
-        """Write an object, whatever is there."""
+        """Write an object, whatever its version."""
         put(self.files, path, content)
 
     def remove(self, path: str) -> None:
@@ -69,7 +69,7 @@ class UnconditionalObjects:
 
 
 class Lease:
-    """The right to write a sweep, once acquired; `lost` says that another process has it now."""
+    """The exclusive right to write a sweep, once acquired; `lost` tells that another process has taken it over."""
 
     def __init__(self, objects: ConditionalObjects | UnconditionalObjects, folder: str) -> None:
         self.objects, self.path = objects, f"{folder}/{NAME}"
@@ -79,11 +79,11 @@ class Lease:
 
     @contextlib.contextmanager
     def acquired(self, what: str) -> Iterator[Lease]:
-        """Have the lease until the end, renewed by a thread. `what` names the sweep.
+        """Hold the lease during the context, renewed by a thread. `what` names the sweep in error messages.
 
         Raises:
-            UserError: another process has it.
-            UnreachableError: the store does not answer.
+            UserError: Another process has the lease.
+            UnreachableError: The store does not answer.
         """
         other, version = persistently(self._look)
         if other:
@@ -108,11 +108,11 @@ class Lease:
             self._give_back()
 
     def holder(self) -> dict[str, Any] | None:
-        """Return who has the lease if that is another living process."""
+        """Return the other living process that has the lease, or None."""
         return self._look()[0]
 
     def _look(self) -> tuple[dict[str, Any] | None, Any]:
-        """Return the living holder, if any, and the version of the object that a successor has to replace."""
+        """Return the other living holder, if any, and the version of the object that a successor has to replace."""
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):
             return None, found.version
@@ -127,7 +127,7 @@ class Lease:
         return (holder if isinstance(holder, dict) and {"nonce", "host"} <= holder.keys() else None), found
 
     def _now(self) -> float:
-        """Return the store's time, which it gives to an object written now."""
+        """Return the store's time, which is that of an object written now."""
         probe = f"{self.path}-{self._mine['nonce']}"
         with contextlib.suppress(OSError):  # without the right to write, this machine's clock must do
             self.objects.write(probe, b"", None)
@@ -158,7 +158,7 @@ class Lease:
 
 
 def process() -> str:
-    """Return an identity of this process among all machines' and all times', or nothing where the system has none."""
+    """Return an identity of this process, unique over machines and time, or an empty string if the system has none."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getpid()} {_started(os.getpid())}"
@@ -167,7 +167,7 @@ def process() -> str:
 
 
 def is_dead(other: str) -> bool:
-    """Return whether a process of this machine has ended; of other machines and containers this is unknown.
+    """Return whether a process of this machine has ended; False for other machines and containers.
 
     >>> is_dead(process()), is_dead("")
     (False, False)
@@ -182,6 +182,6 @@ def is_dead(other: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the system's ticks; empty once it has ended."""
+    """Return the start time of a process in the system's ticks, or an empty string once it has ended."""
     state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return "" if state in "ZX" else fields[18]

@@ -1,7 +1,6 @@
-"""A local folder and remote objects, each updated from the other: whole files, none of them torn.
+"""A local folder as a mirror of remote objects: whole files, compared by size and time, not by content.
 
-The objects are the truth. Contents are not compared: a file or an object is unchanged if its size and time are. A store
-may give times in whole seconds, but the only files rewritten within a second, checkpoints, grow each time.
+Times in whole seconds suffice: the only files that are rewritten within a second, checkpoints, grow each time.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ STATE = ".mirror.json"
 SCRATCH = "ray"
 """A folder that is not mirrored."""
 LAST = ("checkpoint.safetensors", "gpus.json", "trial.json", "sweep.json", "outcome.json")
-"""Files that vouch for what was written before them, in this order; times do not tell, where a clock ticks slowly."""
+"""Files that are sent after all others, in this order: each implies that those before it are complete."""
 AT_ONCE = 16
-"""How many objects are fetched in parallel."""
+"""Objects that are fetched in parallel."""
 READS = 5
-"""How often an object is read again that changes while it is read."""
+"""Attempts at reading an object that changes meanwhile."""
 
 
 class Mark(NamedTuple):
-    """What identifies a version of a file or an object."""
+    """The identity of a version of a file or an object."""
 
     size: int
     time: int
@@ -41,7 +40,7 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A file when it last equalled its object; `remote` is None where it was sent and not listed since."""
+    """A file when it last equalled its object; `remote` is None if it was sent and not listed since."""
 
     local: Mark
     remote: Mark | None
@@ -49,7 +48,7 @@ class Known(NamedTuple):
 
 
 class Mirror:
-    """A folder, and the objects below a path of a pyarrow file system. Names that begin with a dot are in neither."""
+    """A folder, and the objects below a path of a pyarrow file system, without names that begin with a dot."""
 
     def __init__(
         self,
@@ -58,16 +57,15 @@ class Mirror:
         folder: Path,
         shorten: Mapping[str, Callable[[Any], bytes]] | None = None,
     ) -> None:
-        """`shorten` has, by name, how to read of large files only what is looked at here; they are never sent back."""
+        """`shorten` maps names of large files to functions that read a part; these files are never sent back."""
         self.filesystem, self.base, self.folder = filesystem, base.rstrip("/"), folder
         self._shorten = shorten or {}
         self._known = _load(folder / STATE)
 
     def pull(self, prefix: str = "", whole: bool = False, discard: bool = False) -> None:
-        """Fetch objects that are new or changed, and remove files whose objects are gone.
+        """Fetch new and changed objects, and remove files whose objects are gone; raise OSError if that fails.
 
-        Files that were changed locally and not sent stay, unless `discard` is set. With `whole`, large files are
-        fetched whole too. Raises OSError where the store, or this machine's disk, does not allow it.
+        Local changes that were not sent stay, unless `discard` is set. With `whole`, large files are fetched whole.
         """
         remote, local = self._objects(prefix), self._files(prefix)
         wanted = [name for name, mark in remote.items() if self._lacks(name, mark, local.get(name), whole, discard)]
@@ -84,9 +82,9 @@ class Mirror:
                 self._known.pop(name, None)
 
     def push(self, prefix: str = "") -> None:
-        """Remove objects whose files were removed, then send files that are new or changed, in the order of `LAST`.
+        """Remove objects whose files are gone, then send new and changed files in the order of `LAST`.
 
-        Where the store does not take one, OSError is raised and all before it in this order have been sent.
+        If the store does not take one, OSError is raised after all files before it have been sent.
         """
         local = self._files(prefix)
         gone = [name for name in self._below(prefix, self._known) if name not in local]
@@ -99,11 +97,11 @@ class Mirror:
             self._known[name] = Known(local[name], None, True)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of the objects, below the base."""
+        """Return the names of the objects, relative to the base."""
         return sorted(self._objects(prefix))
 
     def save(self) -> None:
-        """Record for later processes what is in sync, so that they need not fetch it again."""
+        """Record which files are in sync, so that later processes need not fetch them again."""
         write_atomically(self.folder / STATE, json.dumps(self._known).encode())
 
     def _objects(self, prefix: str) -> dict[str, Mark]:
@@ -138,7 +136,7 @@ class Mirror:
         return known.remote != remote or (whole and not known.whole)
 
     def _changed(self, name: str, local: Mark | None) -> bool:
-        """Return whether a file was changed locally; files that are fetched shortened never are."""
+        """Return whether a file was changed locally, which shortened files never are."""
         known = self._known.get(name)
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
 
@@ -167,7 +165,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _ours(name: str) -> bool:
-    """Return whether a file is mirrored. Hidden ones are torn or locks, and `..` leads out of the folder."""
+    """Return whether a file is mirrored. Hidden files are incomplete or locks, and `..` leads out of the folder."""
     parts = name.split("/")
     return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)
 
@@ -183,7 +181,7 @@ def _mark(path: Path) -> Mark:
 
 
 def _load(path: Path) -> dict[str, Known]:
-    """Return what an earlier process recorded, or nothing where that is torn or of another format."""
+    """Return the record of an earlier process, or nothing if it is incomplete or has another format."""
     try:
         found = json.loads(path.read_text())
         return {

@@ -1,4 +1,4 @@
-"""Stores that pyarrow opens by a URI without credentials, such as s3://BUCKET/RUNS; their objects as whole files."""
+"""Object stores that pyarrow opens by a URI without credentials, such as s3://BUCKET/RUNS."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 SECRETS = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 FLAT = ("s3", "gcs", "abfs")
-"""Kinds of pyarrow without folders of their own, where an object appears as a whole when its writing ends."""
+"""Kinds of stores without folders, where an object appears as a whole once it is written."""
 PAUSES = (1.0, 4.0, 10.0)
 """Seconds between attempts."""
 Answer = TypeVar("Answer")
 
 
 class UnreachableError(OSError):
-    """An object store did not do what it was asked for, however often."""
+    """An object store failed at every attempt."""
 
 
 def is_uri(address: str | Path) -> bool:
-    """Return whether that is a URI and not a folder.
+    """Return whether an address is a URI and not a folder.
 
     >>> is_uri("s3://bucket/runs"), is_uri("mlruns"), is_uri(Path("mlruns"))
     (True, False, False)
@@ -41,11 +41,7 @@ def is_uri(address: str | Path) -> bool:
 
 @cache
 def filesystem(uri: str) -> tuple[FileSystem, str]:
-    """Return pyarrow's file system for a URI, and the path in it.
-
-    Raises:
-        UserError: an unknown kind of store, none that answers, or a secret within the address.
-    """
+    """Return pyarrow's file system for a URI and the path in it, or raise UserError, also if the URI has secrets."""
     _check_secrets(uri)
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem
@@ -65,7 +61,7 @@ def filesystem(uri: str) -> tuple[FileSystem, str]:
 
 
 def _check_secrets(uri: str) -> None:
-    """Others may see what is typed: in the history of a shell, in logs, in the list of processes."""
+    """Raise UserError if the URI contains credentials, which others could see in logs or the list of processes."""
     try:
         parts = urlsplit(uri)
         named = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if SECRETS.search(name)]
@@ -81,7 +77,7 @@ def _check_secrets(uri: str) -> None:
 
 
 def check_there(uri: str) -> None:
-    """Raise UserError unless the store's bucket exists and lets us in."""
+    """Raise UserError unless the store's bucket exists and is accessible."""
     found, base = filesystem(uri)
     if found.type_name not in FLAT:
         return
@@ -139,11 +135,11 @@ def remove(filesystem: FileSystem, path: str) -> None:
 
 
 def persistently(do: Callable[[], Answer], pauses: Sequence[float] | None = None) -> Answer:
-    """Call a function that uses an object store, and again after each of the pauses while it fails.
+    """Call a function that uses an object store, and call it again after each of the pauses while it fails.
 
     Raises:
-        UnreachableError: it failed each time.
-        OSError: the cause is on this machine: no space is left, or a file is missing.
+        UnreachableError: Every attempt failed.
+        OSError: The disk of this machine is full, or a file is missing.
     """
     for pause in (*(PAUSES if pauses is None else pauses), None):
         try:
