@@ -1,4 +1,4 @@
-"""Capabilities: what only some methods have. A method inherits one beside `FederatedMethod` and overrides its verbs.
+"""Capabilities of some methods, which inherit them besides `FederatedMethod` and override their verbs.
 
 Each class holds the answers of a method without the capability, so that the engine asks every method alike:
 `Messages.of_method(method).sent_names(...)`.
@@ -31,19 +31,11 @@ class OwnWeights(Capability):
     """Pretrained weights besides the backbone's, or tensors that must fit the backbone's weights."""
 
     def fingerprint(self) -> str | None:
-        """Return what pins the content of the method's own weights; None for none.
-
-        Raises:
-            UserError: they are missing.
-        """
+        """Return what pins the content of the own weights, None for none; raise UserError if they are missing."""
         return None
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Load them as a run on this backbone and these classes will.
-
-        Raises:
-            UserError: they are missing, or do not fit.
-        """
+        """Load them as a run on this backbone and these classes will; raise UserError unless they are there and fit."""
 
 
 class Messages(Capability):

@@ -1,4 +1,4 @@
-"""Attention over the features of a frozen image encoder, as FedCLIP and FedAG put it behind CLIP's."""
+"""Attention over the features of CLIP's frozen image encoder, in FedCLIP and FedAG."""
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,8 @@ from fedsweep.models.layered import draw_linears
 class FeatureAdapter(nn.Sequential):
     """A(I) * I with A(I) = softmax(MLP1(tanh(MLP2(I)))): (n, width) to the same (FedAG, Eq. 4).
 
-    Source: Lu et al., FedCLIP (2023), from which FedAG takes it. `hidden` is the width between the two MLPs, that of
-    the features unless given. Each tensor is drawn from a stream of the key.
+    Source: Lu et al., FedCLIP (2023), from which FedAG takes it. `hidden` is the width between the two MLPs, by default
+    that of the features. Each tensor is drawn from a stream of the key.
     """
 
     def __init__(self, width: int, hidden: int | None, device: torch.device, seed: int, *key: str) -> None:
@@ -21,7 +21,7 @@ class FeatureAdapter(nn.Sequential):
         draw_linears(self, seed, *key)
 
     def forward(self, features: Tensor) -> Tensor:
-        """The features, each weighted."""
+        """Return the weighted features."""
         weights = features
         for layer in self:
             weights = layer(weights)

@@ -1,7 +1,7 @@
-"""FedAvg, FedProx and FedDyn, the optimization below a method: they combine with every one.
+"""FedAvg, FedProx and FedDyn, the base optimizers, which combine with every method.
 
-A method decides who holds which blocks and heads and what their loss is; a base optimizer, how far a client moves from
-the global model and what is remembered of it.
+A method decides which client holds which blocks and heads and what its loss is; a base optimizer, how far a client
+moves from the global model and what is remembered of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from fedsweep.types import ClientId, ClientUpdate, ServerState
 
 
 class BaseOptimizer(Config):
-    """What a base optimizer may change; by itself nothing."""
+    """The base of the base optimizers; by default it changes nothing."""
 
     def steer(
         self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
     ) -> list[Tensor]:
-        """The gradients of a client's objective, from those of its loss.
+        """Return the gradients of a client's objective, from those of its loss.
 
         The four lists are parallel: `start` is where the session began, `memory` what is remembered of the client.
         """
@@ -36,9 +36,9 @@ class BaseOptimizer(Config):
         updates: Sequence[ClientUpdate],
         shares: Mapping[ClientId, float],
     ) -> ServerState:
-        """The state after the round, from the one `before` it and the method's aggregate.
+        """Return the state after the round, from the one `before` it and the method's aggregate.
 
-        `shares` are the weights of all clients, those outside the cohort included, and sum to one.
+        `shares` are the weights of all clients, including those outside the cohort; they sum to one.
         """
         return after
 
@@ -65,8 +65,8 @@ class FedProx(BaseOptimizer):
 class FedDyn(BaseOptimizer):
     """Dynamic regularisation: clients and server remember gradients, so that local optima agree (Acar et al., 2021).
 
-    Kept for each tensor apart: a client that does not hold a block keeps its memory of it, and counts in the server's
-    as one outside the cohort does in the paper: it has not moved.
+    Memory is kept per tensor: a client that does not hold a block keeps its memory of it, and the server treats it like
+    one outside the cohort in the paper: it has not moved.
     """
 
     name: Literal["feddyn"] = "feddyn"
@@ -75,7 +75,7 @@ class FedDyn(BaseOptimizer):
     def steer(
         self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
     ) -> list[Tensor]:
-        """The gradient of L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2 (Eq. 1)."""
+        """Return the gradient of L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2 (Eq. 1)."""
         pulled = _pulled(gradients, parameters, start, self.alpha)
         return [one if known is None else one - known for one, known in zip(pulled, memory, strict=True)]
 

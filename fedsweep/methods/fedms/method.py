@@ -109,7 +109,7 @@ class FedMS(
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """All blocks are run. In stage one all adapters are trained, in stage two those of the active blocks."""
+        """Return all blocks; stage one trains all adapters, stage two those of the active blocks."""
         stage = self.stage(of(state).stage)
         return {one.id: stage.row(of(state), one.id) for one in cohort}
 
@@ -175,7 +175,7 @@ class FedMS(
         return self.stage(of(state).stage).predict(of(state), model, images)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """A client mixes two experts; the global one is a CLIP with LoRA in both stages."""
+        """Return a client's gate; the global model is a CLIP with LoRA in both stages."""
         return "a gate that mixes the global expert with the client's own" if of_client else None
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:

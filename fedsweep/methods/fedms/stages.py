@@ -67,11 +67,7 @@ class FedMSState(ServerState):
 
 
 def of(state: ServerState) -> FedMSState:
-    """Return the state as this method's.
-
-    Raises:
-        TypeError: it is another method's.
-    """
+    """Return the state as this method's, or raise TypeError."""
     return state_as(FedMSState, state)
 
 

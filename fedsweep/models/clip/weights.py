@@ -1,4 +1,4 @@
-"""CLIP checkpoints in OpenAI's, transformers' and open_clip's form, with OpenAI's names and URLs."""
+"""CLIP checkpoints in transformers' format: shape, tensors, normalisation, tokenizer and names of tensors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KNOWN: dict[str, Shape] = {
 
 
 def config_of(model: str) -> Any:
-    """The shape, from the table above or from the checkpoint.
+    """Return transformers' CLIPConfig, from the table above or from the checkpoint.
 
     Raises:
         UserError: there is no such checkpoint, or its config is not that of a CLIP.
@@ -77,7 +77,7 @@ def config_of(model: str) -> Any:
 
 
 def _check_sizes(said: Mapping[str, Any]) -> None:
-    """Raises ValueError where a size is no whole number; older releases of transformers take any value."""
+    """Raise ValueError unless all sizes are whole numbers; older releases of transformers take any value."""
     for encoder in ("vision_config", "text_config"):
         for name, value in (said.get(encoder) or {}).items():
             if name in SIZES and (type(value) is not int or value < 1):
@@ -85,10 +85,10 @@ def _check_sizes(said: Mapping[str, Any]) -> None:
 
 
 def load(folder: Path, name: str) -> Any:
-    """All tensors of the checkpoint, in single precision.
+    """Return transformers' CLIPModel with all tensors of the checkpoint, in single precision.
 
     Raises:
-        UserError: some are missing, of another shape, or cannot be read.
+        UserError: tensors are missing, of another shape, or cannot be read.
     """
     import transformers
 
@@ -113,11 +113,7 @@ def load(folder: Path, name: str) -> Any:
 
 
 def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each colour.
-
-    Raises:
-        UserError: they are not there, or not three numbers each.
-    """
+    """Return the mean and standard deviation of each colour; raise UserError unless there are three of each."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         mean, std = ([float(one) for one in said[f"image_{which}"]] for which in ("mean", "std"))
@@ -132,16 +128,12 @@ def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of a checkpoint, read when it is first asked."""
+    """The tokenizer of a checkpoint, read on its first call."""
 
     folder: Path
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Tokens (n, longest) and the places of the last ones (n,).
-
-        Raises:
-            UserError: it cannot be read.
-        """
+        """Return tokens (n, longest) and the index of each last token (n,); raise UserError for a broken tokenizer."""
         found = _tokenizer(self.folder, digest(self.folder))(list(texts), padding=True, return_tensors="pt")
         return found["input_ids"], found["attention_mask"].sum(1) - 1
 
@@ -169,7 +161,7 @@ THEIRS = {
 
 
 def in_clip_model(name: str, place: int | None) -> str:
-    """The name in transformers' CLIPModel; `place` counts a tensor's block in its own encoder, None for no block's.
+    """Return a tensor's name in transformers' CLIPModel; `place` is the index of its block in its encoder, if any.
 
     >>> in_clip_model("backbone.blocks.7.text.mlp.fc1.weight", 3), in_clip_model("backbone.stem.norm.bias", None)
     ('text_model.encoder.layers.3.mlp.fc1.weight', 'vision_model.pre_layrnorm.bias')

@@ -1,4 +1,4 @@
-"""timm's own pre-trained weights: from the cache without a look at the network, else downloaded once."""
+"""timm's own pre-trained weights, from the cache without a look at the network, or downloaded once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SECONDS = 10.0
 
 
 def create(model: str, **shape: Any) -> nn.Module:
-    """timm's model with the weights that its tag names, and their head.
+    """Return timm's model with the weights that its tag names, and their head.
 
     Raises:
-        UserError: the weights are neither in the cache nor can they be downloaded, or do not fit the changed shape.
+        UserError: the weights are neither cached nor can they be downloaded, or they do not fit the changed shape.
     """
     import timm
 
@@ -36,10 +36,10 @@ def create(model: str, **shape: Any) -> nn.Module:
 
 
 def locate(model: str) -> Path | None:
-    """The weights' file in the hub's cache, downloaded if it is not there yet; None for the few from elsewhere.
+    """Return the weights' file in the hub's cache, downloaded if need be; None for the few that are not on the hub.
 
     Raises:
-        UserError: it is not there, and the hub cannot be reached. There is one attempt, without retries.
+        UserError: the file is not cached, and one attempt to download it failed.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
