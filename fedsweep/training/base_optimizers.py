@@ -30,11 +30,7 @@ class BaseOptimizer(Config):
         return gradients
 
     def conclude(
-        self,
-        before: ServerState,
-        after: ServerState,
-        updates: Sequence[ClientUpdate],
-        shares: Mapping[ClientId, float],
+        self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
         """Return the state after the round, from the one `before` it and the method's aggregate.
 
@@ -80,11 +76,7 @@ class FedDyn(BaseOptimizer):
         return [one if known is None else one - known for one, known in zip(pulled, memory, strict=True)]
 
     def conclude(
-        self,
-        before: ServerState,
-        after: ServerState,
-        updates: Sequence[ClientUpdate],
-        shares: Mapping[ClientId, float],
+        self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
         """g_k -= alpha (theta_k - theta^t); h -= alpha sum_k p_k (theta_k - theta^t); theta = mean - h / alpha.
 

@@ -43,12 +43,7 @@ class DomainAdapters(nn.Module):
     scale: Tensor
 
     def __init__(
-        self,
-        clip: LayeredClip,
-        config: AdaptersConfig,
-        domains: Collection[str],
-        seed: int,
-        identity: str,
+        self, clip: LayeredClip, config: AdaptersConfig, domains: Collection[str], seed: int, identity: str
     ) -> None:
         super().__init__()
         self.clip, self.logits, self.identity = clip.requires_grad_(False), config.logits, identity
@@ -98,11 +93,7 @@ class DomainAdapters(nn.Module):
 
 
 def build_domain_adapters(
-    clip: ClipConfig,
-    config: AdaptersConfig,
-    domains: Collection[str],
-    class_names: Sequence[str] | int,
-    seed: int,
+    clip: ClipConfig, config: AdaptersConfig, domains: Collection[str], class_names: Sequence[str] | int, seed: int
 ) -> DomainAdapters:
     """Return CLIP with its weights and fresh adapters; for a number of classes, on the meta device without weights.
 

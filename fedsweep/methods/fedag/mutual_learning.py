@@ -93,11 +93,7 @@ class MutualLearning:
             _check_finite(parameters)
 
     def learn(
-        self,
-        model: LayeredModel,
-        adapters: DomainAdapters,
-        copies: Sequence[AdapterState],
-        lessons: Sequence[Lesson],
+        self, model: LayeredModel, adapters: DomainAdapters, copies: Sequence[AdapterState], lessons: Sequence[Lesson]
     ) -> None:
         """Train the adapters and the `copies` of the clients' models, one for each lesson, in place.
 

@@ -24,16 +24,7 @@ from fedsweep.methods.capabilities import (
     Stages,
 )
 from fedsweep.methods.fedms.gate import build_gate, check_gate
-from fedsweep.methods.fedms.stages import (
-    MIX,
-    SPREAD,
-    FedMSState,
-    GateConfig,
-    GlobalStage,
-    LocalStage,
-    SALConfig,
-    of,
-)
+from fedsweep.methods.fedms.stages import MIX, SPREAD, FedMSState, GateConfig, GlobalStage, LocalStage, SALConfig, of
 from fedsweep.models import BackboneConfig
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel
@@ -46,15 +37,7 @@ ACTIVE = "sal/active"
 
 
 class FedMS(
-    FederatedMethod,
-    OwnWeights,
-    Messages,
-    PersonalModels,
-    FrozenBlocks,
-    SideInputs,
-    Stages,
-    OwnMetrics,
-    ExportObstacle,
+    FederatedMethod, OwnWeights, Messages, PersonalModels, FrozenBlocks, SideInputs, Stages, OwnMetrics, ExportObstacle
 ):
     """Two stages; clients' capacities are ignored. Between a client and the server go adapters, later gates alone."""
 

@@ -19,14 +19,7 @@ from fedsweep.models import weights_file
 from fedsweep.models.base import Backbone, Recipe
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm import weights as timm_weights
-from fedsweep.models.timm.architecture import (
-    Architecture,
-    TimmOutline,
-    check_name,
-    check_pinned,
-    outline,
-    timm_config,
-)
+from fedsweep.models.timm.architecture import Architecture, TimmOutline, check_name, check_pinned, outline, timm_config
 from fedsweep.models.timm.walks import LayeredMixer, check_walk
 
 Mean = Annotated[float, Field(ge=-1000, le=1000)]

@@ -20,14 +20,7 @@ if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "digits_vit.safetensors"
-SHAPE: dict[str, Json] = {
-    "img_size": 16,
-    "patch_size": 4,
-    "embed_dim": 64,
-    "depth": 12,
-    "num_heads": 4,
-    "mlp_ratio": 2,
-}
+SHAPE: dict[str, Json] = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 12, "num_heads": 4, "mlp_ratio": 2}
 
 
 class LayeredViT(LayeredModel):

@@ -117,12 +117,7 @@ class LayeredMixer(LayeredModel):
 
 
 def reshaped(
-    model: str,
-    img_size: int,
-    in_chans: int,
-    patch_size: int | None,
-    embed_dim: int | None,
-    num_blocks: int | None,
+    model: str, img_size: int, in_chans: int, patch_size: int | None, embed_dim: int | None, num_blocks: int | None
 ) -> MlpMixer:
     """Return a Mixer like timm's `model`, with a head of one class, in another shape; None keeps the model's value.
 
