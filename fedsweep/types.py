@@ -94,8 +94,8 @@ class ImageSet:
 class Batch:
     """Examples of an image set, with their known outputs of a frozen model.
 
-    `tokens` (k, ...) are the output of the first `done` steps of the walk; without them it begins with the pixels.
-    `side_inputs` are the other values that a method knows of each image, one row (...) per image.
+    `tokens` (k, ...) are the output of the first `done` steps of the walk; without them the walk begins with the
+    pixels. `side_inputs` are the other values that a method knows of each image, one row (...) per image.
     """
 
     source: ImageSet
@@ -206,10 +206,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """State and metrics after `round` communication rounds; round 0 is the untuned model.
-
-    A repetition of a run gives the same `metrics`, but not the same `seconds`.
-    """
+    """State and metrics after `round` rounds (0: the untuned model); only `seconds` are not reproducible."""
 
     round: int
     state: ServerState

@@ -102,10 +102,9 @@ class Federation:
         chosen = self._chosen(round)
         if self.config.depths != "dynamic":
             return chosen
-        return [replace(client, capacity=self._drawn_depth(round, client)) for client in chosen]
-
-    def _drawn_depth(self, round: int, client: Client) -> int:
-        return int(stream(self.seed, "depth", round, client.id).integers(1, self.model.num_layers + 1))
+        draws = [stream(self.seed, "depth", round, client.id) for client in chosen]
+        depths = [int(rng.integers(1, self.model.num_layers + 1)) for rng in draws]
+        return [replace(client, capacity=depth) for client, depth in zip(chosen, depths, strict=True)]
 
     def _chosen(self, round: int) -> list[Client]:
         clients = sorted(self.clients, key=lambda client: client.id)
@@ -129,8 +128,7 @@ class Federation:
 
     def malicious(self) -> frozenset[ClientId]:
         """Return the clients that attack."""
-        ids = [client.id for client in self.clients]
-        return malicious_clients(ids, self.config.malicious_share, self.seed)
+        return malicious_clients([one.id for one in self.clients], self.config.malicious_share, self.seed)
 
     def evaluate(self, state: ServerState) -> dict[str, float]:
         """Return the metrics of the global model on the domains, and of clients' models on their own test images."""
@@ -214,9 +212,8 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         sent = state
         trained = method.local_updates(state, cohort, allocations, trainer)
-        updates = attacked(
-            partial(SeparateModels.of_method(method).sent_adapter, sent), trained, malicious, federation.config.attack
-        )
+        sent_to = partial(SeparateModels.of_method(method).sent_adapter, sent)
+        updates = attacked(sent_to, trained, malicious, federation.config.attack)
         messages = Messages.of_method(method)
         received = {client: messages.received_names(sent, client, row) for client, row in allocations.items()}
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)

@@ -33,11 +33,7 @@ Device = Literal["cpu", "cuda"]
 
 
 def split(config: RunConfig) -> tuple[FederatedData, Split]:
-    """Return the data of a run and its clients; a function of data, partition and seed, not of the method.
-
-    Raises:
-        UserError: the data is missing, or cannot be divided as asked.
-    """
+    """Return a run's data and clients, which do not depend on the method; raise UserError if that is impossible."""
     data = load(config.data)
     parts = config.partition.split(data, config.capacities(), config.seed)
     if not config.trains_on_synthetic:
@@ -87,6 +83,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
     model = build_model(config.backbone, lora, len(data.class_names), config.seed, data.class_names, freeze_a)
     config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
     model.to(device)
+    depths = tuple(sorted(config.depths()))
     kept = FrozenRows.of(sources(data, parts.synthetic, _of_synthetic(config, data)))
     return Federation(
         method=config.method,
@@ -97,9 +94,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
         domains=data.domains,
         held_out=data.held_out,
         class_names=data.class_names,
-        server=Server(
-            model.num_layers, config.aggregation, tuple(sorted(config.depths())), parts.proxy, parts.synthetic
-        ),
+        server=Server(model.num_layers, config.aggregation, depths, parts.proxy, parts.synthetic),
         trainer=CohortTrainer(
             model,
             config.optimizer,
@@ -175,6 +170,6 @@ def run_resumably(
             for name, content in files(embedding).items():
                 write_atomically(checkpoint.with_name(name), content)
         save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
-        yield history[-1]
+        yield measured
         if result.round == until:
             return

@@ -191,7 +191,6 @@ class RunConfig(Config):
 
     @property
     def _pooled(self) -> bool:
-        """Whether a client's images come from several domains."""
         return self.partition.pools and len(self.data.training_domains) > 1
 
     def client_domains(self) -> dict[ClientId, str]:

@@ -3,7 +3,7 @@
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from torch import Tensor
@@ -116,8 +116,7 @@ class FederatedMethod(Config, ABC):
 
         `domain` is the images' domain, if it is known and one of the clients'.
         """
-        logits: Tensor = model(images, state.layers)
-        return logits
+        return cast(Tensor, model(images, state.layers))
 
 
 def synthetic_of(domain: str, synthetic: Mapping[str, ImageSet]) -> ImageSet:

@@ -138,20 +138,6 @@ class ExportObstacle(Capability):
         return None
 
 
-CAPABILITIES: tuple[type[Capability], ...] = (
-    OwnWeights,
-    Messages,
-    StandIns,
-    PersonalModels,
-    SeparateModels,
-    FrozenBlocks,
-    SideInputs,
-    Stages,
-    OwnMetrics,
-    ExportObstacle,
-)
-
-
 def adapter_of(method: FederatedMethod, state: ServerState, client: ClientId | None) -> AdapterState:
     """Return the adapter of a client's model, or the global one without a client."""
     return state.adapter if client is None else PersonalModels.of_method(method).client_adapter(state, client)
@@ -167,10 +153,7 @@ def predicted(
     side_inputs: Mapping[str, Tensor] | None = None,
     domain: str | None = None,
 ) -> Tensor:
-    """Return logits (n, classes) of a whole image set, by the client's model or the global one.
-
-    The reader's model holds that model's adapter.
-    """
+    """Return logits (n, classes) of an image set by the client's or global model, which the reader's model holds."""
     model, owner = reader.model, client.id if client else None
     steps = FrozenBlocks.of_method(method).num_frozen_blocks(state, owner)
     if client is None and side_inputs is None:

@@ -48,7 +48,7 @@ class FedRA(FederatedMethod):
 
 
 def cover(matrix: np.ndarray, rng: np.random.Generator) -> None:
-    """Swap random ones of M from shared into empty columns, in place, until no column is empty (Eq. 4); rows keep sums.
+    """Swap random ones of M from shared into empty columns, in place, until none is empty (Eq. 4); row sums stay.
 
     Raises:
         ValueError: M has fewer ones than columns.

@@ -88,11 +88,9 @@ def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: S
         classes.setdefault(len(update.allocation.held), []).append(update)
     steps: dict[int, AdapterState] = {}
     for depth, members in sorted(classes.items()):
-        names = [name for name in members[0].adapter if layer_of(name) is not None]
-        mean = layerwise_mean(
-            {name: before[name] for name in names}, [_blocks_of(one) for one in members], server.aggregation
-        )
-        steps[depth] = {name: mean[name] - before[name] for name in names}
+        blocks = {name: before[name] for name in members[0].adapter if layer_of(name) is not None}
+        mean = layerwise_mean(blocks, [_blocks_of(one) for one in members], server.aggregation)
+        steps[depth] = {name: mean[name] - old for name, old in blocks.items()}
     return steps
 
 

@@ -30,25 +30,17 @@ def build_model(
     the factor A of every adapter stays at its start, which is the same for all clients.
     """
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
-        model = _with_weights(backbone, num_classes, seed, class_names)
+        content, names = backbone.fingerprint(), None if class_names is None else tuple(class_names)
+        drawn = seed if content == "none" else 0  # with weights, only a fresh head depends on the seed
+        model = built("backbone", backbone, content, num_classes, drawn, names)
+        if model.head_is_fresh:
+            model.draw_head(seed)
         if lora is None:
             train_head_alone(model)
         else:
             add_lora(model, lora, seed, freeze_a)
     model.class_names = model.class_names or tuple(class_names or ())
     return model.eval()
-
-
-def _with_weights(
-    backbone: BackboneConfig, num_classes: int, seed: int, class_names: Sequence[str] | None
-) -> LayeredModel:
-    """The plain backbone. Without weights, all of it depends on the seed; else at most a fresh head does."""
-    content = backbone.fingerprint()
-    names = None if class_names is None else tuple(class_names)
-    model = built("backbone", backbone, content, num_classes, seed if content == "none" else 0, names)
-    if model.head_is_fresh:
-        model.draw_head(seed)
-    return model
 
 
 __all__ = [

@@ -1,13 +1,8 @@
 """Outputs of frozen functions of images, computed once and kept in files that all trials of a node share.
 
-A block below the lowest trained one gives the same tokens for an image in every step, round and trial, as long as
-nothing before it changes. Rows are kept for single images, as they are asked for, under a key of everything that
-decides them. They are read from files row by row: the rows in use stay in the system's page cache, take no memory from
-the process, and are given up first when memory is short.
-
-The bits do not depend on whether a row was kept. On a CPU a kernel's row does not depend on the other rows, nor on its
-place among them, as long as it is not in a remainder that a kernel treats separately. Therefore batches are padded to
-multiples of `GROUP`, kept or not.
+A row is the output for one image, kept under a key of everything that decides it: the frozen blocks below the lowest
+trained one give the same row in every step, round and trial. Rows are read from files one by one, so that those in use
+stay in the system's page cache, take no memory from the process, and are given up first when memory is short.
 """
 
 from __future__ import annotations
@@ -31,7 +26,8 @@ from fedsweep.common.paths import activation_bytes, activation_folder
 from fedsweep.types import AdapterState, ImageSet
 
 GROUP = 16
-"""A frozen function is given multiples of so many images."""
+"""A frozen function is given multiples of this number of images, kept or not, so that the bits do not depend on what is
+kept: on a CPU, a kernel's row depends on no other row unless it is in a remainder, which kernels treat separately."""
 PAGE, SUFFIX = 4096, ".rows"
 PACKAGES = ("torch", "timm", "transformers", "peft", "numpy")
 LOOKS = 64
@@ -120,7 +116,6 @@ class FrozenRows:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _known(self, key: str, count: int, rows: Tensor) -> Tensor:
-        """Flags (k,) of the rows that are kept."""
         self._used[key] = self._round
         with contextlib.suppress(OSError):
             if key not in self._files and (found := _Rows.find(self._place() / key, count)) is not None:
@@ -150,7 +145,7 @@ class FrozenRows:
         return self.folder
 
     def _may_grow(self, size: int) -> bool:
-        """Return whether `size` more bytes fit, after removing rows that this process does not use, the oldest first.
+        """Remove rows that this process does not use, the oldest first, until `size` more bytes fit.
 
         Other processes write to the folder too: it is looked at again after every `LOOKS`-th of the limit.
         """
@@ -163,9 +158,11 @@ class FrozenRows:
         return True
 
     def _swept(self, size: int) -> int:
-        """Return the bytes in the folder, after removing files that stood in the way."""
         own = {rows.path for rows in self._files.values()}
-        found = [(path, status) for path in self._place().glob(f"*{SUFFIX}") if (status := _status(path))]
+        found: list[tuple[Path, os.stat_result]] = []
+        for path in self._place().glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another process may just have removed it
+                found.append((path, path.stat()))
         used = sum(status.st_blocks * 512 for _, status in found)
         for path, status in sorted(found, key=lambda one: one[1].st_mtime):
             if used + size <= self.limit:
@@ -174,14 +171,6 @@ class FrozenRows:
                 used -= status.st_blocks * 512
                 path.unlink(missing_ok=True)
         return used
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Another process may just have removed the file."""
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
 
 
 class _Rows:

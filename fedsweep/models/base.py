@@ -1,4 +1,4 @@
-"""The base class of backbones: facts that are known before a backbone has tensors."""
+"""The base class of backbones, with the facts that are known before a backbone has tensors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

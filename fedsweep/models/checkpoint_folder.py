@@ -13,7 +13,7 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENS = ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 SECONDS = 10.0
-"""How long to wait for an answer of the hub."""
+"""Timeout for an answer of the hub."""
 
 
 def is_folder(model: str) -> bool:
@@ -64,9 +64,9 @@ def _from_hub(model: str) -> Path:
         # Without this question first, the download would repeat itself for half a minute where there is no network.
         get_hf_file_metadata(hf_hub_url(model, CONFIG), timeout=SECONDS)
         folder = Path(snapshot_download(model, allow_patterns=wanted))
-        if not (folder / WEIGHTS[0]).is_file():
-            folder = Path(snapshot_download(model, allow_patterns=[*wanted, *WEIGHTS]))
-        return folder
+        if (folder / WEIGHTS[0]).is_file():
+            return folder
+        return Path(snapshot_download(model, allow_patterns=[*wanted, *WEIGHTS]))
     except Exception as error:  # the hub's library does not keep to one family of exceptions
         raise UserError(
             f"`backbone.model` {model} is neither a folder nor in the hub's cache and cannot be downloaded "

@@ -74,20 +74,17 @@ class LayeredModel(nn.Module, ABC):
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Run one block, with its residual connections: (batch, tokens, width) to the same shape."""
-        out: Tensor = cast(nn.ModuleList, self.backbone.blocks)[layer](tokens)
-        return out
+        return cast(Tensor, cast(nn.ModuleList, self.backbone.blocks)[layer](tokens))
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Apply the final norm, then timm's `forward_head` (pooling and head): (batch, tokens, width) to logits."""
         backbone = cast(Any, self.backbone)
-        logits: Tensor = backbone.forward_head(backbone.norm(tokens))
-        return logits
+        return cast(Tensor, backbone.forward_head(backbone.norm(tokens)))
 
     def features(self, tokens: Tensor) -> Tensor:
         """Return the head's input, after final norm and timm's pooling: (batch, tokens, width) to (batch, width)."""
         backbone = cast(Any, self.backbone)
-        pooled: Tensor = backbone.forward_head(backbone.norm(tokens), pre_logits=True)
-        return pooled
+        return cast(Tensor, backbone.forward_head(backbone.norm(tokens), pre_logits=True))
 
     def draw_head(self, seed: int) -> None:
         """Draw a fresh head, which depends on the seed and the head's names alone."""
@@ -237,11 +234,7 @@ class LayeredModel(nn.Module, ABC):
         return {name: tensor.detach().clone() for name, tensor in self.movable().items()}
 
     def load_adapter(self, state: AdapterState) -> None:
-        """Copy tensors into the model.
-
-        Raises:
-            KeyError: training moves no tensor of that name.
-        """
+        """Copy tensors into the model; raise KeyError for a name that training does not move."""
         copy_into(self.movable(), state)
 
 
@@ -276,10 +269,7 @@ def draw_head(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
 
 @torch.no_grad()
 def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> None:
-    """Draw weights in torch's own range, from streams of the key and the layers' places, and zero the biases.
-
-    Nothing is drawn on the meta device.
-    """
+    """Draw weights in torch's range, from streams of key and place, and zero the biases; not on the meta device."""
     for place, layer in enumerate(layers):
         if isinstance(layer, nn.Linear) and not layer.weight.is_meta:
             generator = torch.Generator().manual_seed(derived_seed(seed, purpose, *key, place))

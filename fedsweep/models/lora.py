@@ -119,8 +119,7 @@ def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers', of a name that peft asks it for
-        adapted: nn.Module = PeftModel.from_pretrained(network, str(folder), torch_device="cpu")
-    return adapted
+        return cast(nn.Module, PeftModel.from_pretrained(network, str(folder), torch_device="cpu"))
 
 
 def has_place(block: nn.Module, place: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 T_co = TypeVar("T_co", covariant=True)
 Role = Literal["backbone", "beside"]
@@ -41,5 +41,4 @@ def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) 
     if role not in _kept or _kept[role][0] != key:
         _kept.pop(role, None)  # before there are two
         _kept[role] = key, source.build(*arguments)
-    network: T_co = copy.deepcopy(_kept[role][1])
-    return network
+    return cast(T_co, copy.deepcopy(_kept[role][1]))

@@ -94,15 +94,15 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def _between(value: object, least: float) -> bool:
-    """Return whether `value` is a number from `least` to float32's largest; NaN and booleans are not."""
+    """Return whether `value` is a number from `least` to float32's largest; JSON's NaN and true are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST
 
 
 def check_recipe(said: Mapping[str, Any], path: Path, asked: Architecture) -> None:
     """Raise UserError if the card says that the weights were trained as another function than `asked`.
 
-    Names and shapes of tensors may be equal nevertheless. A null in the recipe is resolved before the comparison. Cards
-    of other origin, without the recipe of a timm model, pass.
+    Tensors may have the same names and shapes nevertheless. A null in the recipe stands for the model's own value.
+    Cards of other origin, without the recipe of a timm model, pass.
     """
     recipe = said.get("recipe")
     backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
@@ -124,7 +124,6 @@ def check_recipe(said: Mapping[str, Any], path: Path, asked: Architecture) -> No
 
 
 def _architecture(backbone: Mapping[str, Any]) -> Architecture:
-    """Return the model of a recipe, or raise ValueError if a value has the wrong type."""
     sizes = {
         field: backbone.get(field, 3 if field == "in_chans" else None)
         for field in ("in_chans", "img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")
@@ -183,7 +182,8 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
         raise UserError(f"{path} does not fit the model: {reason(error)}.") from error
     fresh = {name: tensor for name, tensor in own.items() if name.startswith(head)}
     heads = [name for name in fresh if name in state]
-    kept = keep_head and bool(heads) and not any(_other_classes(state[name], fresh[name]) for name in heads)
+    others = any(state[name].ndim > 0 and len(state[name]) != len(fresh[name]) for name in heads)
+    kept = keep_head and bool(heads) and not others
     if not kept:
         state = {name: tensor for name, tensor in state.items() if not name.startswith(head)} | fresh
     _check(state, own, path)
@@ -192,23 +192,17 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 
 
 def load_without(network: nn.Module, path: Path, head: str) -> None:
-    """Copy a file's weights, except its head (names that begin with `head`), into a network that has no head.
+    """Copy a file's weights into a network without a head, leaving out names that begin with `head`.
 
     Raises:
         UserError: a tensor is missing, unknown or of another shape.
     """
     own = network.state_dict()
     state = {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
-    counters = {
-        name: tensor for name, tensor in own.items() if name.endswith("num_batches_tracked")
-    }  # nobody reads them
+    counters = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
     state = counters | state
     _check(state, own, path)
     network.load_state_dict(state)
-
-
-def _other_classes(found: Tensor, own: Tensor) -> bool:
-    return found.ndim > 0 and len(found) != len(own)
 
 
 def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:

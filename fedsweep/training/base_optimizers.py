@@ -102,7 +102,6 @@ class FedDyn(BaseOptimizer):
 
 
 def _pulled(gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], strength: float) -> list[Tensor]:
-    """gradients + strength (parameters - start)."""
     return list(torch._foreach_add(gradients, torch._foreach_sub(parameters, start), alpha=strength))
 
 

@@ -17,11 +17,8 @@ from fedsweep.types import Client
 IMAGES = 16
 """Of each client's training images, drawn for each round."""
 GRADIENT, GROWTH = "structural_bias/gradient", "structural_bias/gradient_per_missing_block"
-IDENTITY, BRICK, ERROR = (
-    "structural_bias/jacobian/identity",
-    "structural_bias/jacobian/brick",
-    "structural_bias/brick_error",
-)
+IDENTITY, BRICK = "structural_bias/jacobian/identity", "structural_bias/jacobian/brick"
+ERROR = "structural_bias/brick_error"
 
 
 def bias_metrics(stand_ins: bool) -> list[str]:
@@ -130,7 +127,6 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _by_block(gradients: Sequence[Distortion]) -> dict[str, float]:
-    """The mean of ||g~_l - g*_l|| over the clients that hold block l."""
     blocks = sorted({layer for one in gradients for layer in one.by_block})
     of_block = {layer: [one.by_block[layer] for one in gradients if layer in one.by_block] for layer in blocks}
     return {f"{GRADIENT}/block/{layer}": sum(all_) / len(all_) for layer, all_ in of_block.items()}

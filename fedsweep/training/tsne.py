@@ -64,7 +64,7 @@ def draw(domains: Sequence[Domain], class_names: Sequence[str], classes: int, im
 def embed(model: LayeredModel, layers: Iterable[int], sample: Sample, batch_size: int, seed: int) -> Embedding | None:
     """Return the t-SNE of the inputs of the model's head after the given blocks, with the adapter that `model` holds.
 
-    None if the features are not finite or all equal, as those of a diverged run, which nothing here should end.
+    Return None if the features are not finite or all equal, as in a diverged run, which must not end here.
     """
     found = features(model, layers, sample, batch_size)
     if not np.isfinite(found).all() or np.ptp(found, axis=0).max() == 0:

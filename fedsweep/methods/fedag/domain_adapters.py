@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.models.activation_cache import FrozenFunction, walk_key
 from fedsweep.models.clip.backbone import ClipBackbone, DigitsClip
-from fedsweep.models.clip.model import LayeredClip
-from fedsweep.models.feature_adapter import FeatureAdapter
+from fedsweep.models.clip.model import FeatureAdapter, LayeredClip
 from fedsweep.models.layered import draw_linears
 from fedsweep.models.weight_cache import built
 
@@ -73,8 +72,7 @@ class DomainAdapters(nn.Module):
         adapted = self.adapters[domain](features)
         if self.logits == "cosine":
             adapted = F.normalize(adapted, dim=-1) * self.scale
-        logits: Tensor = adapted @ self.text.T
-        return logits
+        return cast(Tensor, adapted @ self.text.T)
 
     def all_logits(self, features: Tensor) -> Tensor:
         """Return phi of all adapters: (domains, n, classes)."""

@@ -157,8 +157,8 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         """Minimise Eq. 10 over the domains that have sent a model so far."""
         state, model = of(state), trainer.model
         present = sorted(state.copies)
-        purpose = "mutual learning"
-        lessons = [self._lesson(purpose, name, server, trainer, state.quality.get(name)) for name in present]
+        scores = state.quality
+        lessons = [self._lesson("mutual learning", name, server, trainer, scores.get(name)) for name in present]
         copies = [{name: one.clone() for name, one in state.copies[name].items()} for name in present]
         model.load_adapter(state.adapter)
         self._learning().learn(model, cast(DomainAdapters, model.server), copies, lessons)
@@ -225,10 +225,8 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         """`scores` weigh the images; without them all count alike."""
         images = synthetic_of(domain, server.synthetic)
         weights = torch.ones(len(images)) if scores is None else normalised(scores)
-        adapters, features = (
-            cast(DomainAdapters, trainer.model.server),
-            self.server_features(trainer.reader, images)["clip"],
-        )
+        adapters = cast(DomainAdapters, trainer.model.server)
+        features = self.server_features(trainer.reader, images)["clip"]
         rng = stream(trainer.seed, purpose, trainer.round, domain)
         return Lesson(adapters.domains.index(domain), rng, images, features, weights.to(adapters.text.device))
 
@@ -254,7 +252,6 @@ def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_siz
 
 
 def _features(model: LayeredModel, images: ImageSet, batch_size: int) -> Tensor:
-    """Inputs of the client's head: (n, width)."""
     walk = range(model.num_layers)
     return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 

@@ -51,8 +51,7 @@ class InPlace:
 
     def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
         """a = E(a)."""
-        out: Tensor = self.brick(tokens)
-        return out
+        return cast(Tensor, self.brick(tokens))
 
 
 @dataclass

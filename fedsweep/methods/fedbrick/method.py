@@ -173,9 +173,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """Return the depth method's obstacle; the global model has all blocks and needs no BRICK."""
-        return ExportObstacle.of_method(self.over).export_obstacle(
-            {num_layers} if self.brick else depths, num_layers, of_client
-        )
+        depths = {num_layers} if self.brick else depths
+        return ExportObstacle.of_method(self.over).export_obstacle(depths, num_layers, of_client)
 
     def _stage_one(
         self,
@@ -188,10 +187,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk."""
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
-        base, names = (
-            self.objective(trainer.round, trainer.rounds),
-            names_within(start, row.trained, row.excluded_prefixes),
-        )
+        base = self.objective(trainer.round, trainer.rounds)
+        names = names_within(start, row.trained, row.excluded_prefixes)
         if not self.compensate:
             return LocalTask(client, start, row, base, names=[name for name in names if brick_of(name) is None])
         names = [name for name in names if brick_of(name) not in row.held]
@@ -224,15 +221,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
             return loss + self.lambda_d * torch.stack(gaps).mean()
 
         names = [name for name in task.start if brick_of(name) in held]
-        return LocalTask(
-            task.client,
-            task.start | update.adapter,
-            task.allocation,
-            objective,
-            walk_at,
-            names,
-            session=task.session + 1,
-        )
+        start, session = task.start | update.adapter, task.session + 1
+        return LocalTask(task.client, start, task.allocation, objective, walk_at, names, session)
 
     def set_of(self, domain: str) -> str:
         """Return the name of a domain's set of BRICKs: a part of tensor names, without a dot, no attribute's name."""

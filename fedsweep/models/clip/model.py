@@ -14,8 +14,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import readable
 from fedsweep.models.clip.weights import in_clip_model
-from fedsweep.models.feature_adapter import FeatureAdapter
-from fedsweep.models.layered import Images, LayeredModel, Walk
+from fedsweep.models.layered import Images, LayeredModel, Walk, draw_linears
 from fedsweep.models.names import layer_of
 from fedsweep.types import AdapterState
 
@@ -37,16 +36,11 @@ class Towers(nn.Module):
         self.words = text.embeddings
         encoders = {IMAGES: list(vision.encoder.layers), TEXT: list(text.encoder.layers)}
         depth = max(map(len, encoders.values()))
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    name: layers[layer - depth + len(layers)]
-                    for name, layers in encoders.items()
-                    if layer >= depth - len(layers)
-                }
-            )
-            for layer in range(depth)
-        )
+        pairs: list[dict[str, nn.Module]] = [{} for _ in range(depth)]
+        for name, layers in encoders.items():
+            for pair, layer in zip(pairs[depth - len(layers) :], layers, strict=True):
+                pair[name] = layer
+        self.blocks = nn.ModuleList(map(nn.ModuleDict, pairs))
         self.top = nn.ModuleDict(
             {
                 "vision_norm": vision.post_layernorm,
@@ -57,6 +51,28 @@ class Towers(nn.Module):
         )
         self.logit_scale = clip.logit_scale
         self.num_features = clip.config.projection_dim
+
+
+class FeatureAdapter(nn.Sequential):
+    """A(I) * I with A(I) = softmax(MLP1(tanh(MLP2(I)))): (n, width) to the same (FedAG, Eq. 4).
+
+    Source: Lu et al., FedCLIP (2023), from which FedAG takes it. `hidden` is the width between the two MLPs, by default
+    that of the features. Each tensor is drawn from a stream of the key.
+    """
+
+    def __init__(self, width: int, hidden: int | None, device: torch.device, seed: int, *key: str) -> None:
+        hidden = hidden or width
+        with torch.device("meta"):  # constructors draw values that are overwritten at once
+            super().__init__(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width), nn.Softmax(dim=-1))
+        self.to_empty(device=device)
+        draw_linears(self, seed, *key)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the weighted features."""
+        weights = features
+        for layer in self:
+            weights = layer(weights)
+        return weights * features
 
 
 class LayeredClip(LayeredModel):
@@ -126,8 +142,7 @@ class LayeredClip(LayeredModel):
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches, class token and positions, normalised."""
-        tokens: Tensor = self.backbone.stem["norm"](self.backbone.stem["embeddings"](pixels))
-        return tokens
+        return cast(Tensor, self.backbone.stem["norm"](self.backbone.stem["embeddings"](pixels)))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Run the image encoder's part of a block."""
@@ -140,8 +155,7 @@ class LayeredClip(LayeredModel):
     def projected(self, tokens: Tensor) -> Tensor:
         """Return the image encoder's output: (batch, tokens, width) to (batch, projection)."""
         top = self.backbone.top
-        projected: Tensor = top["vision_projection"](top["vision_norm"](tokens[:, 0]))
-        return projected
+        return cast(Tensor, top["vision_projection"](top["vision_norm"](tokens[:, 0])))
 
     def placed(self, projected: Tensor) -> Tensor:
         """Return unit vectors (batch, projection) of features, which first pass through the image adapter, if any."""
@@ -151,8 +165,7 @@ class LayeredClip(LayeredModel):
         """Return logits (batch, classes): both encoders walk the same steps."""
         walk = range(self.num_layers) if walk is None else walk
         features = self.placed(self.passed(images, walk))
-        logits: Tensor = features @ self.text_features(walk).T * self.backbone.logit_scale.exp()
-        return logits
+        return cast(Tensor, features @ self.text_features(walk).T * self.backbone.logit_scale.exp())
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
         """Return the image encoder's output (batch, projection), computed unless the batch holds it already."""
@@ -182,12 +195,10 @@ class LayeredClip(LayeredModel):
     def _words(self) -> Tensor:
         """Tokens of the prompts, with the learned context vectors, if any, after the first one."""
         if "context" not in self.prompt:
-            tokens: Tensor = self.backbone.words(input_ids=self.prompts)
-            return tokens
+            return cast(Tensor, self.backbone.words(input_ids=self.prompts))
         words, context = self.backbone.words.token_embedding(self.prompts), self.prompt["context"]
-        spread = context.expand(len(words), -1, -1)
-        tokens = self.backbone.words(inputs_embeds=torch.cat([words[:, :1], spread, words[:, 1:]], dim=1))
-        return tokens
+        embedded = torch.cat([words[:, :1], context.expand(len(words), -1, -1), words[:, 1:]], dim=1)
+        return cast(Tensor, self.backbone.words(inputs_embeds=embedded))
 
     def _run(self, tower: str, layer: int, tokens: Tensor) -> Tensor:
         pair = cast(nn.ModuleDict, self.backbone.blocks[layer])
@@ -217,7 +228,6 @@ class LayeredClip(LayeredModel):
         self.to(device)
 
     def _read(self, texts: Sequence[str], context: int = 0) -> None:
-        """Make these texts the classes' prompts."""
         prompts, ends = self.tokenize(texts)
         most = self.backbone.words.position_embedding.num_embeddings
         if (longest := prompts.shape[1] + context) > most:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +18,9 @@ from fedsweep.common.errors import UserError, near, one_line
 from fedsweep.models.checkpoint_folder import CONFIG, digest, find, is_folder
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size", "image_size")
-Shape = Mapping[str, Mapping[str, int]]
 
 
-def _known(width: int, blocks: int, patch: int, size: int, text: int) -> Shape:
+def _known(width: int, blocks: int, patch: int, size: int, text: int) -> dict[str, Any]:
     """OpenAI's shapes: heads of 64 features, MLPs four times as wide, twelve blocks for the text."""
     vision = {
         "hidden_size": width,
@@ -31,10 +31,10 @@ def _known(width: int, blocks: int, patch: int, size: int, text: int) -> Shape:
         "image_size": size,
     }
     words = {"hidden_size": text, "intermediate_size": 4 * text, "num_attention_heads": text // 64}
-    return {"vision_config": vision, "text_config": words, "projection": {"dim": text}}
+    return {"vision_config": vision, "text_config": words, "projection_dim": text}
 
 
-KNOWN: dict[str, Shape] = {
+KNOWN = {
     "openai/clip-vit-base-patch32": _known(768, 12, 32, 224, 512),
     "openai/clip-vit-base-patch16": _known(768, 12, 16, 224, 512),
     "openai/clip-vit-large-patch14": _known(1024, 24, 14, 224, 768),
@@ -44,22 +44,12 @@ KNOWN: dict[str, Shape] = {
 
 
 def config_of(model: str) -> Any:
-    """Return transformers' CLIPConfig, from the table above or from the checkpoint.
-
-    Raises:
-        UserError: there is no such checkpoint, or its config is not that of a CLIP.
-    """
+    """Return transformers' CLIPConfig, from the table above or from the checkpoint; raise UserError if it has none."""
     import transformers
 
     config: Any = transformers.CLIPConfig
     if model in KNOWN and not is_folder(model):
-        shape = KNOWN[model]
-        return config(
-            vision_config=dict(shape["vision_config"]),
-            text_config=dict(shape["text_config"]),
-            projection_dim=shape["projection"]["dim"],
-            attn_implementation="sdpa",
-        )
+        return config(**deepcopy(KNOWN[model]), attn_implementation="sdpa")
     try:
         folder = find(model)
     except UserError as error:
@@ -85,11 +75,7 @@ def _check_sizes(said: Mapping[str, Any]) -> None:
 
 
 def load(folder: Path, name: str) -> Any:
-    """Return transformers' CLIPModel with all tensors of the checkpoint, in single precision.
-
-    Raises:
-        UserError: tensors are missing, of another shape, or cannot be read.
-    """
+    """Return transformers' CLIPModel in single precision; raise UserError unless the checkpoint has all tensors."""
     import transformers
 
     model: Any = transformers.CLIPModel

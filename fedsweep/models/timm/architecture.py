@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedsweep.models.base import Outline, Recipe
-from fedsweep.models.timm.walks import WHAT_WORKS, Family, family_of, mixer_shape, reshaped
+from fedsweep.models.timm.walks import WHAT_WORKS, Family, family_of, mixer_shape
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -52,40 +52,38 @@ class Architecture:
     def build(self) -> nn.Module:
         """Return the network on torch's default device, with weights from torch's generator and a head of one class.
 
-        The head is to be replaced; with a constant number of classes it does not change the other draws.
-
-        Raises:
-            ValueError: timm cannot build it with these changes.
+        The head is to be replaced; with a constant number of classes it does not change the other draws. Raise
+        ValueError if timm cannot build the network.
         """
         import timm
 
         if self._is_mixer and self.num_heads is not None:
             raise ValueError(f"`backbone.num_heads` is given, but {self.name} has no attention heads")
-        size: dict[str, Any] = {"img_size": self.image_size, "in_chans": self.in_chans}
-        shape: dict[str, Any] = {"patch_size": self.patch_size, "embed_dim": self.embed_dim}
         try:
             if self._is_reshaped:
-                backbone: nn.Module = reshaped(self.name, **size, **shape, num_blocks=self.num_blocks)
-            else:  # timm leaves out what is None
-                shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
-                backbone = timm.create_model(self.model, num_classes=1, **size, **shape)
+                backbone: nn.Module = timm.models.MlpMixer(num_classes=1, **self.arguments())
+            else:
+                backbone = timm.create_model(self.model, num_classes=1, **self.arguments())
         except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
         return backbone
 
-    def recipe(self, num_classes: int) -> Recipe:
-        """Return the call of timm that builds the same network, without weights."""
-        size: dict[str, Any] = {"img_size": self.image_size, "in_chans": self.in_chans}
+    def recipe(self, num_classes: int, fetched: bool) -> Recipe:
+        """Return the call of timm that builds the same network."""
+        arguments = {**self.arguments(), "num_classes": num_classes}
         if self._is_reshaped:
-            wanted = (self.patch_size, self.embed_dim, self.num_blocks)
-            arguments = {**size, **mixer_shape(self.name, *wanted), "num_classes": num_classes}
-            return Recipe(call="timm.models.MlpMixer", arguments=arguments, fetched=False)
+            return Recipe(call="timm.models.MlpMixer", arguments=arguments, fetched=fetched)
+        return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=fetched)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return timm's arguments for the shape, except the number of classes."""
+        size = {"img_size": self.image_size, "in_chans": self.in_chans}
+        if self._is_reshaped:
+            return size | mixer_shape(self.name, self.patch_size, self.embed_dim, self.num_blocks)
         shape = {"patch_size": self.patch_size, "embed_dim": self.embed_dim}
         shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
-        given = {name: value for name, value in shape.items() if value is not None}
-        arguments = {**size, **given, "num_classes": num_classes}
-        return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=False)
+        return size | {name: value for name, value in shape.items() if value is not None}
 
     @property
     def _is_mixer(self) -> bool:
@@ -95,7 +93,7 @@ class Architecture:
 
     @property
     def _is_reshaped(self) -> bool:
-        """A Mixer in a shape that timm's entry points reject."""
+        """A Mixer in a shape that timm's entry points, which fix these arguments, reject: its class is called."""
         return self._is_mixer and any((self.patch_size, self.embed_dim, self.num_blocks))
 
 
@@ -111,11 +109,7 @@ class TimmOutline(Outline):
 
 @lru_cache(maxsize=64)
 def outline(architecture: Architecture) -> TimmOutline:
-    """Build the model without memory for its tensors and return its outline.
-
-    Raises:
-        ValueError: timm has no such model or cannot build it, or it cannot be walked block by block.
-    """
+    """Return the outline of a model, built without memory for its tensors; raise ValueError if it has no walk."""
     import timm
 
     check_name(architecture.model)

@@ -14,7 +14,6 @@ from torch import nn
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
-from fedsweep.common.yaml_values import Json
 from fedsweep.models import weights_file
 from fedsweep.models.base import Backbone, Recipe
 from fedsweep.models.layered import LayeredModel
@@ -103,7 +102,6 @@ class TimmBackbone(Backbone):
         return f"sha256:{digest}+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}"
 
     def _file(self) -> tuple[Path, dict[str, Any]]:
-        """The weights file and its card, checked against the fields."""
         path = weights_file.find(self.pretrained)
         card = weights_file.read_card(path)
         weights_file.check_recipe(card, path, self._architecture)
@@ -146,23 +144,15 @@ class TimmBackbone(Backbone):
 
     def recipe(self, num_classes: int) -> Recipe:
         """Return timm's call for the same network; timm can fetch the weights by name if they are a tag's."""
-        if self.pretrained != "timm":
-            return self._architecture.recipe(num_classes)
-        arguments: dict[str, Json] = {"img_size": self.image_size, "in_chans": self.in_chans}
-        if self.patch_size is not None:
-            arguments["patch_size"] = self.patch_size
-        arguments["num_classes"] = num_classes
-        return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=True)
+        return self._architecture.recipe(num_classes, fetched=self.pretrained == "timm")
 
     def _create(self) -> nn.Module:
-        """The network before its head is replaced."""
         if self.pretrained != "timm":
             try:
                 return self._architecture.build()
             except ValueError as error:  # it was outlined before, without memory for its tensors
                 raise UserError(f"{error}.") from None
-        patch = {} if self.patch_size is None else {"patch_size": self.patch_size}
-        return timm_weights.create(self.model, img_size=self.image_size, in_chans=self.in_chans, **patch)
+        return timm_weights.create(self.model, **self._architecture.arguments())
 
     def _normalisation(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation per channel, from the fields, the file's card or timm's tag, in this order."""

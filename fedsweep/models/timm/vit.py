@@ -49,8 +49,7 @@ class LayeredViT(LayeredModel):
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches, class and register tokens, with positions."""
         vit = self.backbone
-        tokens: Tensor = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
-        return tokens
+        return cast(Tensor, vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels)))))
 
 
 class DigitsViT(Backbone):
@@ -67,15 +66,11 @@ class DigitsViT(Backbone):
         return f"sha256:{_card()['sha256']}"
 
     def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
-        """Load the weights as a run will; raise UserError if `build` does."""
+        """Load the weights at every call: the fingerprint is the card's and does not change with the file."""
         self.build(num_classes, class_names=class_names)
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredViT:
-        """Return the pre-trained model with its MNIST head, whatever the seed and the class names.
-
-        Raises:
-            UserError: the data set has other classes than ten digits, or the weights file is not the shipped one.
-        """
+        """Return the pre-trained model with its MNIST head; raise UserError unless the data has ten classes."""
         from safetensors.torch import load_file
 
         if num_classes != 10:
@@ -107,5 +102,4 @@ class DigitsViT(Backbone):
 
 
 def _card() -> dict[str, Any]:
-    card: dict[str, Any] = json.loads(WEIGHTS.with_suffix(".json").read_text())
-    return card
+    return cast(dict[str, Any], json.loads(WEIGHTS.with_suffix(".json").read_text()))

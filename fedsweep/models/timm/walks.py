@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,7 @@ class LayeredBeit(LayeredModel):
         tokens = torch.cat((beit.cls_token.expand(len(patches), -1, -1), patches), dim=1)
         if beit.pos_embed is not None:
             tokens = tokens + beit.pos_embed
-        out: Tensor = beit.pos_drop(tokens)
-        return out
+        return cast(Tensor, beit.pos_drop(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Run one block, with its relative positions."""
@@ -86,14 +85,12 @@ class LayeredEva(LayeredModel):
         """Return patches, class and register tokens and, if the model has them, absolute positions."""
         eva = self.backbone
         tokens, _ = eva._pos_embed(eva.patch_embed(pixels))
-        out: Tensor = eva.norm_pre(tokens)
-        return out
+        return cast(Tensor, eva.norm_pre(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Run one block, with rotary positions."""
         rope = self.rope[layer] if self.rope is not None and self.backbone.rope_mixed else self.rope
-        out: Tensor = self.backbone.blocks[layer](tokens, rope=rope)
-        return out
+        return cast(Tensor, self.backbone.blocks[layer](tokens, rope=rope))
 
 
 class LayeredMixer(LayeredModel):
@@ -112,29 +109,14 @@ class LayeredMixer(LayeredModel):
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return the patches; a Mixer has no positions and no class token."""
-        tokens: Tensor = self.backbone.stem(pixels)
-        return tokens
-
-
-def reshaped(
-    model: str, img_size: int, in_chans: int, patch_size: int | None, embed_dim: int | None, num_blocks: int | None
-) -> MlpMixer:
-    """Return a Mixer like timm's `model`, with a head of one class, in another shape; None keeps the model's value.
-
-    timm's entry points fix these arguments and reject changes, so the class is called here. The widths of the two MLPs
-    keep their ratio to the width of a token. Raise ValueError for gated MLPs.
-    """
-    from timm.models.mlp_mixer import MlpMixer
-
-    shape = mixer_shape(model, patch_size, embed_dim, num_blocks)
-    return MlpMixer(num_classes=1, img_size=img_size, in_chans=in_chans, **shape)
+        return cast(Tensor, self.backbone.stem(pixels))
 
 
 def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_blocks: int | None) -> dict[str, Any]:
     """Return the arguments of timm's class for a Mixer like timm's `model`; None keeps the model's value.
 
-    Raises:
-        ValueError: the model's MLPs are gated ones, which need arguments of their own.
+    The widths of the two MLPs keep their ratio to the width of a token. Raise ValueError for gated MLPs, which need
+    arguments of their own.
     """
     import timm
     from timm.layers.mlp import Mlp

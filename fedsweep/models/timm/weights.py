@@ -8,19 +8,13 @@ from typing import Any
 from torch import nn
 
 from fedsweep.common.errors import UserError
+from fedsweep.models.checkpoint_folder import SECONDS
 from fedsweep.models.timm.architecture import timm_config
 from fedsweep.models.weights_file import reason
 
-SECONDS = 10.0
-"""How long to wait for an answer of the hub."""
-
 
 def create(model: str, **shape: Any) -> nn.Module:
-    """Return timm's model with the weights that its tag names, and their head.
-
-    Raises:
-        UserError: the weights are neither cached nor can they be downloaded, or they do not fit the changed shape.
-    """
+    """Return timm's model with its tag's weights and head; raise UserError if they cannot be loaded or do not fit."""
     import timm
 
     overlay: dict[str, Any] = {}
@@ -59,12 +53,9 @@ def locate(model: str) -> Path | None:
             # Without this question first, the download would repeat itself for half a minute where there is no network.
             get_hf_file_metadata(hf_hub_url(filename=name, **where), timeout=SECONDS)
             return Path(hf_hub_download(filename=name, **where))
-        except LocalEntryNotFoundError as error:
-            raise _unreachable(model, error) from error
-        except EntryNotFoundError:
-            continue
         except Exception as error:  # the hub's library does not keep to one family of exceptions
-            raise _unreachable(model, error) from error
+            if isinstance(error, LocalEntryNotFoundError) or not isinstance(error, EntryNotFoundError):
+                raise _unreachable(model, error) from error
     raise UserError(f"timm's weights {model} are not on the hub: {repository} has no {' or '.join(names)}.")
 
 
