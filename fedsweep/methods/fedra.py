@@ -48,11 +48,7 @@ class FedRA(FederatedMethod):
 
 
 def cover(matrix: np.ndarray, rng: np.random.Generator) -> None:
-    """Swap random ones of M from shared into empty columns, in place, until none is empty (Eq. 4); row sums stay.
-
-    Raises:
-        ValueError: M has fewer ones than columns.
-    """
+    """Swap ones within rows of M at random until no column is empty (Eq. 4); raise ValueError if there are too few."""
     if matrix.sum() < matrix.shape[1]:
         raise ValueError(f"{matrix.sum()} places cannot cover {matrix.shape[1]} blocks")
     for empty in np.flatnonzero(~matrix.any(axis=0)):

@@ -99,7 +99,7 @@ class FrozenRows:
         return out
 
     def next_round(self) -> None:
-        """Let the rows that nobody asked for in a whole round make room for others."""
+        """Release the rows that nobody asked for in a whole round, to make room for others."""
         self._round += 1
         for key in [key for key, last in self._used.items() if last < self._round - 1]:
             del self._used[key]
@@ -190,14 +190,12 @@ class _Rows:
 
     @classmethod
     def like(cls, path: Path, count: int, values: Tensor) -> _Rows:
-        """Create a file for rows of this shape, which its name contains."""
         dtype, shape = values.numpy().dtype, tuple(values.shape[1:])
         sizes = "x".join(map(str, shape)) or "scalar"
         return cls(path.with_name(f"{path.name}.{dtype.name}.{sizes}{SUFFIX}"), count, dtype, shape)
 
     @classmethod
     def find(cls, path: Path, count: int) -> _Rows | None:
-        """Open the file that another process, or an earlier run, has left."""
         for found in path.parent.glob(f"{path.name}.*{SUFFIX}"):
             _, dtype, sizes, _ = found.name.split(".")
             shape = () if sizes == "scalar" else tuple(map(int, sizes.split("x")))
@@ -211,7 +209,6 @@ class _Rows:
         return torch.from_numpy(flags[rows.numpy()] == 1)
 
     def read(self, rows: Tensor) -> Tensor:
-        """Return a copy of these rows, or raise OSError."""
         found = np.empty((len(rows), *self.shape), self.dtype)
         for place, row in enumerate(rows.tolist()):
             content = os.pread(self.file, self.width, self.start + row * self.width)

@@ -106,11 +106,7 @@ class LayeredModel(nn.Module, ABC):
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 
     def exits(self, images: Images, walk: Walk, depths: Sequence[int], last: bool) -> list[Tensor]:
-        """Return logits (batch, classes) of the heads after `depths` steps of the walk, and with `last` the own head's.
-
-        Raises:
-            KeyError: there is no head at one of the depths.
-        """
+        """Return logits (batch, classes) of the heads after `depths` of the steps; with `last` also the own head's."""
         (tokens, done), logits = self.begin(images), []
         for place, step in enumerate(walk, start=1):
             tokens = tokens if place <= done else self.step(step, tokens)

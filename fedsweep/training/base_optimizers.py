@@ -1,8 +1,4 @@
-"""FedAvg, FedProx and FedDyn, the base optimizers, which combine with every method.
-
-A method decides which client holds which blocks and heads and what its loss is; a base optimizer, how far a client
-moves from the global model and what is remembered of it.
-"""
+"""FedAvg, FedProx and FedDyn, the base optimizers, which combine with every method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +14,7 @@ from fedsweep.types import ClientId, ClientUpdate, ServerState
 
 
 class BaseOptimizer(Config):
-    """The base of the base optimizers; by default it changes nothing."""
+    """A base optimizer decides how far a client moves from the global model, and what is remembered of it."""
 
     def steer(
         self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]

@@ -56,8 +56,7 @@ class LocalTask:
 
     `walk_at` maps the finished share of the session, in [0, 1), to the walk; by default the blocks held. `names` are
     the tensors to train, by default those of the allocation. `session` counts a client's sessions within a round, each
-    of which has batches and dropout of its own. `side_inputs` (n, ...) hold one row per training image, for the
-    objective.
+    of which has batches and dropout of its own. `side_inputs` (n, ...) hold one row per training image.
     """
 
     client: Client

@@ -133,7 +133,6 @@ def _outline(model: str) -> Outline:
 
 
 def _no_tokens(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Two tokens for each text, for the meta device."""
     return torch.zeros(len(texts), 2, dtype=torch.int64), torch.ones(len(texts), dtype=torch.int64)
 
 

@@ -113,8 +113,7 @@ class TimmBackbone(Backbone):
         The weights' head is kept if it has `num_classes` classes, unless a file's card names others than `class_names`.
 
         Raises:
-            UserError: the weights are missing, broken or of another shape, the model does not fit into memory, or the
-                walk differs from timm's forward.
+            UserError: the weights are missing, broken or misfit, exceed the memory, or the walk is not timm's forward.
         """
         self.fingerprint()  # refuses a wrong file before anything is built
         family = self._outline.family
