@@ -26,7 +26,7 @@ class PixelStack:
         return sum(len(part) for part in self.parts)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
-        """The images of these rows (k,), from the parts that they lie in; as of one tensor, along its dimension 0."""
+        """Return the images of these rows (k,), like `Tensor.index_select`."""
         import torch  # loaded already where there are tensors
 
         places = self.places(rows)
@@ -34,7 +34,7 @@ class PixelStack:
         return grouped.index_select(dim, torch.cat([here for _, here, _ in places]).argsort())
 
     def places(self, rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each part: the part, which of `rows` (k,) lie in it, and as which rows of its own."""
+        """Return (part, positions in `rows` (k,) that fall into it, row numbers in the part) for each part."""
         starts = [0, *accumulate(map(len, self.parts))]
         within = [((start <= rows) & (rows < end)).nonzero().flatten() for start, end in pairwise(starts)]
         return [(part, here, rows[here] - start) for part, here, start in zip(self.parts, within, starts, strict=False)]
@@ -57,17 +57,17 @@ class ImageSet:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """The tensors that its images lie in."""
+        """The tensors that hold its images."""
         return self.images.parts if isinstance(self.images, PixelStack) else (self.images,)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The examples at `index` (k,): a copy of their images (k, 3, height, width), and their labels (k,)."""
+        """Return a copy of the images (k, 3, height, width) at `index` (k,), and their labels (k,)."""
         rows = index if self.rows is None else self.rows[index]
         # Copies whole images; indexing by `[rows]` would copy them byte by byte, eight times slower.
         return self.images.index_select(0, rows), self.labels[index]
 
     def places(self, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Where the examples at `index` (k,) lie: for each tensor of images, which of them, and as which rows of it."""
+        """Return (tensor of images, positions in `index` (k,) that fall into it, row numbers in it) for each tensor."""
         import torch  # loaded already where there are tensors
 
         rows = index if self.rows is None else self.rows[index]
@@ -76,11 +76,11 @@ class ImageSet:
         return [(self.images, torch.arange(len(rows)), rows)]
 
     def select(self, index: Tensor) -> ImageSet:
-        """The examples at `index`, without copying pixels."""
+        """Return the examples at `index`, without copying pixels."""
         return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index])
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """All examples in order, `size` at a time; views where the images lie in order."""
+        """Yield all examples in order, `size` at a time; views if the images lie in order."""
         for start in range(0, len(self), size):
             here = slice(start, start + size)
             if self.rows is not None:
@@ -92,10 +92,10 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of an image set, some of whose way through a frozen model is known.
+    """Examples of an image set, with their known outputs of a frozen model.
 
-    `tokens` (k, ...) lie behind the first `done` steps of the walk; without them it begins with the pixels.
-    `side_inputs` are the other values that a method knows of each image, one row (...) per image.
+    `tokens` (k, ...) are the output of the first `done` steps of the walk; without them the walk begins with the
+    pixels. `side_inputs` are the other values that a method knows of each image, one row (...) per image.
     """
 
     source: ImageSet
@@ -137,9 +137,9 @@ class FederatedData:
 class Client:
     """One participant: its images and `capacity`, the number of blocks that fit on it (L_i).
 
-    `validation` is the share that it holds back from its training, to steer it by, and `test` the share that nothing
-    but its own evaluation sees; None where the partition asks for none. `synthetic` are the images of its domain that
-    the server has made and sent it once.
+    `validation` is the share that it holds back from its training, to steer it by, and `test` the share that only its
+    evaluation uses; None if the partition asks for none. `synthetic` are the images of its domain that the server has
+    made and sent it once.
     """
 
     id: ClientId
@@ -153,10 +153,10 @@ class Client:
 
 @dataclass(frozen=True)
 class LayerAllocation:
-    """One row of FedRA's allocation matrix M: the blocks a client runs, and those of them it trains, ascending.
+    """One row of FedRA's allocation matrix M: the blocks that a client runs, and those of them it trains, ascending.
 
     Of the tensors outside the blocks, a client holds and trains all but those whose names begin with one of
-    `excluded_prefixes`: heads that lie deeper than it reaches, BRICKs of other domains.
+    `excluded_prefixes`: heads deeper than it reaches, BRICKs of other domains.
     """
 
     held: tuple[int, ...]
@@ -165,18 +165,17 @@ class LayerAllocation:
 
     @classmethod
     def of(cls, layers: tuple[int, ...] | list[int]) -> LayerAllocation:
-        """Hold and train the same blocks."""
+        """Return an allocation that holds and trains the same blocks."""
         ordered = tuple(sorted(layers))
         return cls(held=ordered, trained=ordered)
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What one client sends back: the tensors it trained, under their names in the full model.
+    """A client's message to the server: the tensors it trained, under their names in the full model.
 
     `private` are tensors that it trained and does not send; no cost of the wire counts them. `extra` are tensors that
-    it sends besides, which are no part of a model. `local_copy`, where a method asks for it, is its trained model,
-    whatever it sends.
+    it sends besides, which are no part of a model. `local_copy`, if a method asks for it, is its whole trained model.
     """
 
     client: ClientId
@@ -193,7 +192,7 @@ class ClientUpdate:
 class ServerState:
     """Everything that a run must remember between rounds; a method with memory extends it.
 
-    `layers` are the blocks of the server's own model, which evaluation runs (all of them, but for `all_small`).
+    `layers` are the blocks of the server's own model, which evaluation runs (all of them, except in `all_small`).
     `client_memory` and `server_memory` are the base optimizer's. `gamma_star` is FedRA's Gamma* so far: the smallest
     number of clients that held an active block in any round; None before the first.
     """
@@ -207,10 +206,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """State and metrics after `round` communication rounds; round 0 is the untuned model.
-
-    `metrics` are the same on every repetition of a run; `seconds` is not and therefore stands apart.
-    """
+    """State and metrics after `round` rounds (0: the untuned model); only `seconds` are not reproducible."""
 
     round: int
     state: ServerState

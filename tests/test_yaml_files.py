@@ -12,7 +12,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.paths import available
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.models.feature_adapter import FeatureAdapter
+from fedsweep.models.clip.model import FeatureAdapter
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.results.arms import counterparts, identity
 from fedsweep.sweep.plan.plan import Plan

@@ -1,1 +1,1 @@
-"""One federated run: its configuration, its rounds, and running it so that it can be resumed."""
+"""One federated run: its configuration, its rounds, and its resumable execution."""

@@ -93,19 +93,18 @@ class Federation:
     seed: int
 
     def initial_state(self) -> ServerState:
-        """The state before the first round, however far the resident model has been trained since."""
+        """Return the state before the first round, however far the resident model has been trained since."""
         self.model.load_adapter(self.fresh)
         return self.method.init(self.model, self.clients, self.server)
 
     def cohort(self, round: int) -> list[Client]:
-        """The clients that take part, in the order of their ids: the order of the client list does not matter."""
+        """Return the clients of a round by ascending id, so that the order of the client list does not matter."""
         chosen = self._chosen(round)
         if self.config.depths != "dynamic":
             return chosen
-        return [replace(client, capacity=self._drawn_depth(round, client)) for client in chosen]
-
-    def _drawn_depth(self, round: int, client: Client) -> int:
-        return int(stream(self.seed, "depth", round, client.id).integers(1, self.model.num_layers + 1))
+        draws = [stream(self.seed, "depth", round, client.id) for client in chosen]
+        depths = [int(rng.integers(1, self.model.num_layers + 1)) for rng in draws]
+        return [replace(client, capacity=depth) for client, depth in zip(chosen, depths, strict=True)]
 
     def _chosen(self, round: int) -> list[Client]:
         clients = sorted(self.clients, key=lambda client: client.id)
@@ -122,18 +121,17 @@ class Federation:
         return [clients[i] for i in sorted(rng.choice(len(clients), size=size, replace=False))]
 
     def shares(self) -> dict[ClientId, float]:
-        """The weights of all clients in averages, those outside a cohort included; they sum to one."""
+        """Return the weights of all clients in averages, including those outside a cohort; they sum to one."""
         weights = {client.id: self.server.aggregation.weight_of(len(client.train)) for client in self.clients}
         total = sum(weights[client] for client in sorted(weights))
         return {client: weight / total for client, weight in weights.items()}
 
     def malicious(self) -> frozenset[ClientId]:
-        """The clients that attack."""
-        ids = [client.id for client in self.clients]
-        return malicious_clients(ids, self.config.malicious_share, self.seed)
+        """Return the clients that attack."""
+        return malicious_clients([one.id for one in self.clients], self.config.malicious_share, self.seed)
 
     def evaluate(self, state: ServerState) -> dict[str, float]:
-        """Metrics of the global model on the domains, and of the clients' models on what each has for its own test."""
+        """Return the metrics of the global model on the domains, and of clients' models on their own test images."""
         of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
 
@@ -160,7 +158,7 @@ class Federation:
     def drifted(
         self, sent: ServerState, state: ServerState, cohort: Sequence[Client], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
-        """How far the clients of a round lie apart, on the same test images of all domains; only if asked for."""
+        """Measure client drift on the same test images of all domains, if `evaluation.metrics` asks for it."""
         if "drift" not in self.evaluation.metrics:
             return {}
         held = {update.client: update.allocation.held for update in updates}
@@ -176,7 +174,7 @@ class Federation:
     def biased(
         self, sent: ServerState, cohort: Sequence[Client], allocations: Mapping[ClientId, LayerAllocation], round: int
     ) -> dict[str, float]:
-        """What missing blocks do to the gradients of a round's clients, before they train; only if asked for."""
+        """Measure structural bias before the clients train, if `evaluation.metrics` asks for it."""
         if "structural_bias" not in self.evaluation.metrics:
             return {}
         self.model.load_adapter(sent.adapter)
@@ -186,7 +184,7 @@ class Federation:
         return structural_bias(self.model, objective, sent.layers, placed, self.seed, round)
 
     def embed(self, state: ServerState) -> Embedding | None:
-        """The t-SNE of the global model's features; None where none is asked for, or there is nothing to show."""
+        """Return the t-SNE of the global model's features; None if none is asked for, or the run diverged."""
         classes, images = self.evaluation.tsne_classes, self.evaluation.tsne_images
         if classes is None:
             return None
@@ -196,7 +194,7 @@ class Federation:
 
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
-    """Yield the untuned model (round 0), then the result of every round; from `start` on, only what comes after it."""
+    """Yield the untuned model (round 0), then the result of every round; with `start`, only the rounds after it."""
     method, server, shares = federation.method, federation.server, federation.shares()
     ids, malicious = [client.id for client in federation.clients], federation.malicious()
     if start is None:
@@ -214,9 +212,8 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         sent = state
         trained = method.local_updates(state, cohort, allocations, trainer)
-        updates = attacked(
-            partial(SeparateModels.of_method(method).sent_adapter, sent), trained, malicious, federation.config.attack
-        )
+        sent_to = partial(SeparateModels.of_method(method).sent_adapter, sent)
+        updates = attacked(sent_to, trained, malicious, federation.config.attack)
         messages = Messages.of_method(method)
         received = {client: messages.received_names(sent, client, row) for client, row in allocations.items()}
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
@@ -240,9 +237,10 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
 
 
 def coverage(state: ServerState, rows: Sequence[LayerAllocation]) -> dict[str, float]:
-    """How many clients hold a block: the fewest among the active blocks of the server's model, and how many are idle.
+    """Return the smallest number of clients that hold an active block, and the number of idle blocks.
 
-    An active block has a holder. Gamma* of FedRA's Theorem 1 (second version) is the fewest of all rounds so far.
+    An active block of the server's model has a holder, an idle one has none. Gamma* of FedRA's Theorem 1 (second
+    version) is the smallest number of all rounds so far.
     """
     holders = [sum(layer in row.held for row in rows) for layer in state.layers]
     fewest = min((count for count in holders if count), default=0)
@@ -251,6 +249,5 @@ def coverage(state: ServerState, rows: Sequence[LayerAllocation]) -> dict[str, f
 
 
 def _mean_loss(updates: Sequence[ClientUpdate]) -> float:
-    """Training loss over the cohort, weighted by examples."""
     total = sum(update.num_examples for update in updates)
     return sum(update.metrics["loss"] * update.num_examples for update in updates) / total

@@ -1,4 +1,4 @@
-"""Playing a run: its data divided, its model built, its rounds one after the other, durably."""
+"""Execution of a run: divide its data, build its model and play its rounds durably."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -33,11 +33,7 @@ Device = Literal["cpu", "cuda"]
 
 
 def split(config: RunConfig) -> tuple[FederatedData, Split]:
-    """The data of a run and its clients; a function of data, partition and seed, not of the method.
-
-    Raises:
-        UserError: the data is not there, or cannot be divided as asked.
-    """
+    """Return a run's data and clients, which do not depend on the method; raise UserError if that is impossible."""
     data = load(config.data)
     parts = config.partition.split(data, config.capacities(), config.seed)
     if not config.trains_on_synthetic:
@@ -46,7 +42,7 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 
 
 def content_digests(config: RunConfig) -> dict[str, str]:
-    """What pins the content of the files that a configuration only names: images with labels, and weights."""
+    """Return the digests of the files that a configuration only names: images with labels, and weights."""
     weights = [config.backbone.fingerprint(), OwnWeights.of_method(config.method).fingerprint()]
     data = load(config.data)
     images = [data.digest, _of_synthetic(config, data)]
@@ -54,27 +50,19 @@ def content_digests(config: RunConfig) -> dict[str, str]:
 
 
 def _of_synthetic(config: RunConfig, data: FederatedData) -> str:
-    """The digest of synthetic images that lie in files; empty for none."""
+    """The digest of synthetic images in files; empty for none."""
     return config.synthetic.fingerprint(data) if config.trains_on_synthetic else ""
 
 
 def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
-    """Refuse to go on with other images or weights than the plan was made for: they are part of a trial's identity.
-
-    Raises:
-        UserError: a file was replaced since.
-    """
+    """Raise UserError if images or weights changed since the plan: they are part of a trial's identity."""
     for name, digest in content_digests(config).items():
         if digest != planned[name]:
             raise UserError(f"the {name} of this trial changed since its sweep began; start a new sweep.")
 
 
 def check_content(config: RunConfig) -> None:
-    """Open the data, divide it, load the weights, and draw the images of a t-SNE, as the run will.
-
-    Raises:
-        UserError: something is missing, does not fit, or cannot be divided.
-    """
+    """Raise UserError unless the run can load and divide its data, load its weights and draw its t-SNE's images."""
     data, _ = split(config)
     config.backbone.check_weights(len(data.class_names), data.class_names)
     OwnWeights.of_method(config.method).check_weights(config.backbone, data.class_names)
@@ -84,7 +72,7 @@ def check_content(config: RunConfig) -> None:
 
 
 def build(config: RunConfig, device: Device = "cpu") -> Federation:
-    """Data, clients, model and trainer of a run; the model on the device, the images where they are."""
+    """Return a run's data, clients, model and trainer; the model on the device, the images where they are."""
     data, parts = split(config)
     method = config.method
     clients = [
@@ -95,6 +83,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
     model = build_model(config.backbone, lora, len(data.class_names), config.seed, data.class_names, freeze_a)
     config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
     model.to(device)
+    depths = tuple(sorted(config.depths()))
     kept = FrozenRows.of(sources(data, parts.synthetic, _of_synthetic(config, data)))
     return Federation(
         method=config.method,
@@ -105,9 +94,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
         domains=data.domains,
         held_out=data.held_out,
         class_names=data.class_names,
-        server=Server(
-            model.num_layers, config.aggregation, tuple(sorted(config.depths())), parts.proxy, parts.synthetic
-        ),
+        server=Server(model.num_layers, config.aggregation, depths, parts.proxy, parts.synthetic),
         trainer=CohortTrainer(
             model,
             config.optimizer,
@@ -125,7 +112,7 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 
 
 def _identity(config: RunConfig) -> str:
-    """What decides the frozen part of a run's model; names of classes are no part of what an image goes through."""
+    """The key of the frozen part of a run's model. The names of the classes do not influence an image's features."""
     content = config.backbone.fingerprint()
     lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.needs.lora else ""
     drawn = content == "none" or (config.method.needs.lora and config.aggregation.lora == "freeze_a")
@@ -133,7 +120,7 @@ def _identity(config: RunConfig) -> str:
 
 
 def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None, digest: str = "") -> dict[int, str]:
-    """The content of each tensor of images, by its address; `digest` is that of synthetic images that lie in files."""
+    """Return the content of each tensor of images, by its address; `digest` is that of synthetic images in files."""
     found = {}
     for one in (*data.domains, *data.held_out):
         for split, images in (("train", one.train), ("test", one.test)):
@@ -161,13 +148,11 @@ def run_resumably(
     until: int | None = None,
     measure: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[RoundRecord]:
-    """Play a run with every round on disk before it is yielded; rounds found there are yielded again first.
+    """Play a run with every round on disk before it is yielded; yield the rounds found there first.
 
-    With `until` it ends after that round, and a later call goes on from there. `measure` tells after each round what
-    the machine did in it; no metric depends on it.
-
-    A t-SNE stands beside the checkpoint before that of the last round does: a run that has all rounds has its picture.
-    A run that was stopped at any moment goes on as if it had not been.
+    With `until` it ends after that round, and a later call continues. `measure` returns the usage of the machine in
+    each round; no metric depends on it. A run that was stopped at any moment continues as if it had not been. The t-SNE
+    is written before the last round's checkpoint, so that a complete run has one.
     """
     forget_peak()
     federation = build(config, device)
@@ -185,6 +170,6 @@ def run_resumably(
             for name, content in files(embedding).items():
                 write_atomically(checkpoint.with_name(name), content)
         save_checkpoint(checkpoint, Checkpoint(result.round, result.state, tuple(history)))
-        yield history[-1]
+        yield measured
         if result.round == until:
             return

@@ -1,4 +1,4 @@
-"""RunConfig, the table of contents of a run: everything that decides it, checked as a whole."""
+"""RunConfig, the complete configuration of a run, checked as a whole."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -103,15 +103,14 @@ class RunConfig(Config):
 
     @property
     def trains_on_synthetic(self) -> bool:
-        """Whether the server or a client does; else none are made."""
+        """Whether the server or a client trains on synthetic images; else none are made."""
         return self.method.needs.synthetic or self.partition.takes_synthetic
 
     def marks(self) -> dict[str, str]:
-        """What every result of this run says of itself."""
+        """Return the provenance tags of this run's results."""
         return {SYNTHETIC: self.synthetic.name} if self.trains_on_synthetic else {}
 
     def _synthetic_fits(self) -> None:
-        """Images are there for whoever trains on them, and for what they are made from."""
         self.synthetic.check(self.data)
         asked = f"`method` {self.method.name}" if self.method.needs.synthetic else f"`partition` {self.partition.name}"
         if self.trains_on_synthetic and self.synthetic.name == "none":
@@ -123,7 +122,6 @@ class RunConfig(Config):
             )
 
     def _compares_models(self) -> None:
-        """What compares clients' models with the mean of them needs one."""
         method = self.method.name
         if self.base_optimizer.name == "feddyn":
             raise ValueError(
@@ -141,7 +139,6 @@ class RunConfig(Config):
             )
 
     def _backbone_fits(self) -> None:
-        """Method, metrics and adapters have in the backbone what they need."""
         backbone = self.backbone
         if self.method.needs.text and not backbone.has_text:
             raise ValueError(
@@ -165,17 +162,14 @@ class RunConfig(Config):
             raise ValueError(f"`lora.patch_embed` must be false of `backbone` {backbone.name}, but it is true")
 
     def depths(self) -> set[int]:
-        """All depths that a client can have."""
+        """Return all depths that a client can have."""
         depths = self.federation.depths
         return set(range(1, self.backbone.depth + 1)) if depths == "dynamic" else set(depths)
 
     def capacities(self) -> dict[ClientId, int]:
-        """Blocks that fit on each client: `federation.depths` by client, or by domain, or one for all.
+        """Return the blocks that fit on each client: `federation.depths` by client, by domain, or one for all.
 
-        Where depths are dynamic, the one block that is certain.
-
-        Raises:
-            ValueError: the list has another length.
+        Dynamic depths count as 1, which always fits. Raise ValueError if the list has another length.
         """
         depths, domains = self.federation.depths, self.client_domains()
         if depths == "dynamic":
@@ -197,15 +191,14 @@ class RunConfig(Config):
 
     @property
     def _pooled(self) -> bool:
-        """Whether a client's images come from several domains."""
         return self.partition.pools and len(self.data.training_domains) > 1
 
     def client_domains(self) -> dict[ClientId, str]:
-        """The domain of every client, known before any image is read."""
+        """Return the domain of every client, known before any image is read."""
         return self.partition.clients_of(self.data.training_domains)
 
     def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
-        """Capacities of the cohort with the fewest places that a round can have."""
+        """Capacities of the cohort with the smallest sum that a round can have."""
         size = self.federation.clients_per_round
         if size == "one_per_domain":
             least: dict[str, int] = {}
@@ -215,7 +208,7 @@ class RunConfig(Config):
         return list(capacities.values()) if size is None else sorted(capacities.values())[:size]
 
     def metrics(self) -> list[str]:
-        """Names of the metrics that every round reports."""
+        """Return the names of the metrics that every round reports."""
         asked = self.evaluation.metrics
         drift = DRIFT_METRICS if "drift" in asked else []
         bias = bias_metrics(StandIns.of_method(self.method).has_stand_ins) if "structural_bias" in asked else []

@@ -3,7 +3,7 @@
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from torch import Tensor
@@ -55,7 +55,7 @@ class FederatedMethod(Config, ABC):
     """A federated method: hyperparameters as fields, and verbs in the order of a round.
 
     A method overrides the verbs in which it differs from FedAvg on LoRA and head. It never inherits from another
-    method. For what only some methods have, it inherits a capability besides (`fedsweep.methods.capabilities`).
+    method, but may inherit capabilities (`fedsweep.methods.capabilities`).
     """
 
     name: str
@@ -66,24 +66,17 @@ class FederatedMethod(Config, ABC):
         return Needs()
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError for an impossible combination. `capacities` are those of the smallest cohort.
-
-        Raises:
-            ValueError: a sentence naming the rule and the values.
-        """
+        """Raise ValueError for a combination that is impossible in the smallest cohort, which has these capacities."""
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """Add the modules that the method trains besides LoRA and head.
-
-        `depths` and `domains` are all that a client can have.
-        """
+        """Add the modules that the method trains besides LoRA and head, for all possible `depths` and `domains`."""
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
         """Return the state before the first round."""
         return ServerState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Return the state that the server sends; it may train by itself before."""
+        """Return the state that the server sends, by default after no training of its own."""
         return state
 
     def allocate(
@@ -123,27 +116,18 @@ class FederatedMethod(Config, ABC):
 
         `domain` is the images' domain, if it is known and one of the clients'.
         """
-        logits: Tensor = model(images, state.layers)
-        return logits
+        return cast(Tensor, model(images, state.layers))
 
 
 def synthetic_of(domain: str, synthetic: Mapping[str, ImageSet]) -> ImageSet:
-    """Return a domain's synthetic images, or those of all domains for a client of a pool.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Return a domain's synthetic images, or those of all domains for a pool's client; raise ValueError without any."""
     if not synthetic:
         raise ValueError("there are no synthetic images")
     return synthetic[domain] if domain in synthetic else pool(list(synthetic.values()))
 
 
 def state_as(kind: type[OwnState], state: ServerState) -> OwnState:
-    """Return the state as one of a method's own kind.
-
-    Raises:
-        TypeError: it is another method's.
-    """
+    """Return the state if it is of this kind, or else raise TypeError: it is another method's."""
     if not isinstance(state, kind):
         raise TypeError(f"this method goes on from a {kind.__name__}, not from a {type(state).__name__}")
     return state

@@ -32,6 +32,6 @@ class AllSmall(FederatedMethod):
             raise ValueError(f"`method.depth` must be at most the {num_layers} blocks, but it is {self.depth}")
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """Return the state of a server whose own model is small as well."""
+        """Return a state whose own model is small as well."""
         depth = self.depth or min(client.capacity for client in clients)
         return ServerState(adapter=model.adapter(), layers=tuple(range(depth)))

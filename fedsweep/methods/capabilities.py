@@ -1,4 +1,4 @@
-"""Capabilities: what only some methods have. A method inherits one beside `FederatedMethod` and overrides its verbs.
+"""Capabilities of some methods, which inherit them besides `FederatedMethod` and override their verbs.
 
 Each class holds the answers of a method without the capability, so that the engine asks every method alike:
 `Messages.of_method(method).sent_names(...)`.
@@ -31,19 +31,11 @@ class OwnWeights(Capability):
     """Pretrained weights besides the backbone's, or tensors that must fit the backbone's weights."""
 
     def fingerprint(self) -> str | None:
-        """Return what pins the content of the method's own weights; None for none.
-
-        Raises:
-            UserError: they are missing.
-        """
+        """Return what pins the content of the own weights, None for none; raise UserError if they are missing."""
         return None
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Load them as a run on this backbone and these classes will.
-
-        Raises:
-            UserError: they are missing, or do not fit.
-        """
+        """Load them as a run on this backbone and these classes will; raise UserError unless they are there and fit."""
 
 
 class Messages(Capability):
@@ -146,20 +138,6 @@ class ExportObstacle(Capability):
         return None
 
 
-CAPABILITIES: tuple[type[Capability], ...] = (
-    OwnWeights,
-    Messages,
-    StandIns,
-    PersonalModels,
-    SeparateModels,
-    FrozenBlocks,
-    SideInputs,
-    Stages,
-    OwnMetrics,
-    ExportObstacle,
-)
-
-
 def adapter_of(method: FederatedMethod, state: ServerState, client: ClientId | None) -> AdapterState:
     """Return the adapter of a client's model, or the global one without a client."""
     return state.adapter if client is None else PersonalModels.of_method(method).client_adapter(state, client)
@@ -175,10 +153,7 @@ def predicted(
     side_inputs: Mapping[str, Tensor] | None = None,
     domain: str | None = None,
 ) -> Tensor:
-    """Return logits (n, classes) of a whole image set, by the client's model or the global one.
-
-    The reader's model holds that model's adapter.
-    """
+    """Return logits (n, classes) of an image set by the client's or global model, which the reader's model holds."""
     model, owner = reader.model, client.id if client else None
     steps = FrozenBlocks.of_method(method).num_frozen_blocks(state, owner)
     if client is None and side_inputs is None:

@@ -48,7 +48,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return Needs(head=True)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Heads sit between blocks."""
+        """Raise ValueError unless all heads sit between blocks, in ascending order."""
         if list(self.heads) != sorted(set(self.heads)) or not 1 <= min(self.heads) <= max(self.heads) < num_layers:
             raise ValueError(
                 f"`method.heads` must ascend between 1 and {num_layers - 1}, the blocks before the last one, "
@@ -56,19 +56,19 @@ class DepthFL(FederatedMethod, ExportObstacle):
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """The heads that some client has: those of `heads` within the deepest, and with by_depth one at each depth."""
+        """Add the heads that some client has: those of `heads` within the deepest, with by_depth one at each depth."""
         own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
         model.add_heads({*(head for head in self.heads if head <= max(depths)), *own}, seed)
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """With a head of its own for each depth, the server's model is the deepest client's: no head sits above it."""
+        """Return the state of a server whose model, if heads are by depth, ends with the deepest client's own head."""
         blocks = max(server.depths) if self.own_head == "by_depth" else server.num_layers
         return ServerState(adapter=model.adapter(), layers=tuple(range(blocks)))
 
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """The first L_i blocks, and of the heads those that lie within and the client's own."""
+        """Return the first L_i blocks, with the heads within them and the client's own."""
         rows = first_blocks(cohort)
         return {
             client: replace(row, excluded_prefixes=self.absent_heads(state, len(row.held), server.num_layers))
@@ -76,7 +76,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """Every head's cross-entropy, and its distance from the other heads with a weight that grows over rounds."""
+        """Return the heads' cross-entropies plus their mutual distances, whose weight grows over the rounds."""
         weight = ramp_up(round - 1, self.ramp * rounds)
 
         def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
@@ -93,14 +93,14 @@ class DepthFL(FederatedMethod, ExportObstacle):
         client: Client | None = None,
         domain: str | None = None,
     ) -> Tensor:
-        """The mean of the logits of the server's heads, or those of the last one."""
+        """Return the mean of the logits of the server's heads, or those of the last one."""
         depths, last = self._exits_in(model, len(state.layers))
         if self.prediction == "last":
             depths = () if last else depths[-1:]
         return torch.stack(model.exits(images, state.layers, depths, last)).mean(0)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Heads between blocks, unless the model's own is asked alone."""
+        """Return the heads between blocks, unless the model's own is used alone."""
         within, last = self.exits_of(max(depths) if self.own_head == "by_depth" else num_layers, num_layers)
         heads = [head for head in within if head <= max(depths)]
         if last and (self.prediction == "last" or not heads):
@@ -109,19 +109,19 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return f"heads after {', '.join(map(str, used))} blocks"
 
     def exits_of(self, depth: int, num_layers: int) -> tuple[tuple[int, ...], bool]:
-        """The depths at which a client of `depth` blocks has heads, and whether the model's own head is one too."""
+        """Return the depths of the heads of a client with `depth` blocks, and whether the model's own head is one."""
         within = tuple(head for head in self.heads if head <= depth)
         if self.own_head == "shared" or depth == num_layers:
             return within, True
         return tuple(sorted({*within, depth})), False
 
     def _exits_in(self, model: LayeredModel, depth: int) -> tuple[tuple[int, ...], bool]:
-        """As `exits_of`, of the heads that the model has: none lies above the deepest client."""
+        """Like `exits_of`, for heads that the model has: none lies above the deepest client."""
         within, last = self.exits_of(depth, model.num_layers)
         return tuple(head for head in within if str(head) in model.heads), last
 
     def absent_heads(self, state: ServerState, depth: int, num_layers: int) -> tuple[str, ...]:
-        """Those of the heads deeper than it reaches, and those of other depths."""
+        """Return the name prefixes of the heads that a client with `depth` blocks lacks."""
         depths, last = self.exits_of(depth, num_layers)
         present = {name.split(".")[1] for name in state.adapter if name.startswith("heads.")}
         missing = tuple(f"heads.{head}." for head in sorted(present, key=int) if int(head) not in depths)

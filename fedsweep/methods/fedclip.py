@@ -18,7 +18,7 @@ from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
 class FedCLIP(FederatedMethod, FrozenBlocks, ExportObstacle):
-    """FedAvg on one adapter behind CLIP's image encoder; an image is encoded once for all rounds."""
+    """FedAvg on one adapter after CLIP's image encoder; an image is encoded once for all rounds."""
 
     name: Literal["fedclip"] = "fedclip"
     hidden: int | None = Field(None, gt=0, description="width between the adapter's two MLPs; null: the features'")
@@ -35,11 +35,11 @@ class FedCLIP(FederatedMethod, FrozenBlocks, ExportObstacle):
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """Every client runs all blocks and trains none."""
+        """Return an allocation in which every client runs all blocks and trains none."""
         return without_training(state, cohort)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """The adapter."""
+        """Return the adapter."""
         return "an attention behind the image encoder"
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:

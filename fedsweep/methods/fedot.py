@@ -31,7 +31,7 @@ class FedOT(FederatedMethod):
         return Needs(lora=False)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """There is something to train, and something between the ends."""
+        """Raise ValueError unless there is at least one block to train and one block between the two ends."""
         if not 0 < self.bottom + self.top < num_layers:
             raise ValueError(
                 f"`method.bottom` and `method.top` together must be at least 1 and below the {num_layers} blocks, but "
@@ -39,11 +39,11 @@ class FedOT(FederatedMethod):
             )
 
     def ends(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """The blocks that are trained."""
+        """Return the blocks that are trained."""
         return (*layers[: self.bottom], *layers[len(layers) - self.top :])
 
     def emulator(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """The frozen blocks that clients have: spread evenly over the middle, its first and last among them.
+        """Return the clients' frozen blocks: spread evenly over the middle, including its first and last block.
 
         >>> FedOT(bottom=1, top=1, kept=0.5).emulator(range(12)), FedOT(bottom=1, top=1, kept=0.1).emulator(range(12))
         ((1, 3, 5, 8, 10), (1,))
@@ -53,7 +53,7 @@ class FedOT(FederatedMethod):
         return tuple(middle[round(place)] for place in np.linspace(0, len(middle) - 1, count))
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """The ends, and a head if there is one."""
+        """Make the ends trainable, and the head if there is one."""
         ends = self.ends(range(model.num_layers))
         for name, parameter in model.named_parameters():
             layer = layer_of(name)
@@ -62,7 +62,7 @@ class FedOT(FederatedMethod):
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """The ends with the emulator between them; the ends are trained."""
+        """Return the ends, which are trained, with the emulator between them."""
         ends = self.ends(state.layers)
         row = LayerAllocation(held=tuple(sorted({*ends, *self.emulator(state.layers)})), trained=ends)
         return {client.id: row for client in cohort}

@@ -27,7 +27,7 @@ class FedRA(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Eq. 4 needs as many places as blocks."""
+        """Raise ValueError if Eq. 4 has fewer places than blocks to cover."""
         if self.missing_layers == "ensure_cover" and sum(capacities) < num_layers:
             raise ValueError(
                 f"`method.missing_layers` ensure_cover needs depths that sum to at least {num_layers} in every cohort, "
@@ -37,7 +37,7 @@ class FedRA(FederatedMethod):
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """Rows of M in {0, 1}^{N x L} with sum_j M_ij = L_i (Section 3.5, step 1)."""
+        """Draw rows of M in {0, 1}^{N x L} with sum_j M_ij = L_i (Section 3.5, step 1)."""
         matrix = np.zeros((len(cohort), server.num_layers), dtype=bool)
         for row, client in zip(matrix, cohort, strict=True):
             row[rng.choice(server.num_layers, size=client.capacity, replace=False)] = True
@@ -48,11 +48,7 @@ class FedRA(FederatedMethod):
 
 
 def cover(matrix: np.ndarray, rng: np.random.Generator) -> None:
-    """Mend M in place until every column has a one (Eq. 4), row sums unchanged: random swaps out of shared columns.
-
-    Raises:
-        ValueError: the rows hold fewer ones than there are columns.
-    """
+    """Swap ones within rows of M at random until no column is empty (Eq. 4); raise ValueError if there are too few."""
     if matrix.sum() < matrix.shape[1]:
         raise ValueError(f"{matrix.sum()} places cannot cover {matrix.shape[1]} blocks")
     for empty in np.flatnonzero(~matrix.any(axis=0)):

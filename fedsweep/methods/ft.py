@@ -82,7 +82,7 @@ class LFFT(FederatedMethod, FrozenBlocks):
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """All blocks are run, the upper ones trained."""
+        """Return all blocks, of which the upper ones are trained."""
         row = LayerAllocation(held=state.layers, trained=state.layers[self.first(server.num_layers) :])
         return {client.id: row for client in cohort}
 

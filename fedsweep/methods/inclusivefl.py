@@ -23,7 +23,7 @@ from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAl
 class InclusiveState(ServerState):
     """`steps` is the mean update of each size class (clients of one depth) in the last round, blocks only.
 
-    As the clients sent it, before momentum. A class that was absent leaves nothing: the next larger one stands in.
+    It is the update as sent, before momentum. An absent class has none: the next larger one stands in.
     """
 
     steps: dict[int, AdapterState] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class InclusiveFL(FederatedMethod):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """What is remembered of A and B is of use while they stay the same factors."""
+        """Raise ValueError if A and B, which momentum remembers, do not stay the same factors."""
         if self.beta and aggregation.lora == "product_svd":
             raise ValueError(
                 f"`method.beta` {self.beta:g} remembers A and B apart and cannot be combined with `aggregation.lora` "
@@ -49,17 +49,17 @@ class InclusiveFL(FederatedMethod):
             )
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> InclusiveState:
-        """Nothing is remembered yet."""
+        """Return a state without remembered updates."""
         return InclusiveState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
 
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """The first L_i blocks."""
+        """Return the first L_i blocks."""
         return first_blocks(cohort)
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """The layer-wise mean, after the last block of each smaller class has been given its momentum."""
+        """Average layer-wise, after the last block of each smaller class has received its momentum."""
         state = state_as(InclusiveState, state)
         distilled = [self._distilled(update, state) for update in updates] if self.beta else updates
         mean = layerwise_mean(state.adapter, distilled, server.aggregation)
@@ -82,22 +82,20 @@ class InclusiveFL(FederatedMethod):
 
 
 def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: Server) -> dict[int, AdapterState]:
-    """By depth, the mean over the clients of that depth of what they changed in their blocks."""
+    """Return, by depth, the mean change of the blocks over the clients of that depth."""
     classes: dict[int, list[ClientUpdate]] = {}
     for update in updates:
         classes.setdefault(len(update.allocation.held), []).append(update)
     steps: dict[int, AdapterState] = {}
     for depth, members in sorted(classes.items()):
-        names = [name for name in members[0].adapter if layer_of(name) is not None]
-        mean = layerwise_mean(
-            {name: before[name] for name in names}, [_blocks_of(one) for one in members], server.aggregation
-        )
-        steps[depth] = {name: mean[name] - before[name] for name in names}
+        blocks = {name: before[name] for name in members[0].adapter if layer_of(name) is not None}
+        mean = layerwise_mean(blocks, [_blocks_of(one) for one in members], server.aggregation)
+        steps[depth] = {name: mean[name] - old for name, old in blocks.items()}
     return steps
 
 
 def mean_of_blocks(step: Mapping[str, torch.Tensor], blocks: range, place: int) -> AdapterState:
-    """The mean over several blocks of what is alike in them, under the names that it has in block `place`."""
+    """Return the mean of corresponding tensors over several blocks, under their names in block `place`."""
     gathered: dict[str, list[torch.Tensor]] = {}
     for name, tensor in step.items():
         if layer_of(name) in blocks:

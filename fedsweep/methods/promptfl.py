@@ -42,11 +42,11 @@ class PromptFL(FederatedMethod, OwnWeights, FrozenBlocks, ExportObstacle):
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """Every client runs all blocks and trains none."""
+        """Return an allocation in which every client runs all blocks and trains none."""
         return without_training(state, cohort)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """The vectors: no CLIPModel takes them."""
+        """Return the vectors, for which CLIPModel has no place."""
         return "learned vectors before the classes' names"
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:

@@ -13,7 +13,7 @@ from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, Serv
 
 
 class ZeroShot(FederatedMethod, FrozenBlocks):
-    """An image goes to the class whose prompt is nearest, in each round alike."""
+    """Each image gets the class with the nearest prompt, in every round alike."""
 
     name: Literal["zero_shot"] = "zero_shot"
 
@@ -25,7 +25,7 @@ class ZeroShot(FederatedMethod, FrozenBlocks):
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """Every client runs all blocks and trains none."""
+        """Return an allocation in which every client runs all blocks and trains none."""
         return without_training(state, cohort)
 
     def local_updates(

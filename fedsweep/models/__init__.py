@@ -24,33 +24,23 @@ def build_model(
     class_names: Sequence[str] | None = None,
     freeze_a: bool = False,
 ) -> LayeredModel:
-    """The frozen backbone with fresh adapters, in evaluation mode; adapters and head are trainable.
+    """Return the frozen backbone in evaluation mode, with a trainable head and, with `lora`, fresh adapters.
 
-    Without `lora` there are no adapters.
-
-    With `class_names`, a weights file's head is kept only where its card names the same classes, or none. With
-    `freeze_a` the factor A of every adapter stays at its start, which is the same for all clients.
+    With `class_names`, a weights file's head is kept only if its card names the same classes, or none. With `freeze_a`
+    the factor A of every adapter stays at its start, which is the same for all clients.
     """
     with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
-        model = _with_weights(backbone, num_classes, seed, class_names)
+        content, names = backbone.fingerprint(), None if class_names is None else tuple(class_names)
+        drawn = seed if content == "none" else 0  # with weights, only a fresh head depends on the seed
+        model = built("backbone", backbone, content, num_classes, drawn, names)
+        if model.head_is_fresh:
+            model.draw_head(seed)
         if lora is None:
             train_head_alone(model)
         else:
             add_lora(model, lora, seed, freeze_a)
     model.class_names = model.class_names or tuple(class_names or ())
     return model.eval()
-
-
-def _with_weights(
-    backbone: BackboneConfig, num_classes: int, seed: int, class_names: Sequence[str] | None
-) -> LayeredModel:
-    """The plain backbone; of a seed's doing there is only a fresh head, and all else where there are no weights."""
-    content = backbone.fingerprint()
-    names = None if class_names is None else tuple(class_names)
-    model = built("backbone", backbone, content, num_classes, seed if content == "none" else 0, names)
-    if model.head_is_fresh:
-        model.draw_head(seed)
-    return model
 
 
 __all__ = [

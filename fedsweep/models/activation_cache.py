@@ -1,13 +1,8 @@
-"""What frozen functions make of images, computed once: in files that all trials of a node share.
+"""Outputs of frozen functions of images, computed once and kept in files that all trials of a node share.
 
-A block below the lowest one that is trained gives the same tokens for an image in every step, round and trial, as
-long as nothing before it changes. Rows are kept for single images, as they are asked for, under a key of everything
-that decides them. They lie in files, of which the rows that are asked for are read: what is used stays in the system's
-page cache, takes no memory from the process, and is given up first when memory is short.
-
-The bits do not depend on whether a row was kept. On a CPU a kernel's row does not depend on the other rows, nor on its
-place among them, as long as it is not in a remainder that a kernel treats apart: so batches are padded to multiples of
-`GROUP`, kept or not.
+A row is the output for one image, kept under a key of everything that decides it: the frozen blocks below the lowest
+trained one give the same row in every step, round and trial. Rows are read from files one by one, so that those in use
+stay in the system's page cache, take no memory from the process, and are given up first when memory is short.
 """
 
 from __future__ import annotations
@@ -31,7 +26,8 @@ from fedsweep.common.paths import activation_bytes, activation_folder
 from fedsweep.types import AdapterState, ImageSet
 
 GROUP = 16
-"""A frozen function is given multiples of so many images."""
+"""A frozen function is given multiples of this number of images, kept or not, so that the bits do not depend on what is
+kept: on a CPU, a kernel's row depends on no other row unless it is in a remainder, which kernels treat separately."""
 PAGE, SUFFIX = 4096, ".rows"
 PACKAGES = ("torch", "timm", "transformers", "peft", "numpy")
 LOOKS = 64
@@ -40,13 +36,13 @@ LOOKS = 64
 
 @dataclass(frozen=True)
 class FrozenFunction:
-    """A function of uint8 images (n, 3, h, w) to rows (n, ...), and the content that decides it."""
+    """A function of uint8 images (n, 3, h, w) to rows (n, ...), and a key of its content."""
 
     key: str
     compute: Callable[[Tensor], Tensor]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Its rows, without a gradient; images are padded with copies of the first."""
+        """Return the rows, without a gradient; images are padded with copies of the first."""
         lacking = -len(images) % GROUP
         with torch.no_grad():
             if not lacking:
@@ -69,7 +65,7 @@ class FrozenRows:
 
     @classmethod
     def of(cls, sources: Mapping[int, str]) -> FrozenRows:
-        """As the environment says where, and how much; without a folder that can be written, nothing is kept."""
+        """Return a cache in the folder and of the size that the environment sets, or none if it cannot be written."""
         folder, limit = activation_folder(), activation_bytes()
         try:
             if limit:
@@ -79,7 +75,7 @@ class FrozenRows:
         return cls(sources, folder if limit else None, limit)
 
     def rows(self, function: FrozenFunction, images: ImageSet, index: Tensor) -> Tensor:
-        """The function's rows for the examples at `index` (k,): (k, ...), on the CPU where rows are kept."""
+        """Return the function's rows for the examples at `index` (k,): (k, ...), on the CPU where rows are kept."""
         places = images.places(index)
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
             return function(images.take(index)[0])
@@ -103,14 +99,14 @@ class FrozenRows:
         return out
 
     def next_round(self) -> None:
-        """Rows that are not asked for in a whole round may make room for others."""
+        """Release the rows that nobody asked for in a whole round, to make room for others."""
         self._round += 1
         for key in [key for key, last in self._used.items() if last < self._round - 1]:
             del self._used[key]
             self._files.pop(key, None)
 
     def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
-        """The rows of all examples, computed `size` at a time."""
+        """Return the rows of all examples, computed `size` at a time."""
         return torch.cat(
             [self.rows(function, images, index).cpu() for index in torch.split(torch.arange(len(images)), size)]
         )
@@ -120,7 +116,6 @@ class FrozenRows:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _known(self, key: str, count: int, rows: Tensor) -> Tensor:
-        """Which of these rows are there."""
         self._used[key] = self._round
         with contextlib.suppress(OSError):
             if key not in self._files and (found := _Rows.find(self._place() / key, count)) is not None:
@@ -136,7 +131,7 @@ class FrozenRows:
             return function(part.index_select(0, rows)).cpu()
 
     def _keep(self, key: str, count: int, rows: Tensor, values: Tensor) -> None:
-        """Keep rows, if there is room; a folder that cannot be written keeps none."""
+        """Keep rows if there is room and the folder can be written."""
         with contextlib.suppress(OSError):
             if not self._may_grow(values.nbytes):
                 return
@@ -150,9 +145,9 @@ class FrozenRows:
         return self.folder
 
     def _may_grow(self, size: int) -> bool:
-        """Whether so many bytes more fit; rows that this process does not use make room, the longest unused first.
+        """Remove rows that this process does not use, the oldest first, until `size` more bytes fit.
 
-        Other processes write there too: after every `LOOKS`-th of the limit the folder is looked at again.
+        Other processes write to the folder too: it is looked at again after every `LOOKS`-th of the limit.
         """
         if size > self._room:
             left = self.limit - self._swept(size)
@@ -163,9 +158,11 @@ class FrozenRows:
         return True
 
     def _swept(self, size: int) -> int:
-        """Bytes in the folder, after files have gone that stood in the way."""
         own = {rows.path for rows in self._files.values()}
-        found = [(path, status) for path in self._place().glob(f"*{SUFFIX}") if (status := _status(path))]
+        found: list[tuple[Path, os.stat_result]] = []
+        for path in self._place().glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another process may just have removed it
+                found.append((path, path.stat()))
         used = sum(status.st_blocks * 512 for _, status in found)
         for path, status in sorted(found, key=lambda one: one[1].st_mtime):
             if used + size <= self.limit:
@@ -176,18 +173,10 @@ class FrozenRows:
         return used
 
 
-def _status(path: Path) -> os.stat_result | None:
-    """What is known of a file, unless another process has just removed it."""
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
-
-
 class _Rows:
-    """One function's rows for one tensor of images: a sparse file of flags, one for each row that is there, and rows.
+    """One function's rows for one tensor of images: a sparse file of flags, one for each kept row, and rows.
 
-    It is read and written through one descriptor: where the file was removed since, it goes with this process.
+    The file is read and written through one descriptor: if it is removed, it lives on until this process closes it.
     """
 
     def __init__(self, path: Path, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
@@ -201,14 +190,12 @@ class _Rows:
 
     @classmethod
     def like(cls, path: Path, count: int, values: Tensor) -> _Rows:
-        """A file for rows such as these, whose shape stands in its name."""
         dtype, shape = values.numpy().dtype, tuple(values.shape[1:])
         sizes = "x".join(map(str, shape)) or "scalar"
         return cls(path.with_name(f"{path.name}.{dtype.name}.{sizes}{SUFFIX}"), count, dtype, shape)
 
     @classmethod
     def find(cls, path: Path, count: int) -> _Rows | None:
-        """The file that another process, or an earlier run, has left."""
         for found in path.parent.glob(f"{path.name}.*{SUFFIX}"):
             _, dtype, sizes, _ = found.name.split(".")
             shape = () if sizes == "scalar" else tuple(map(int, sizes.split("x")))
@@ -216,18 +203,12 @@ class _Rows:
         return None
 
     def there(self, rows: Tensor) -> Tensor:
-        """Which of these rows are there."""
         flags = np.frombuffer(os.pread(self.file, self.count, 0), np.uint8)
         if len(flags) < self.count:  # it was cut short
             return torch.zeros(len(rows), dtype=torch.bool)
         return torch.from_numpy(flags[rows.numpy()] == 1)
 
     def read(self, rows: Tensor) -> Tensor:
-        """A copy of these rows.
-
-        Raises:
-            OSError: one cannot be read.
-        """
         found = np.empty((len(rows), *self.shape), self.dtype)
         for place, row in enumerate(rows.tolist()):
             content = os.pread(self.file, self.width, self.start + row * self.width)
@@ -237,11 +218,7 @@ class _Rows:
         return torch.from_numpy(found)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Keep these rows; where the disk is full, fewer.
-
-        Raises:
-            OSError: one cannot be written.
-        """
+        """Write these rows; where the disk is full, fewer. Raise OSError if the file cannot be written."""
         content = values.contiguous().numpy()
         for place, row in enumerate(rows.tolist()):
             if os.pwrite(self.file, content[place].tobytes(), self.start + row * self.width) < self.width:
@@ -251,7 +228,7 @@ class _Rows:
 
 @cache
 def _boot() -> str:
-    """This start of the machine: after a crash of it, a row may be said to be there that was never written."""
+    """This start of the machine: after its crash, the flag of a row may be set although the row was never written."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -260,7 +237,7 @@ def _boot() -> str:
 
 @cache
 def _code() -> str:
-    """The versions of the packages, and the source, that decide what a model computes."""
+    """The versions of the packages, and the source, that decide a model's output."""
     here = Path(__file__).parent
     found = hashlib.sha256(" ".join(version(name) for name in PACKAGES).encode())
     for path in sorted(here.rglob("*.py")):
@@ -269,8 +246,7 @@ def _code() -> str:
 
 
 def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
-    """A key of the frozen part of a model: what it was built from, the tensors that a run has trained of it, and what
-    decides the last bits of arithmetic."""
+    """Return a key of a model's frozen part: its origin, the tensors `state` that a run trained, and the arithmetic."""
     found = hashlib.sha256(f"{identity}\0{device.type}\0{torch.get_num_threads()}\0{_code()}".encode())
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -280,5 +256,5 @@ def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
 
 
 def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: AdapterState, device: torch.device) -> str:
-    """The key of what leaves these steps of a model's walk; of a `whole` walk, what follows it too."""
+    """Return the key of the output of these steps of a model's walk; for a `whole` walk, of what follows it too."""
     return digest_of(f"{identity}\0{steps}\0{whole}", state, device)

@@ -1,4 +1,4 @@
-"""The facts about every kind of backbone that are known before it has tensors."""
+"""The base class of backbones, with the facts that are known before a backbone has tensors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ SHAPE = (
 
 
 class Recipe(Config):
-    """How a backbone's own library builds the same network, without fedsweep."""
+    """The call of a backbone's own library that builds the same network without fedsweep."""
 
     what_a_name_is = "an entry of a backbone's recipe"
 
@@ -44,7 +44,7 @@ class Recipe(Config):
 
     @property
     def of_timm(self) -> bool:
-        """Whether it is timm's, else transformers'."""
+        """Whether the library is timm, not transformers."""
         return self.call.startswith("timm.")
 
 
@@ -87,7 +87,7 @@ class Backbone(Config, ABC):
 
     @property
     def image_size(self) -> int:
-        """Height and width of the images that it takes, in pixels."""
+        """Height and width of its images in pixels."""
         return self._outline.image_size
 
     def largest_rank(self, position: str) -> int:
@@ -96,31 +96,19 @@ class Backbone(Config, ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return what pins the weights' content: `none`, a tag, or a digest.
-
-        Raises:
-            UserError: the weights are missing.
-        """
+        """Return what pins the weights' content: `none`, a tag, or a digest. Raise UserError if they are missing."""
 
     @abstractmethod
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> Any:
-        """Return the model with its weights, in evaluation mode, on the CPU.
-
-        Raises:
-            UserError: the weights are missing, or do not fit.
-        """
+        """Return the model in evaluation mode, on the CPU. Raise UserError if the weights are missing or do not fit."""
 
     def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
-        """Load the weights as a run will; once per process for each content.
-
-        Raises:
-            UserError: what `build` raises.
-        """
+        """Load the weights as a run will, once per process for each content; raise UserError if `build` does."""
         names = None if class_names is None else tuple(class_names)
         _checked(self, num_classes, names, self.fingerprint())
 
     def identity(self, content: str) -> str:
-        """What decides what it makes of an image, with the fingerprint of its weights; no texts."""
+        """Return the key of the image encoder: its configuration and the fingerprint of its weights, without texts."""
         return f"{self.model_dump_json(exclude={'prompt'})} {content}"
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint in transformers' layout: a folder of the user's, or the hub's cache, downloaded into it once."""
+"""Checkpoints in transformers' layout: the user's folders, and the hub's cache, into which they are downloaded once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENS = ("vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 SECONDS = 10.0
-"""How long to wait for an answer of the hub."""
+"""Timeout for an answer of the hub."""
 
 
 def is_folder(model: str) -> bool:
-    """Whether it names a folder of the user's, relative to the working directory or to the data folder."""
+    """Return whether `model` is an existing folder, relative to the working directory or to the data folder."""
     return resolve(model).is_dir()
 
 
 def find(model: str) -> Path:
-    """The folder with the checkpoint's files.
-
-    Raises:
-        UserError: it is neither a folder with them, nor in the hub's cache, nor can it be downloaded.
-    """
+    """Return the folder with the checkpoint's files, downloaded if need be; raise UserError if it cannot be had."""
     folder = resolve(model) if is_folder(model) else _from_hub(model)
     if lacking := _lacking(folder):
         raise UserError(f"`backbone.model` {model} is a folder without {lacking} ({folder}).")
@@ -34,7 +30,6 @@ def find(model: str) -> Path:
 
 
 def _lacking(folder: Path) -> str:
-    """What a checkpoint's folder has not."""
     for name in (CONFIG, PREPROCESSOR, *(() if (folder / "tokenizer.json").is_file() else TOKENS[:2])):
         if not (folder / name).is_file():
             return str(name)
@@ -42,7 +37,7 @@ def _lacking(folder: Path) -> str:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 over the files that decide what the model computes, by name and content."""
+    """Return the SHA-256 over the names and contents of all files that determine the model's output."""
     weights = next(folder / name for name in WEIGHTS if (folder / name).is_file())
     found = hashlib.sha256()
     for path in (folder / CONFIG, folder / PREPROCESSOR, *(folder / name for name in TOKENS), weights):
@@ -52,7 +47,7 @@ def digest(folder: Path) -> str:
 
 
 def _from_hub(model: str) -> Path:
-    """The snapshot in the cache, complete; else one attempt to download it."""
+    """Return the cached snapshot if it is complete; else try once to download it."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -69,9 +64,9 @@ def _from_hub(model: str) -> Path:
         # Without this question first, the download would repeat itself for half a minute where there is no network.
         get_hf_file_metadata(hf_hub_url(model, CONFIG), timeout=SECONDS)
         folder = Path(snapshot_download(model, allow_patterns=wanted))
-        if not (folder / WEIGHTS[0]).is_file():
-            folder = Path(snapshot_download(model, allow_patterns=[*wanted, *WEIGHTS]))
-        return folder
+        if (folder / WEIGHTS[0]).is_file():
+            return folder
+        return Path(snapshot_download(model, allow_patterns=[*wanted, *WEIGHTS]))
     except Exception as error:  # the hub's library does not keep to one family of exceptions
         raise UserError(
             f"`backbone.model` {model} is neither a folder nor in the hub's cache and cannot be downloaded "

@@ -1,4 +1,4 @@
-"""Images as a model sees them: as pixels, or from where its frozen steps leave them."""
+"""Reader, which gives a model its images as pixels, or as cached outputs of its frozen steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedsweep.types import AdapterState, Batch, ImageSet
 
 @dataclass(frozen=True)
 class Reader:
-    """Looks at images through a resident model, whose frozen steps are run once for each image.
+    """A resident model's access to images: its frozen steps are run once for each image.
 
-    `identity` is what the model was built from; `batch_size` images are looked at at a time in evaluation.
+    `identity` is a key of the model's origin; `batch_size` is used in evaluation.
     """
 
     model: LayeredModel
@@ -25,7 +25,7 @@ class Reader:
     batch_size: int = 256
 
     def prefix(self, walk: Walk, steps: int, adapter: AdapterState) -> FrozenFunction:
-        """What leaves the first steps of a walk; the model holds the adapter, and lets them be frozen."""
+        """Return the frozen function of the first steps of a walk; `adapter` is the one that the model holds."""
         model, ahead = self.model, self.model.ahead(adapter, walk, steps)
         key = walk_key(self.identity, tuple(walk[:steps]), steps == len(walk), ahead, model.mean.device)
         if steps == len(walk):
@@ -40,7 +40,7 @@ class Reader:
         done: int,
         side_inputs: Mapping[str, Tensor],
     ) -> Images:
-        """The examples at `index`: their pixels, unless more is known of them."""
+        """Return the examples at `index`: their pixels, unless cached tokens or side inputs are known."""
         if function is None and not side_inputs:
             return images.take(index)[0]
         rows = {name: known[index] for name, known in side_inputs.items()}

@@ -1,4 +1,4 @@
-"""A backbone as embed -> blocks -> classify: a client can run any subset of the blocks, under their full names."""
+"""Backbones as embed, blocks and classify: a client can run any subset of the blocks, under their full names."""
 
 from __future__ import annotations
 
@@ -66,37 +66,34 @@ class LayeredModel(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def fits(backbone: nn.Module) -> bool:
-        """Whether a backbone has this walk."""
+        """Return whether a backbone has this walk."""
 
     @abstractmethod
     def embed(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels (batch, channels, h, w) to tokens (batch, tokens, width)."""
+        """Return tokens (batch, tokens, width) of normalised pixels (batch, channels, h, w)."""
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Run one block, with its residual connections: (batch, tokens, width) to the same shape."""
-        out: Tensor = cast(nn.ModuleList, self.backbone.blocks)[layer](tokens)
-        return out
+        return cast(Tensor, cast(nn.ModuleList, self.backbone.blocks)[layer](tokens))
 
     def classify(self, tokens: Tensor) -> Tensor:
-        """Final norm, then timm's `forward_head` (pooling and head): (batch, tokens, width) to logits."""
+        """Apply the final norm, then timm's `forward_head` (pooling and head): (batch, tokens, width) to logits."""
         backbone = cast(Any, self.backbone)
-        logits: Tensor = backbone.forward_head(backbone.norm(tokens))
-        return logits
+        return cast(Tensor, backbone.forward_head(backbone.norm(tokens)))
 
     def features(self, tokens: Tensor) -> Tensor:
-        """What the head sees, final norm and timm's pooling: (batch, tokens, width) to (batch, width)."""
+        """Return the head's input, after final norm and timm's pooling: (batch, tokens, width) to (batch, width)."""
         backbone = cast(Any, self.backbone)
-        pooled: Tensor = backbone.forward_head(backbone.norm(tokens), pre_logits=True)
-        return pooled
+        return cast(Tensor, backbone.forward_head(backbone.norm(tokens), pre_logits=True))
 
     def draw_head(self, seed: int) -> None:
-        """Make the head a fresh one: a function of the seed and its names alone."""
+        """Draw a fresh head, which depends on the seed and the head's names alone."""
         named = self.named_parameters()
         draw_head({name: parameter for name, parameter in named if name.startswith(self.head_prefix)}, seed)
         self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
-        """Fresh classifiers after these numbers of blocks, under `heads.<depth>`, trainable like the model's own."""
+        """Add fresh trainable classifiers after these numbers of blocks, under `heads.<depth>`."""
         classes = cast(int, self.backbone.num_classes)
         for depth in sorted(depths):
             head = nn.Linear(cast(int, self.backbone.num_features), classes, device="meta").to_empty(device="cpu")
@@ -105,15 +102,11 @@ class LayeredModel(nn.Module, ABC):
 
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
-        """The places of adapters within a block, for each position that there is."""
+        """Return the places of adapters within a block, by position."""
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 
     def exits(self, images: Images, walk: Walk, depths: Sequence[int], last: bool) -> list[Tensor]:
-        """Logits (batch, classes) of the heads after `depths` steps of the walk, and with `last` of the model's own.
-
-        Raises:
-            KeyError: there is no head at one of the depths.
-        """
+        """Return logits (batch, classes) of the heads after `depths` of the steps; with `last` also the own head's."""
         (tokens, done), logits = self.begin(images), []
         for place, step in enumerate(walk, start=1):
             tokens = tokens if place <= done else self.step(step, tokens)
@@ -127,7 +120,7 @@ class LayeredModel(nn.Module, ABC):
         return len(cast(nn.ModuleList, self.backbone.blocks))
 
     def normalize(self, images: Tensor) -> Tensor:
-        """uint8 images (batch, 3, h, w), on any device, to the pixels that the backbone was trained on, on its own.
+        """Return the normalised pixels of uint8 images (batch, 3, h, w), moved to the model's device.
 
         Images may stay on the host as a memory map. A backbone of one channel sees the mean of the three colours.
         """
@@ -137,18 +130,18 @@ class LayeredModel(nn.Module, ABC):
         return standardize_(pixels, self.mean, self.std)
 
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
-        """Logits (batch, classes) of images after these steps (by default all blocks)."""
+        """Return logits (batch, classes) of images after these steps, by default all blocks."""
         return self.classify(self.walk(images, range(self.num_layers) if walk is None else walk))
 
     def walk(self, images: Images, walk: Walk) -> Tensor:
-        """Tokens (batch, tokens, width) of images behind the last of these steps."""
+        """Return tokens (batch, tokens, width) of images after the last of these steps."""
         tokens, done = self.begin(images)
         for step in walk[done:]:
             tokens = self.step(step, tokens)
         return tokens
 
     def begin(self, images: Images) -> tuple[Tensor, int]:
-        """Tokens of images, and the number of steps that they have behind them: 0 where none are known."""
+        """Return tokens of images, and the number of steps that they have passed: 0 if none are known."""
         if isinstance(images, Batch):
             if images.tokens is not None:
                 return images.tokens.to(self.mean.device, non_blocking=True), images.done
@@ -156,7 +149,7 @@ class LayeredModel(nn.Module, ABC):
         return self.embed(self.normalize(images)), 0
 
     def frozen_steps(self, walk: Walk, trained: Iterable[str]) -> int:
-        """How many steps of a walk stay as they are where these tensors are trained: blocks before the first of them.
+        """Return the number of steps of a walk before the first that training moves, if these tensors are trained.
 
         >>> LayeredModel.frozen_steps(
         ...     LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.weight", "backbone.head.bias"]
@@ -173,7 +166,7 @@ class LayeredModel(nn.Module, ABC):
         return next(movable, len(walk))
 
     def ahead(self, state: AdapterState, walk: Walk, steps: int) -> AdapterState:
-        """Those of an adapter's tensors that the first steps of a walk depend on; of a whole walk, what follows too."""
+        """Return the tensors of `state` that the first steps depend on; a whole walk includes the model's top."""
         passed, behind = set(walk[:steps]), self.behind
         if steps == len(walk):
             behind = tuple(prefix for prefix in behind if prefix not in self.top)
@@ -184,24 +177,24 @@ class LayeredModel(nn.Module, ABC):
         }
 
     def height(self, name: str) -> tuple[int, int]:
-        """Where a block's tensor lies in its encoder, from 0, and how many blocks that has."""
+        """Return the index of a tensor's block in its encoder, and the encoder's number of blocks."""
         return cast(int, layer_of(name)), self.num_layers
 
     def plain_name(self, name: str) -> str:
-        """The name that a tensor of the backbone has in its own library's network, LoRA's as PEFT would insert it."""
+        """Return a backbone tensor's name in its own library's network, LoRA's as PEFT would insert it."""
         return name.removeprefix("backbone.")
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Where the walk ends before the last block: by list of blocks in that network, how many of the first stay."""
+        """Return the number of blocks to keep, by list of blocks in the library's network, if the walk ends early."""
         return {} if len(layers) == self.num_layers else {"blocks": len(layers)}
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """What is known of images behind these steps, to be kept: tokens (batch, tokens, width)."""
+        """Return what a whole frozen walk leaves of images, to be cached: tokens (batch, tokens, width)."""
         return self.walk(images, walk)
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """For a while the first blocks of a walk are as in evaluation: adapters that rest have no dropout."""
+        """Hold the first blocks of a walk in evaluation mode: frozen adapters have no dropout."""
         blocks = [cast(nn.ModuleList, self.backbone.blocks)[cast(int, step)] for step in walk[:steps]]
         for block in blocks:
             block.eval()
@@ -212,15 +205,15 @@ class LayeredModel(nn.Module, ABC):
                 block.train(self.training)
 
     def step(self, step: Step, tokens: Tensor) -> Tensor:
-        """Tokens behind one step: (batch, tokens, width) to the same shape."""
+        """Run one step: tokens (batch, tokens, width) to the same shape."""
         return self.block(step, tokens) if isinstance(step, int) else step(self, tokens)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Adapter and head parameters by their full name."""
+        """Return the parameters of adapters and head by full name."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
     def statistics(self) -> dict[str, Tensor]:
-        """Running means and variances that training moves: of the batch norms that are trained."""
+        """Return the running means and variances of the batch norms that are trained."""
         norms = (
             (name, module)
             for name, module in self.named_modules()
@@ -229,24 +222,20 @@ class LayeredModel(nn.Module, ABC):
         return {f"{name}.{one}": cast(Tensor, getattr(norm, one)) for name, norm in norms for one in STATISTICS}
 
     def movable(self) -> dict[str, Tensor]:
-        """All that training moves, by full name: what is trainable, and statistics."""
+        """Return all tensors that training moves, by full name: trainable parameters and statistics."""
         return {**self.trainable(), **self.statistics()}
 
     def adapter(self) -> AdapterState:
-        """A copy of all that training moves; shares no storage with the model."""
+        """Return a copy of all tensors that training moves."""
         return {name: tensor.detach().clone() for name, tensor in self.movable().items()}
 
     def load_adapter(self, state: AdapterState) -> None:
-        """Copy tensors into the model.
-
-        Raises:
-            KeyError: a name is not that of a tensor of the full model that training moves.
-        """
+        """Copy tensors into the model; raise KeyError for a name that training does not move."""
         copy_into(self.movable(), state)
 
 
 def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Walk:
-    """The walk of a client with these blocks, ascending, and with stand-ins in the places of those it does not hold.
+    """Return the walk of a client that holds the blocks `held`, with stand-ins in place of others.
 
     >>> completed((0, 3), {}), completed((0, 3), {layer: f"E{layer}" for layer in range(4)})
     ((0, 3), (0, 'E1', 'E2', 3))
@@ -255,11 +244,7 @@ def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Walk:
 
 
 def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
-    """Copy tensors into those of a model that training moves.
-
-    Raises:
-        KeyError: a name is none of theirs.
-    """
+    """Copy tensors into a model's `parameters`; raise KeyError for a name that is none of theirs."""
     if unknown := sorted(set(state) - set(parameters)):
         raise KeyError(f"not trainable tensors of this model: {', '.join(unknown)}")
     if state:
@@ -269,7 +254,7 @@ def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
 
 @torch.no_grad()
 def draw_head(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
-    """Truncated normal weights of deviation 0.02, each from a stream of its full name, and zero biases."""
+    """Draw truncated normal weights of deviation 0.02, each from a stream of its full name, and zero the biases."""
     for name, parameter in parameters.items():
         if parameter.ndim > 1:
             generator = torch.Generator().manual_seed(derived_seed(seed, "head", name))
@@ -280,10 +265,7 @@ def draw_head(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
 
 @torch.no_grad()
 def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> None:
-    """torch's own range of weights, from streams of the key and the layers' places, and zero biases.
-
-    Nothing is drawn on the meta device.
-    """
+    """Draw weights in torch's range, from streams of key and place, and zero the biases; not on the meta device."""
     for place, layer in enumerate(layers):
         if isinstance(layer, nn.Linear) and not layer.weight.is_meta:
             generator = torch.Generator().manual_seed(derived_seed(seed, purpose, *key, place))
@@ -292,5 +274,5 @@ def draw_linears(layers: nn.Sequential, seed: int, purpose: str, *key: str) -> N
 
 
 def standardize_(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """(pixels - mean) / std, in place: fresh memory for each step would take longer than the arithmetic."""
+    """Compute (pixels - mean) / std in place: allocating memory for each step would take longer than the arithmetic."""
     return pixels.sub_(mean).div_(std)

@@ -49,10 +49,10 @@ class LoraConfig(Config):
 
 
 def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool = False) -> None:
-    """Insert adapters in place; afterwards exactly the adapters (with `freeze_a` their B) and the head are trainable.
+    """Insert adapters in place and make exactly them (with `freeze_a` their B) and the head trainable.
 
-    B starts at zero, A Kaiming-uniform from a stream of its own name, so that a tensor's start does not depend on
-    which other tensors an arm adapts.
+    B starts at zero, A Kaiming-uniform from a stream of its own name, so that a tensor's start does not depend on the
+    other tensors that an arm adapts.
     """
     from peft import LoraConfig as PeftLoraConfig
     from peft import inject_adapter_in_model
@@ -85,10 +85,10 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
 
 
 def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor], base: str | None) -> None:
-    """PEFT's own files: adapters, and whatever else is among the tensors as modules that are saved whole.
+    """Write PEFT's own files: the adapters, and all other tensors as modules that are saved whole.
 
-    Tensors go by their names in the plain network, LoRA's with PEFT's ending, `.lora_A.default.weight`.
-    `base` is what that network is called, if it has a name.
+    Tensors have their names in the plain network, LoRA's with PEFT's ending, `.lora_A.default.weight`. `base` is that
+    network's name, if it has one.
     """
     from peft import LoraConfig as PeftLoraConfig
     from safetensors.torch import save_file
@@ -114,22 +114,21 @@ def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor
 
 
 def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
-    """A plain network with the adapters and modules of such a folder, by PEFT itself; it is changed in place."""
+    """Load such a folder into a plain network by PEFT itself, in place, and return it."""
     from peft import PeftModel
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers', of a name that peft asks it for
-        adapted: nn.Module = PeftModel.from_pretrained(network, str(folder), torch_device="cpu")
-    return adapted
+        return cast(nn.Module, PeftModel.from_pretrained(network, str(folder), torch_device="cpu"))
 
 
 def has_place(block: nn.Module, place: str) -> bool:
-    """Whether a block has such a module: the lower blocks of CLIP's deeper encoder stand alone."""
+    """Return whether a block has this module: the lower blocks of CLIP's deeper encoder have no partner."""
     return place.split(".")[0] in dict(block.named_children())
 
 
 def train_head_alone(model: LayeredModel) -> None:
-    """Freeze all but the head: where a method starts that has no adapters."""
+    """Freeze all but the head, as methods without adapters start."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(model.head_prefix))
 
@@ -138,7 +137,7 @@ def train_head_alone(model: LayeredModel) -> None:
 def relative_norm(model: LayeredModel, layers: Iterable[int]) -> float:
     """||s B A|| / ||W||: Frobenius norms over all adapted layers of these blocks, and the patch embedding's if adapted.
 
-    Of the adapters that `model` holds at the moment; 0 for untrained ones, and without any.
+    It is computed from the adapters that `model` holds now; 0 for untrained ones, and without any.
     """
     added = frozen = 0.0
     names = (name for name, _ in model.named_modules() if name.endswith(".lora_A"))

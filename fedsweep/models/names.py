@@ -1,4 +1,4 @@
-"""Names of a model's tensors: which block one belongs to, and what kind it is."""
+"""Names of a model's tensors: a tensor's block and kind."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ _BLOCK = re.compile(r"^backbone\.blocks\.(\d+)\.")
 
 
 def layer_of(name: str) -> int | None:
-    """The block that a tensor belongs to, or None for the head and whatever else is shared by all clients.
+    """Return the block that a tensor belongs to, or None for the head and all else that clients share.
 
     >>> layer_of("backbone.blocks.7.attn.proj.lora_A.default.weight"), layer_of("backbone.head.weight")
     (7, None)
@@ -18,7 +18,7 @@ def layer_of(name: str) -> int | None:
 
 
 def moved_to(name: str, layer: int) -> str:
-    """The name that a block's tensor has in another block.
+    """Return the name of the same tensor in block `layer`.
 
     >>> moved_to("backbone.blocks.7.attn.proj.lora_A.default.weight", 2)
     'backbone.blocks.2.attn.proj.lora_A.default.weight'
@@ -27,7 +27,7 @@ def moved_to(name: str, layer: int) -> str:
 
 
 def names_within(names: Iterable[str], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> list[str]:
-    """The names that belong to the given blocks, or to no block and begin with none of `excluded_prefixes`."""
+    """Return the names that belong to the given blocks, or to no block and begin with none of `excluded_prefixes`."""
     kept = set(layers)
 
     def belongs(name: str) -> bool:
@@ -38,7 +38,7 @@ def names_within(names: Iterable[str], layers: Iterable[int], excluded_prefixes:
 
 
 def is_statistic(name: str) -> bool:
-    """Whether a tensor is a running mean or variance: averaged like any other, but nothing descends along it.
+    """Return whether a tensor is a running mean or variance, which is averaged but has no gradient.
 
     >>> is_statistic("gate.adapter.1.running_var"), is_statistic("gate.adapter.1.weight")
     (True, False)

@@ -1,10 +1,10 @@
-"""Weights are read once by a process that plays trial after trial: it keeps what it built of them, and takes copies."""
+"""A cache of networks with their weights, for a process that runs trial after trial."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Hashable
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 T_co = TypeVar("T_co", covariant=True)
 Role = Literal["backbone", "beside"]
@@ -17,26 +17,23 @@ class Source(Protocol[T_co]):
     def __hash__(self) -> int: ...
 
     def build(self, *args: Any, **kwargs: Any) -> T_co:
-        """The network with its weights; a function of the record, its files' content and the arguments."""
+        """Return the network with its weights; a function of the record, its files' content and the arguments."""
 
 
 _kept: dict[Role, tuple[Hashable, Any]] | None = None
 
 
 def keep() -> None:
-    """From now on, this process keeps the last network of each role, in host memory."""
+    """Keep, from now on, the last network of each role in host memory."""
     global _kept
     _kept = _kept or {}
 
 
 def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) -> T_co:
-    """What `source.build` gives for these arguments. It is the caller's own: training changes it in place.
+    """Return `source.build(*arguments)`, or a copy of the cached network, which the caller may change in place.
 
-    `content` pins the files that the record names, and the weights in them are read again when it changes. What has
-    no weights (`none`) is not kept.
-
-    Raises:
-        UserError: what `build` raises.
+    `content` pins the files that the record names: when it changes, their weights are read again. A network without
+    weights (`none`) is not cached.
     """
     if _kept is None or content.partition(":")[0] == "none":
         return source.build(*arguments)
@@ -44,5 +41,4 @@ def built(role: Role, source: Source[T_co], content: str, *arguments: Hashable) 
     if role not in _kept or _kept[role][0] != key:
         _kept.pop(role, None)  # before there are two
         _kept[role] = key, source.build(*arguments)
-    network: T_co = copy.deepcopy(_kept[role][1])
-    return network
+    return cast(T_co, copy.deepcopy(_kept[role][1]))

@@ -1,4 +1,4 @@
-"""Weights of a backbone in a file of the user's, in timm's own naming: found, pinned, read and fitted."""
+"""Files of backbone weights in timm's naming: find, pin, read and fit them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ _PRETRAINED = re.compile(r"(?:.*/)?backbones/([\w.-]+)\.safetensors")
 
 
 def is_path(text: str) -> bool:
-    """Whether `backbone.pretrained` names a file or folder, by its looks."""
+    """Return whether `backbone.pretrained` looks like the path of a file or folder."""
     return text.endswith(SUFFIXES) or "/" in text
 
 
 def find(name: str, field: str = "backbone.pretrained") -> Path:
-    """The weights file of that name, or `model.safetensors` in the folder of that name; `field` is what names it.
+    """Return the weights file `name`, or `model.safetensors` in the folder `name`; raise UserError if there is none.
 
-    Raises:
-        UserError: it is not there, or of another kind.
+    `field` is the hyperparameter to name in the error message.
     """
     try:
         path = resolve(name)
@@ -56,7 +55,7 @@ def find(name: str, field: str = "backbone.pretrained") -> Path:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content in hexadecimal, computed again only when its time or size has changed."""
+    """Return the SHA-256 of a file's content in hexadecimal; it is cached until the file's time or size changes."""
     status = path.stat()
     return _digest(path, status.st_mtime_ns, status.st_size)
 
@@ -68,11 +67,10 @@ def _digest(path: Path, _mtime: int, _size: int) -> str:
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """What the JSON file beside the weights (`NAME.json` for `NAME.safetensors`) says of them; empty without one.
+    """Return the JSON card beside the weights (`NAME.json` for `NAME.safetensors`), or an empty one if there is none.
 
     Raises:
-        UserError: it cannot be read, its `mean` or `std` is not one or three numbers, its `class_names` are no names,
-            or its `sha256` is of other weights.
+        UserError: the card is malformed, or its `sha256` is not that of the weights.
     """
     beside = path.with_suffix(".json")
     if not beside.is_file():
@@ -96,17 +94,15 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def _between(value: object, least: float) -> bool:
-    """Whether a value is a number from `least` to what float32 holds; JSON's NaN is not, and true is no number."""
+    """Return whether `value` is a number from `least` to float32's largest; JSON's NaN and true are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST
 
 
 def check_recipe(said: Mapping[str, Any], path: Path, asked: Architecture) -> None:
-    """Refuse weights that were trained as another function: their tensors may have the same names and shapes.
+    """Raise UserError if the card says that the weights were trained as another function than `asked`.
 
-    What null stands for is compared, not null. Cards of other origin, without a recipe of a timm model, pass.
-
-    Raises:
-        UserError: model, heads, sizes or channels differ, or the recipe's model cannot be built.
+    Tensors may have the same names and shapes nevertheless. A null in the recipe stands for the model's own value.
+    Cards of other origin, without the recipe of a timm model, pass.
     """
     recipe = said.get("recipe")
     backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
@@ -128,11 +124,6 @@ def check_recipe(said: Mapping[str, Any], path: Path, asked: Architecture) -> No
 
 
 def _architecture(backbone: Mapping[str, Any]) -> Architecture:
-    """The model of a recipe.
-
-    Raises:
-        ValueError: a value is of another kind.
-    """
     sizes = {
         field: backbone.get(field, 3 if field == "in_chans" else None)
         for field in ("in_chans", "img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")
@@ -146,10 +137,10 @@ def _architecture(backbone: Mapping[str, Any]) -> Architecture:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, in float32; of a training checkpoint, its model's (averaged ones first).
+    """Return the tensors of a file by name, in float32; of a training checkpoint, its model's (averaged ones first).
 
     Raises:
-        UserError: it is broken, or holds what is no tensor; nothing but tensors is ever unpickled.
+        UserError: the file is broken, or holds anything but tensors, which is never unpickled.
     """
     from timm.models import load_state_dict
 
@@ -166,14 +157,14 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> bool:
-    """Copy a file's weights into a timm model; whether the head is among them.
+    """Copy a file's weights into a timm model and return whether the head is among them.
 
     Positions and patches of another size are resampled, and the weights of three colours summed for a model of one
-    channel, by timm's own functions. A head (names that begin with `head`) of another number of classes, or none, or
-    one that is not to be kept, leaves the model's fresh one.
+    channel, by timm's own functions. The model's fresh head (names that begin with `head`) stays if the file has none,
+    has one of another number of classes, or with `keep_head` false.
 
     Raises:
-        UserError: a tensor is missing, too many, or of another shape.
+        UserError: a tensor is missing, unknown or of another shape.
     """
     from timm.models import adapt_input_conv
 
@@ -191,7 +182,8 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
         raise UserError(f"{path} does not fit the model: {reason(error)}.") from error
     fresh = {name: tensor for name, tensor in own.items() if name.startswith(head)}
     heads = [name for name in fresh if name in state]
-    kept = keep_head and bool(heads) and not any(_other_classes(state[name], fresh[name]) for name in heads)
+    others = any(state[name].ndim > 0 and len(state[name]) != len(fresh[name]) for name in heads)
+    kept = keep_head and bool(heads) and not others
     if not kept:
         state = {name: tensor for name, tensor in state.items() if not name.startswith(head)} | fresh
     _check(state, own, path)
@@ -200,27 +192,20 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 
 
 def load_without(network: nn.Module, path: Path, head: str) -> None:
-    """Copy a file's weights into a network that lacks the head (names that begin with `head`) which they may have.
+    """Copy a file's weights into a network without a head, leaving out names that begin with `head`.
 
     Raises:
-        UserError: a tensor is missing, too many, or of another shape.
+        UserError: a tensor is missing, unknown or of another shape.
     """
     own = network.state_dict()
     state = {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
-    counters = {
-        name: tensor for name, tensor in own.items() if name.endswith("num_batches_tracked")
-    }  # nobody reads them
+    counters = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
     state = counters | state
     _check(state, own, path)
     network.load_state_dict(state)
 
 
-def _other_classes(found: Tensor, own: Tensor) -> bool:
-    return found.ndim > 0 and len(found) != len(own)
-
-
 def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse weights of other names, shapes or kinds of numbers than the model's."""
     for name, tensor in own.items():
         if name in state and tensor.is_floating_point() and not state[name].is_floating_point():
             raise UserError(
@@ -244,7 +229,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Why weights cannot be read, in the first sentence of those who tried; torch's own advice could run a pickle."""
+    """Return the first sentence of a loading error: torch's further advice could lead to running a pickle."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, UnpicklingError):

@@ -1,4 +1,4 @@
-"""Arithmetic on adapter states: what a server does with its clients' updates."""
+"""Arithmetic on adapter states: averages of the clients' updates."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
@@ -13,7 +13,7 @@ from fedsweep.types import AdapterState, ClientUpdate
 
 
 class AggregationConfig(Config):
-    """How clients are weighted in averages, and what of LoRA's two factors is averaged."""
+    """The clients' weights in averages, and the treatment of LoRA's two factors."""
 
     weights: Literal["samples", "uniform"] = Field(
         "samples",
@@ -26,11 +26,11 @@ class AggregationConfig(Config):
     )
 
     def weight(self, update: ClientUpdate) -> float:
-        """The client's weight before normalisation."""
+        """Return the client's weight before normalisation."""
         return self.weight_of(update.num_examples)
 
     def weight_of(self, num_examples: int) -> float:
-        """The weight, before normalisation, of a client with so many images."""
+        """Return the weight, before normalisation, of a client with this number of images."""
         return float(num_examples) if self.weights == "samples" else 1.0
 
 
@@ -66,11 +66,11 @@ def layerwise_mean(
 
 
 def lora_residual(previous: AdapterState, updates: Sequence[ClientUpdate], config: AggregationConfig) -> float:
-    """How far the layer-wise mean's products are from the clients': ||mean(B A) - B' A'|| / ||mean(B A)||.
+    """||mean(B A) - B' A'|| / ||mean(B A)||, the error of the layer-wise mean's products B' A' against the clients'.
 
-    Of what the clients sent, before a method or a base optimizer adds to it. Frobenius norms over all adapted layers
-    that somebody trained; 0 where A is frozen. For `factors` the difference is the weighted covariance of B and A over
-    clients.
+    It is computed from what the clients sent, before a method or a base optimizer adds to it. Frobenius norms over all
+    adapted layers that somebody trained; 0 if A is frozen. For `factors` the difference is the weighted covariance of B
+    and A over clients.
     """
     missed = total = 0.0
     for a, b in _pairs(previous):
@@ -113,8 +113,8 @@ def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tens
     """A' = c R V^T and B' = U S R^T / c: the best approximation U S V^T of `left @ right` of a's rank, as factors.
 
     `a` and `b` are the means of the factors. Every rotation R and scale c give the same product, but not the same
-    steps of SGD afterwards. So A' is made to lie as near to the mean of A as it can, and is of its size: otherwise
-    arms would differ in their effective learning rate. B' may be zero.
+    steps of SGD afterwards. So A' is as near to the mean of A as possible, and of its size: otherwise arms would differ
+    in their effective learning rate. B' may be zero.
     """
     q_left, r_left = torch.linalg.qr(left)
     q_right, r_right = torch.linalg.qr(right.T)

@@ -1,4 +1,4 @@
-"""Clients that send the reverse of what they trained (FedMS, Section 4.2.2): an option of the federation."""
+"""Malicious clients, which send the reverse of what they trained (FedMS, Section 4.2.2)."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ Attack = Literal["reversed_update", "reversed_weights"]
 
 
 def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> frozenset[ClientId]:
-    """The same clients in all rounds, drawn from (seed, purpose); the share of all, rounded.
+    """Draw the rounded `share` of the clients from (seed, purpose): the same ones in all rounds.
 
     >>> sorted(malicious_clients([f"client-{number}" for number in range(10)], 0.2, seed=0))
     ['client-2', 'client-6']
@@ -28,10 +28,10 @@ def attacked(
     malicious: Collection[ClientId],
     attack: Attack,
 ) -> list[ClientUpdate]:
-    """The updates as the server gets them; `sent` is what the server gave to a client.
+    """Return the updates as the server receives them; `sent` gives the tensors that a client began the round with.
 
     `reversed_update` goes as far in the other direction, theta^t - (theta_i - theta^t); `reversed_weights` is the
-    paper's wording taken literally, -theta_i. What a client keeps is its own, and running statistics stay as they are.
+    paper's wording taken literally, -theta_i. Private tensors and running statistics are not reversed.
     """
 
     def reverse(update: ClientUpdate) -> ClientUpdate:

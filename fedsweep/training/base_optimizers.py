@@ -1,8 +1,4 @@
-"""FedAvg, FedProx and FedDyn, the optimization below a method: they combine with every one.
-
-A method decides who holds which blocks and heads and what their loss is; a base optimizer, how far a client moves from
-the global model and what is remembered of it.
-"""
+"""FedAvg, FedProx and FedDyn, the base optimizers, which combine with every method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,27 +14,23 @@ from fedsweep.types import ClientId, ClientUpdate, ServerState
 
 
 class BaseOptimizer(Config):
-    """What a base optimizer may change; by itself nothing."""
+    """A base optimizer decides how far a client moves from the global model, and what is remembered of it."""
 
     def steer(
         self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
     ) -> list[Tensor]:
-        """The gradients of a client's objective, from those of its loss.
+        """Return the gradients of a client's objective, from those of its loss.
 
         The four lists are parallel: `start` is where the session began, `memory` what is remembered of the client.
         """
         return gradients
 
     def conclude(
-        self,
-        before: ServerState,
-        after: ServerState,
-        updates: Sequence[ClientUpdate],
-        shares: Mapping[ClientId, float],
+        self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
-        """The state after the round, from the one `before` it and the method's aggregate.
+        """Return the state after the round, from the one `before` it and the method's aggregate.
 
-        `shares` are the weights of all clients, those outside the cohort included, and sum to one.
+        `shares` are the weights of all clients, including those outside the cohort; they sum to one.
         """
         return after
 
@@ -65,8 +57,8 @@ class FedProx(BaseOptimizer):
 class FedDyn(BaseOptimizer):
     """Dynamic regularisation: clients and server remember gradients, so that local optima agree (Acar et al., 2021).
 
-    Kept for each tensor apart: a client that does not hold a block keeps its memory of it, and counts in the server's
-    as one outside the cohort does in the paper: it has not moved.
+    Memory is kept per tensor: a client that does not hold a block keeps its memory of it, and the server treats it like
+    one outside the cohort in the paper: it has not moved.
     """
 
     name: Literal["feddyn"] = "feddyn"
@@ -75,16 +67,12 @@ class FedDyn(BaseOptimizer):
     def steer(
         self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
     ) -> list[Tensor]:
-        """The gradient of L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2 (Eq. 1)."""
+        """Return the gradient of L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2 (Eq. 1)."""
         pulled = _pulled(gradients, parameters, start, self.alpha)
         return [one if known is None else one - known for one, known in zip(pulled, memory, strict=True)]
 
     def conclude(
-        self,
-        before: ServerState,
-        after: ServerState,
-        updates: Sequence[ClientUpdate],
-        shares: Mapping[ClientId, float],
+        self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
         """g_k -= alpha (theta_k - theta^t); h -= alpha sum_k p_k (theta_k - theta^t); theta = mean - h / alpha.
 
@@ -110,7 +98,6 @@ class FedDyn(BaseOptimizer):
 
 
 def _pulled(gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], strength: float) -> list[Tensor]:
-    """gradients + strength (parameters - start)."""
     return list(torch._foreach_add(gradients, torch._foreach_sub(parameters, start), alpha=strength))
 
 

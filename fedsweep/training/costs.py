@@ -1,4 +1,4 @@
-"""Counted costs of a round: parameters held and trained, bytes sent. Computed from shapes, not from the wire."""
+"""Costs of a round: parameters held and trained, bytes sent. They are counted from shapes, not measured."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -10,12 +10,12 @@ COST_METRICS = ["bytes/down", "bytes/up", "parameters/held", "parameters/trained
 
 
 def count(state: AdapterState) -> int:
-    """Number of parameters: values but for running statistics."""
+    """Return the number of parameters, without running statistics."""
     return sum(tensor.numel() for name, tensor in state.items() if not is_statistic(name))
 
 
 def transmission_seconds(size: int, megabytes_per_second: float) -> float:
-    """How long so many bytes take, at 10^6 bytes to the megabyte (FedMS, Fig. 7).
+    """Return the seconds that `size` bytes take, at 10^6 bytes to the megabyte (FedMS, Fig. 7).
 
     >>> transmission_seconds(4 * 149_620_737, 0.1)
     5984.82948
@@ -24,17 +24,17 @@ def transmission_seconds(size: int, megabytes_per_second: float) -> float:
 
 
 def size_in_bytes(state: AdapterState) -> int:
-    """Bytes on the wire at the tensors' own precision."""
+    """Return the bytes of the tensors at their own precision."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def sizes_of(model: LayeredModel) -> dict[str, int]:
-    """Values of each parameter by its name, frozen ones included."""
+    """Return the number of values of each parameter by name, including frozen ones."""
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
 def held_parameters(sizes: Mapping[str, int], layers: Iterable[int], excluded_prefixes: tuple[str, ...] = ()) -> int:
-    """Parameters of the sub-model with these blocks, of `sizes_of` the whole one: frozen ones, adapters and heads."""
+    """Count the parameters of the sub-model with these blocks: frozen ones, adapters and heads. See `sizes_of`."""
     return sum(sizes[name] for name in names_within(sizes, layers, excluded_prefixes))
 
 
@@ -45,11 +45,11 @@ def round_costs(
     received: Mapping[ClientId, Iterable[str]],
     updates: Collection[ClientUpdate],
 ) -> dict[str, float]:
-    """Bytes of the whole cohort in this round, and parameters per client (means).
+    """Return the bytes of the whole cohort in this round, and parameters per client (means).
 
-    Down: what each client `received` of the tensors `sent`, in most methods the adapters of the blocks that it holds,
-    and its heads and BRICKs; up: what it trained and does not keep, and what else it tells. Frozen blocks are not
-    counted, a client has the public backbone on its disk; nor are synthetic images, which are sent once.
+    Down: the tensors of `sent` that each client `received`, in most methods the adapters of its blocks, its heads and
+    its BRICKs. Up: all that it trained and does not keep, and its extra tensors. Frozen blocks are not counted, because
+    a client has the public backbone on its disk, nor are synthetic images, which are sent once.
     """
     rows = allocations.values()
     down = [{name: sent[name] for name in names} for names in received.values()]

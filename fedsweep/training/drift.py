@@ -1,4 +1,4 @@
-"""Client drift: how far the clients' models and heads lie apart after a round (FedBRICK, Fig. 4)."""
+"""Client drift: the distances between the clients' models and heads after a round (FedBRICK, Fig. 4)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,8 +23,8 @@ def drift(
 ) -> dict[str, float]:
     """Cosine distances 1 - cos: between clients' representations of the same images, and from the server's head update.
 
-    `before` is what the server sent, `after` what it made of the updates; `images` uint8 (n, 3, h, w). One forward
-    pass of the images for each client.
+    `before` is the state that the server sent, `after` the one that it made of the updates; `images` are uint8
+    (n, 3, h, w). One forward pass of the images for each client.
     """
     ordered = sorted(updates, key=lambda update: update.client)
     features = [representation(model, before | one.adapter, walks[one.client], images) for one in ordered]
@@ -34,13 +34,13 @@ def drift(
 
 @torch.inference_mode()
 def representation(model: LayeredModel, adapter: AdapterState, walk: Walk, images: Tensor) -> Tensor:
-    """What a client's own model gives its head: behind the last step of its walk, normed and pooled, (n, width)."""
+    """Return the input of the head in a client's own model: its tokens normalised and pooled, (n, width)."""
     model.load_adapter(adapter)
     return model.features(model.walk(images, walk))
 
 
 def mean_pairwise_distance(features: Tensor) -> float:
-    """Mean of 1 - cos over all pairs of clients and all images; (clients, n, width). 0 for a single client.
+    """Return the mean of 1 - cos over all pairs of clients and all images; (clients, n, width). 0 for a single client.
 
     By |sum of unit vectors|^2 = K + sum over ordered pairs of their cosines.
     """
@@ -52,7 +52,7 @@ def mean_pairwise_distance(features: Tensor) -> float:
 
 
 def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
-    """1 - cos between a client's change of the heads that it trains and the server's change of the same ones."""
+    """Return 1 - cos between a client's and the server's change of the heads that the client trains."""
     names = [name for name in update if name.startswith((LayeredModel.head_prefix, "heads."))]
     own, global_ = (
         torch.cat([(state[name] - before[name]).flatten().double() for name in names]) for state in (update, after)

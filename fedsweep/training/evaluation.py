@@ -1,4 +1,4 @@
-"""Accuracy and loss of the global model on every domain's test split, and of clients' own models on theirs."""
+"""Accuracy and loss of the global model on the domains' test images, and accuracy of clients' own models on theirs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import pstdev
@@ -23,7 +23,7 @@ OUT_OF_DOMAIN, OUT_OF_DOMAINS = "accuracy/out_of_domain", "accuracy/out_of_domai
 
 
 class EvaluationConfig(Config):
-    """How the global model is evaluated after each round."""
+    """The evaluation of the global model after each round."""
 
     batch_size: int = Field(256, gt=0, description="images per forward pass; does not change the result")
     metrics: tuple[Literal["drift", "structural_bias"], ...] = Field(
@@ -48,9 +48,9 @@ class EvaluationConfig(Config):
 
 @torch.no_grad()
 def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Domain] = ()) -> dict[str, float]:
-    """Metrics `accuracy/domain/<domain>`, their mean, worst and spread, and the mean test loss over domains.
+    """Return `accuracy/domain/<domain>`, the mean, worst and spread over domains, and the mean test loss.
 
-    Of domains that are `held_out` likewise `accuracy/out_of_domain/<domain>` and their mean; they count nowhere else.
+    `accuracy/out_of_domain/<domain>` and their mean are those of `held_out` domains, which count nowhere else.
     """
     accuracies: dict[str, float] = {}
     losses: list[float] = []
@@ -72,12 +72,12 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of right answers, of logits (n, classes) and labels (n,)."""
+    """Return the share of right answers, from logits (n, classes) and labels (n,)."""
     return (logits.argmax(1) == labels.to(logits.device)).double().mean().item()
 
 
 def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[ClientId]) -> dict[str, float]:
-    """Metrics of clients' own models, each on its own test images; those `left_out` are in none of several.
+    """Return the metrics of clients' own models on their own test images; means and minima skip the clients `left_out`.
 
     >>> client_scores({"a": 0.5, "b": 1.0, "c": 0.0}, left_out={"c"})["accuracy/clients/mean"]
     0.75
@@ -90,12 +90,12 @@ def client_scores(accuracies: Mapping[ClientId, float], left_out: Collection[Cli
 
 
 def client_metric_names(clients: Collection[ClientId]) -> list[str]:
-    """The metrics that `client_scores` reports of these clients."""
+    """Return the names of the metrics of `client_scores`."""
     return [OF_CLIENTS, OF_WORST, OF_BOTTOM, *(f"{OF_CLIENT}/{client}" for client in sorted(clients))]
 
 
 def metric_names(domains: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
-    """The metrics that `evaluate` reports, known before anything runs."""
+    """Return the names of the metrics of `evaluate`."""
     others = [*([OUT_OF_DOMAINS] if held_out else []), *(f"{OUT_OF_DOMAIN}/{name}" for name in held_out)]
     own = [f"accuracy/domain/{name}" for name in domains]
     return ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *own, *others, "loss/test"]

@@ -28,7 +28,7 @@ Objective = Callable[[LayeredModel, Images, Tensor, Walk], Tensor]
 
 
 class LocalConfig(Config):
-    """How much work a client does in a round."""
+    """The amount of a client's work in a round."""
 
     batch_size: int = Field(128, gt=0, description="images per step")
     steps: Literal["epoch", "min_client"] | Annotated[int, Field(gt=0)] = Field(
@@ -39,7 +39,7 @@ class LocalConfig(Config):
     epochs: int = Field(1, gt=0, description="how many epochs, unless `local.steps` is a number")
 
     def steps_for(self, images: int, fewest: int) -> int:
-        """Steps of a session on so many images, where the smallest of all clients has `fewest`."""
+        """Return the steps of a session on `images` images, if the smallest of all clients has `fewest`."""
         epoch = math.ceil(images / self.batch_size)
         match self.steps:
             case "epoch":
@@ -52,12 +52,11 @@ class LocalConfig(Config):
 
 @dataclass(frozen=True)
 class LocalTask:
-    """What one client is asked to do: train `allocation.trained` from `start` on its own images.
+    """A client's task: train `allocation.trained` from `start` on its own images.
 
-    `walk_at` maps the share of the session that is over, in [0, 1), to the walk; by default the blocks held. `names`
-    are the tensors that are trained, by default those of the allocation. `session` counts a client's sessions within a
-    round, each of which has batches and dropout of its own. `side_inputs` (n, ...) hold one row per training image,
-    for the objective.
+    `walk_at` maps the finished share of the session, in [0, 1), to the walk; by default the blocks held. `names` are
+    the tensors to train, by default those of the allocation. `session` counts a client's sessions within a round, each
+    of which has batches and dropout of its own. `side_inputs` (n, ...) hold one row per training image.
     """
 
     client: Client
@@ -70,18 +69,18 @@ class LocalTask:
     side_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def walk(self, over: float) -> Walk:
-        """The steps to walk when a share of the session is over."""
+        """Return the steps to walk when the share `over` of the session is finished."""
         return self.allocation.held if self.walk_at is None else self.walk_at(over)
 
 
 def cross_entropy(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-    """The plain objective of FedAvg and FedRA."""
+    """Return the plain loss of FedAvg and FedRA."""
     return F.cross_entropy(model(images, walk), labels)
 
 
 @dataclass(frozen=True)
 class CohortTrainer:
-    """Runs the tasks of a cohort. A method hands it all tasks of a round at once and need not know how they run.
+    """The trainer of a cohort: a method gives it all tasks of a round at once.
 
     `round` of `rounds`; `fewest` are the images of the smallest of all clients; `memory` is the base optimizer's.
     """
@@ -98,13 +97,13 @@ class CohortTrainer:
     memory: Mapping[ClientId, AdapterState] = field(default_factory=dict)
 
     def at(self, round: int, memory: Mapping[ClientId, AdapterState] | None = None) -> CohortTrainer:
-        """The same trainer in another round: batch order and dropout differ."""
+        """Return the same trainer for another round, with other batch orders and dropout."""
         if round != self.round:
             self.reader.kept.next_round()
         return replace(self, round=round, memory=memory or {})
 
     def fit(self, tasks: Sequence[LocalTask]) -> list[ClientUpdate]:
-        """Train every task from its own start; results in the order of the tasks."""
+        """Train every task from its own start; return the updates in the order of the tasks."""
         parameters = self.model.movable()  # once: to walk all modules takes as long as a small step
         self.model.train()
         try:
@@ -157,7 +156,7 @@ class CohortTrainer:
 
 
 def batches(num_examples: int, batch_size: int, steps: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """`steps` index arrays of at most `batch_size`, without replacement within each pass over the examples."""
+    """Yield `steps` index arrays of at most `batch_size`, without replacement within each pass over the examples."""
     order = np.empty(0, dtype=np.int64)
     for _ in range(steps):
         if len(order) == 0:

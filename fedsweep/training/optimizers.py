@@ -1,4 +1,4 @@
-"""What a client descends with: SGD and Adam, as torch has them, without its import of the compiler (seconds)."""
+"""SGD and Adam with torch's arithmetic, but without its import of the compiler, which takes seconds."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol
@@ -11,7 +11,7 @@ from fedsweep.common.config import Config
 
 
 class Stepper(Protocol):
-    """One local session's optimizer: its state is made afresh for each."""
+    """The optimizer of one local session, without memory of earlier ones."""
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Move the parameters in place."""
@@ -27,7 +27,7 @@ class SGDConfig(Config):
     clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; null for none")
 
     def over(self, parameters: list[Tensor]) -> Stepper:
-        """Fresh, over these tensors."""
+        """Return a fresh optimizer of these tensors."""
         return SGD(self, parameters)
 
 
@@ -47,7 +47,7 @@ class AdamConfig(Config):
     clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; null for none")
 
     def over(self, parameters: list[Tensor]) -> Stepper:
-        """Fresh, over these tensors."""
+        """Return a fresh optimizer of these tensors."""
         return Adam(self, parameters)
 
 
@@ -99,7 +99,7 @@ class Adam:
 
 
 def clipped(gradients: Sequence[Tensor], largest: float | None) -> list[Tensor]:
-    """The gradients, made shorter where the norm of all of them is larger than that."""
+    """Return the gradients, scaled down if the norm over all of them exceeds `largest`."""
     grads = list(gradients)
     if largest is None:
         return grads

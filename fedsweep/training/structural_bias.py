@@ -1,4 +1,4 @@
-"""Structural bias: what missing blocks do to a client's gradients (FedBRICK, Definition 1 and Remark 2)."""
+"""Structural bias: the effect of missing blocks on a client's gradients (FedBRICK, Definition 1 and Remark 2)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +17,18 @@ from fedsweep.types import Client
 IMAGES = 16
 """Of each client's training images, drawn for each round."""
 GRADIENT, GROWTH = "structural_bias/gradient", "structural_bias/gradient_per_missing_block"
-IDENTITY, BRICK, ERROR = (
-    "structural_bias/jacobian/identity",
-    "structural_bias/jacobian/brick",
-    "structural_bias/brick_error",
-)
+IDENTITY, BRICK = "structural_bias/jacobian/identity", "structural_bias/jacobian/brick"
+ERROR = "structural_bias/brick_error"
 
 
 def bias_metrics(stand_ins: bool) -> list[str]:
-    """The metrics of every round; beside them, those of single blocks, for the blocks that somebody held."""
+    """Return the names of the metrics of every round, without those of single blocks."""
     return [GRADIENT, GROWTH, IDENTITY, *([BRICK, ERROR] if stand_ins else [])]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A client as it is before its local training: the blocks it holds and what it has in the others' places."""
+    """A client before its local training: the blocks that it holds and its stand-ins for others."""
 
     client: Client
     held: tuple[int, ...]
@@ -41,10 +38,10 @@ class Placed:
 def structural_bias(
     model: LayeredModel, objective: Objective, layers: Sequence[int], placed: Sequence[Placed], seed: int, round: int
 ) -> dict[str, float]:
-    """The metrics of one round, of the adapter that `model` holds; `layers` are the blocks of the server's model.
+    """Measure one round with the adapter that `model` holds; `layers` are the blocks of the server's model.
 
     For each client two passes forward and back on `IMAGES` images, a third forward through all blocks, and one back
-    through each missing block and what stands in for it.
+    through each missing block and its stand-in.
     """
     ordered = sorted(placed, key=lambda one: one.client.id)
     gradients, jacobians = [], []
@@ -97,7 +94,7 @@ def gradient_distortion(
 def jacobian_discrepancy(
     model: LayeredModel, layers: Sequence[int], placed: Placed, images: Tensor, generator: torch.Generator
 ) -> Iterator[dict[str, float]]:
-    """For each missing block: Delta_l = E ||J - J_l||_F^2 / d of the identity and of what stands in (Remark 2).
+    """Yield, for each missing block, Delta_l = E ||J - J_l||_F^2 / d of the identity and of the stand-in (Remark 2).
 
     By Hutchinson: E_v ||(J - J_l)^T v||^2 is the squared Frobenius norm for random signs v; one v for each image, at
     the activations of the full model. d is an activation's number of values. With a stand-in also ||E - f||^2 /
@@ -123,14 +120,13 @@ def jacobian_discrepancy(
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the least-squares line through the points; 0 where all x are the same."""
+    """Return the slope of the least-squares line through the points; 0 if all x are equal."""
     across, up = np.asarray(x) - np.mean(x), np.asarray(y) - np.mean(y)
     spread = float(across @ across)
     return float(across @ up) / spread if spread else 0.0
 
 
 def _by_block(gradients: Sequence[Distortion]) -> dict[str, float]:
-    """The mean of ||g~_l - g*_l|| over the clients that hold block l."""
     blocks = sorted({layer for one in gradients for layer in one.by_block})
     of_block = {layer: [one.by_block[layer] for one in gradients if layer in one.by_block] for layer in blocks}
     return {f"{GRADIENT}/block/{layer}": sum(all_) / len(all_) for layer, all_ in of_block.items()}

@@ -18,7 +18,7 @@ PERPLEXITY = 30.0
 
 @dataclass(frozen=True)
 class Sample:
-    """The images of a t-SNE by domain, and the names of the classes that their labels count."""
+    """The images of a t-SNE by domain, and the names of their classes."""
 
     images: dict[str, ImageSet]
     classes: tuple[str, ...]
@@ -28,9 +28,9 @@ class Sample:
 
 
 def draw(domains: Sequence[Domain], class_names: Sequence[str], classes: int, images: int, seed: int) -> Sample:
-    """At most `images` test images of the first `classes` classes, evenly over domains and classes while they last.
+    """Draw at most `images` test images of the first `classes` classes, as evenly over domains and classes as possible.
 
-    The method and the model have no part in it, so that all arms of a seed show the same images.
+    The draw depends on neither method nor model, so that all arms of a seed show the same images.
 
     Raises:
         UserError: there are fewer classes, or too few images of them for a silhouette.
@@ -62,10 +62,9 @@ def draw(domains: Sequence[Domain], class_names: Sequence[str], classes: int, im
 
 
 def embed(model: LayeredModel, layers: Iterable[int], sample: Sample, batch_size: int, seed: int) -> Embedding | None:
-    """The t-SNE of what the model's head sees behind the given blocks; the model holds the adapter that is meant.
+    """Return the t-SNE of the inputs of the model's head after the given blocks, with the adapter that `model` holds.
 
-    None where the features are not finite or all the same, as those of a run that diverged: there is nothing to show,
-    and nothing that should end the run.
+    Return None if the features are not finite or all equal, as in a diverged run, which must not end here.
     """
     found = features(model, layers, sample, batch_size)
     if not np.isfinite(found).all() or np.ptp(found, axis=0).max() == 0:
@@ -82,7 +81,7 @@ def embed(model: LayeredModel, layers: Iterable[int], sample: Sample, batch_size
 
 @torch.inference_mode()
 def features(model: LayeredModel, layers: Iterable[int], sample: Sample, batch_size: int) -> np.ndarray:
-    """Features (images, width) of the sample, domain by domain."""
+    """Return features (images, width) of the sample, domain by domain."""
     held, found = tuple(layers), []
     for part in sample.images.values():
         for images, _ in part.batches(batch_size):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.models.activation_cache import FrozenFunction, walk_key
 from fedsweep.models.clip.backbone import ClipBackbone, DigitsClip
-from fedsweep.models.clip.model import LayeredClip
-from fedsweep.models.feature_adapter import FeatureAdapter
+from fedsweep.models.clip.model import FeatureAdapter, LayeredClip
 from fedsweep.models.layered import draw_linears
 from fedsweep.models.weight_cache import built
 
@@ -36,19 +35,14 @@ class AdaptersConfig(Config):
 class DomainAdapters(nn.Module):
     """phi_n = <A_n(I) * I, T> for each domain n, and eta = sum_n beta_n phi_n (FedAG, Eqs. 3 to 5 and 8).
 
-    CLIP's features never change: whoever asks gives those of the images, and those of the classes' texts are kept.
+    CLIP's features never change: callers pass those of images, and those of the classes' texts are kept here.
     """
 
     text: Tensor
     scale: Tensor
 
     def __init__(
-        self,
-        clip: LayeredClip,
-        config: AdaptersConfig,
-        domains: Collection[str],
-        seed: int,
-        identity: str,
+        self, clip: LayeredClip, config: AdaptersConfig, domains: Collection[str], seed: int, identity: str
     ) -> None:
         super().__init__()
         self.clip, self.logits, self.identity = clip.requires_grad_(False), config.logits, identity
@@ -67,44 +61,39 @@ class DomainAdapters(nn.Module):
             self.register_buffer("scale", clip.backbone.logit_scale.exp().clone(), persistent=False)
 
     def seen(self) -> FrozenFunction:
-        """CLIP's image encoder: uint8 images (n, 3, h, w) to I (n, width) (Eq. 3)."""
+        """Return CLIP's image encoder: uint8 images (n, 3, h, w) to I (n, width) (Eq. 3)."""
         clip = self.clip
         walk = tuple(range(clip.num_layers))
         key = walk_key(self.identity, walk, True, {}, clip.mean.device)  # the one that a run on this CLIP keeps it by
         return FrozenFunction(key, lambda images: clip.passed(images, walk))
 
     def logits_of(self, domain: int, features: Tensor) -> Tensor:
-        """phi_n (n, classes) of the adapter in this place; as cosines times CLIP's scale, or as plain products."""
+        """Return phi_n (n, classes) of adapter `domain`, as cosines times CLIP's scale or as plain products."""
         adapted = self.adapters[domain](features)
         if self.logits == "cosine":
             adapted = F.normalize(adapted, dim=-1) * self.scale
-        logits: Tensor = adapted @ self.text.T
-        return logits
+        return cast(Tensor, adapted @ self.text.T)
 
     def all_logits(self, features: Tensor) -> Tensor:
-        """phi of all adapters: (domains, n, classes)."""
+        """Return phi of all adapters: (domains, n, classes)."""
         return torch.stack([self.logits_of(place, features) for place in range(len(self.domains))])
 
     def attended(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """eta (n, classes) and beta (domains, n), of phi (domains, n, classes) (Eq. 8)."""
+        """Return eta (n, classes) and beta (domains, n) from phi (domains, n, classes) (Eq. 8)."""
         beta = torch.softmax(self.attention(logits).squeeze(-1), dim=0)
         return (beta.unsqueeze(-1) * logits).sum(0), beta
 
     def train(self, mode: bool = True) -> DomainAdapters:
-        """CLIP stays in evaluation."""
+        """Switch between training and evaluation; CLIP stays in evaluation."""
         super().train(mode)
         self.clip.eval()
         return self
 
 
 def build_domain_adapters(
-    clip: ClipConfig,
-    config: AdaptersConfig,
-    domains: Collection[str],
-    class_names: Sequence[str] | int,
-    seed: int,
+    clip: ClipConfig, config: AdaptersConfig, domains: Collection[str], class_names: Sequence[str] | int, seed: int
 ) -> DomainAdapters:
-    """With CLIP's weights and fresh adapters; with classes by number on the meta device, and no weights are loaded.
+    """Return CLIP with its weights and fresh adapters; for a number of classes, on the meta device without weights.
 
     Raises:
         UserError: the checkpoint is missing, broken or none of a CLIP, or a prompt is too long.
@@ -119,7 +108,7 @@ def build_domain_adapters(
 
 @contextmanager
 def named_here() -> Iterator[None]:
-    """What is said of a CLIP that stands as `method.clip` names it so."""
+    """Replace `backbone` by `method.clip` in the UserErrors of the server's CLIP."""
     try:
         yield
     except UserError as error:
@@ -127,11 +116,7 @@ def named_here() -> Iterator[None]:
 
 
 def check_clip(config: ClipConfig, image_size: int, class_names: tuple[str, ...]) -> None:
-    """Load the CLIP as a run will, once per process for each content.
-
-    Raises:
-        UserError: it cannot be loaded, or takes other images than the clients' backbone.
-    """
+    """Raise UserError unless the CLIP can be loaded and takes the same images as the clients' backbone."""
     with named_here():
         config.check_weights(len(class_names), class_names)
     if config.image_size != image_size:

@@ -40,16 +40,16 @@ QUALITY, SPREAD = "synthetic/quality", "synthetic/quality_spread"
 
 
 def default_clip() -> ClipBackbone:
-    """CLIP ViT-B/32. Its name is checked by transformers, which only those who run FedAG should have to load."""
+    """Return CLIP ViT-B/32, only when FedAG needs it: checking its name imports transformers."""
     return ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}")
 
 
 @dataclass(frozen=True)
 class FedAGState(ServerState):
-    """The adapter holds the server's tensors, and under the clients' names W^0, which all of them begin with.
+    """The adapter holds the server's tensors, and under the clients' names W^0, from which all of them begin.
 
-    `domains`: of each client; `copies`: W^_n, by domain; `own`: W_n of the client's last round; `quality`: the scores
-    alpha_n (n,) of a domain's synthetic images; `warm`: whether the adapters have been through their warm-up.
+    `domains`: each client's domain; `copies`: W^_n, by domain; `own`: W_n of the client's last round; `quality`: the
+    scores alpha_n (n,) of a domain's synthetic images; `warm`: whether the adapters have had their warm-up.
     """
 
     domains: dict[ClientId, str] = field(default_factory=dict)
@@ -78,31 +78,31 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
 
     @property
     def needs(self) -> Needs:
-        """Whole client models with a head, and synthetic images, on which alone the server trains."""
+        """Whole client models with a head, and synthetic images, the only ones on which the server trains."""
         return Needs(lora=False, head=True, synthetic=True)
 
     def fingerprint(self) -> str:
-        """That of the server's CLIP."""
+        """Return the fingerprint of the server's CLIP."""
         with named_here():
             return self.clip.fingerprint()
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Those of the server's CLIP, which must take the backbone's images."""
+        """Load the server's CLIP, which must take the backbone's images."""
         check_clip(self.clip, backbone.image_size, tuple(class_names))
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """All of the client's model is trained; `server.` has the CLIP, adapters and attention."""
+        """Make the client's whole model trainable, and add CLIP, adapters and attention as `server`."""
         model.backbone.requires_grad_(True)
         classes = model.class_names or cast(int, model.backbone.num_classes)
         model.add_module("server", build_domain_adapters(self.clip, self.adapters, domains, classes, seed))
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> FedAGState:
-        """Nobody has trained yet."""
+        """Return a state in which nobody has trained yet."""
         layers, domains = tuple(range(server.num_layers)), {one.id: one.domain for one in clients}
         return FedAGState(adapter=model.adapter(), layers=layers, domains=domains)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
-        """Before the first round the adapters are warmed up."""
+        """Warm up the adapters before the first round."""
         state = of(state)
         if state.warm:
             return state
@@ -115,7 +115,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """Every client has the whole small model."""
+        """Return the whole small model for every client."""
         return {one.id: LayerAllocation(state.layers, state.layers, excluded_prefixes=(SERVER,)) for one in cohort}
 
     def local_updates(
@@ -138,7 +138,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return scored
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedAGState:
-        """A domain's copy becomes its client's model; the mean, where a domain has several clients."""
+        """Replace a domain's copy by its client's model, or the mean over its clients."""
         state = of(state)
         copies, own, scores = dict(state.copies), dict(state.own), dict(state.quality)
         for domain in sorted({state.domains[update.client] for update in updates}):
@@ -154,11 +154,11 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return replace(state, adapter=adapter, copies=copies, own=own, quality=scores)
 
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
-        """Eq. 10, over the domains that have sent a model so far."""
+        """Minimise Eq. 10 over the domains that have sent a model so far."""
         state, model = of(state), trainer.model
         present = sorted(state.copies)
-        purpose = "mutual learning"
-        lessons = [self._lesson(purpose, name, server, trainer, state.quality.get(name)) for name in present]
+        scores = state.quality
+        lessons = [self._lesson("mutual learning", name, server, trainer, scores.get(name)) for name in present]
         copies = [{name: one.clone() for name, one in state.copies[name].items()} for name in present]
         model.load_adapter(state.adapter)
         self._learning().learn(model, cast(DomainAdapters, model.server), copies, lessons)
@@ -170,11 +170,11 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return state.adapter | of(state).copies.get(of(state).domains[client], {})
 
     def client_adapter(self, state: ServerState, client: ClientId) -> AdapterState:
-        """Return the client's own model as it left it, or the server's copy before it has trained."""
+        """Return the client's own model after its last training, or the server's copy before the first."""
         return state.adapter | of(state).own[client] if client in of(state).own else self.sent_adapter(state, client)
 
     def server_features(self, reader: Reader, images: ImageSet) -> Mapping[str, Tensor]:
-        """CLIP's features (n, width) (Eq. 3), computed once for all rounds and trials."""
+        """Return CLIP's features (n, width) (Eq. 3), computed once for all rounds and trials."""
         adapters = cast(DomainAdapters, reader.model.server)
         return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
 
@@ -186,7 +186,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         client: Client | None = None,
         domain: str | None = None,
     ) -> Tensor:
-        """phi_n where the domain is known, eta where it is not (Section 3.5); a client by its small model."""
+        """Return phi_n for a known domain, eta for an unknown one (Section 3.5), and a client's logits for a client."""
         if client is not None:
             return super().predict(state, model, images)
         adapters, features = cast(DomainAdapters, model.server), cast(Batch, images).side_inputs["clip"]
@@ -196,7 +196,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return adapters.attended(logits)[0] if self.cross_domain else logits.mean(0)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """The server's model is many adapters; a client's is its small model and nothing else."""
+        """Return the server's adapters; a client's small model has no obstacle."""
         return None if of_client else "an adapter for each domain and an attention over them, behind the server's CLIP"
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
@@ -206,7 +206,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def measure(
         self, state: ServerState, clients: Iterable[ClientId], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
-        """Mean and deviation of the scores over a domain's images, means over the cohort."""
+        """Return the mean and deviation of the scores over a domain's images, as means over the cohort."""
         return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(clients)}
 
     def _start(self, state: FedAGState, client: ClientId) -> AdapterState:
@@ -222,29 +222,23 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def _lesson(
         self, purpose: str, domain: str, server: Server, trainer: CohortTrainer, scores: Tensor | None = None
     ) -> Lesson:
-        """A domain's synthetic images; those of all domains for a client of a pool."""
+        """`scores` weigh the images; without them all count alike."""
         images = synthetic_of(domain, server.synthetic)
         weights = torch.ones(len(images)) if scores is None else normalised(scores)
-        adapters, features = (
-            cast(DomainAdapters, trainer.model.server),
-            self.server_features(trainer.reader, images)["clip"],
-        )
+        adapters = cast(DomainAdapters, trainer.model.server)
+        features = self.server_features(trainer.reader, images)["clip"]
         rng = stream(trainer.seed, purpose, trainer.round, domain)
         return Lesson(adapters.domains.index(domain), rng, images, features, weights.to(adapters.text.device))
 
 
 def of(state: ServerState) -> FedAGState:
-    """The state as this method's.
-
-    Raises:
-        TypeError: it is another method's.
-    """
+    """Return the state as this method's, or raise TypeError."""
     return state_as(FedAGState, state)
 
 
 @torch.no_grad()
 def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_size: int) -> Tensor:
-    """alpha_n (n,): cosines of synthetic images' features with their class's prototype, none below 0 (Section 3.3).
+    """Return alpha_n (n,): cosines of synthetic images' features with their class's prototype, none below 0 (Sec. 3.3).
 
     A prototype is the mean feature of the client's own images of a class; images of a class without one score 0.
     """
@@ -258,7 +252,6 @@ def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_siz
 
 
 def _features(model: LayeredModel, images: ImageSet, batch_size: int) -> Tensor:
-    """What the client's head sees of images: (n, width)."""
     walk = range(model.num_layers)
     return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 

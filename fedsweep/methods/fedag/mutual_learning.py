@@ -1,4 +1,4 @@
-"""What FedAG's server does with synthetic images: domain adapters and copies of the clients' models learn together."""
+"""The training of FedAG's server: domain adapters and copies of the clients' models learn from each other."""
 
 import math
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ class ServerConfig(Config):
 
 @dataclass(frozen=True)
 class Lesson:
-    """A domain's synthetic images with what is known of them: CLIP's features (n, width), quality scores (n,).
+    """A domain's synthetic images with CLIP's features (n, width) and quality scores (n,).
 
-    `place` is that of its adapter; the order of its batches is drawn from `rng`.
+    `place` is the index of the domain's adapter; `rng` draws the order of the batches.
     """
 
     place: int
@@ -50,7 +50,7 @@ class Lesson:
 def mutual_divergence(client: Tensor, server: Tensor, weights: Tensor) -> Tensor:
     """J of Eq. 6 on a batch: the mean of weights / 2 (KL(theta || phi) + KL(phi || theta)), from logits (n, classes).
 
-    Where the `weights` (n,) of the whole set have mean one, batches of it have the paper's J in the mean.
+    If the `weights` (n,) of the whole set have mean one, its batches have the paper's J on average.
     """
     theta, phi = F.log_softmax(client, dim=1), F.log_softmax(server, dim=1)
     symmetric = ((theta.exp() - phi.exp()) * (theta - phi)).sum(1)  # KL(a || b) + KL(b || a)
@@ -66,14 +66,14 @@ def margin(beta: Tensor, own: int, delta: float) -> Tensor:
 
 
 def normalised(quality: Tensor) -> Tensor:
-    """Scores (n,) divided by their mean; all alike where none is above zero."""
+    """Return scores (n,) divided by their mean, or ones if none is above zero."""
     total = quality.sum()
     return quality * len(quality) / total if total > 0 else torch.ones_like(quality)
 
 
 @dataclass(frozen=True)
 class MutualLearning:
-    """Eq. 10 and how it is descended. `cross`: with the second of its two parts; `strength`, `delta`: of its R."""
+    """The minimisation of Eq. 10. `cross` includes the second of its two parts, `strength` and `delta` belong to R."""
 
     config: ServerConfig
     cross: bool
@@ -81,11 +81,7 @@ class MutualLearning:
     delta: float
 
     def warm_up(self, adapters: DomainAdapters, lessons: Sequence[Lesson]) -> None:
-        """Each adapter learns to classify its domain's images, in place.
-
-        Raises:
-            DivergenceError: one leaves the range of numbers.
-        """
+        """Train each adapter in place to classify its domain's images; raise DivergenceError if one diverges."""
         for lesson in lessons:
             parameters = list(adapters.adapters[lesson.place].parameters())
             adam = self.optimizer([one.data for one in parameters])
@@ -97,18 +93,14 @@ class MutualLearning:
             _check_finite(parameters)
 
     def learn(
-        self,
-        model: LayeredModel,
-        adapters: DomainAdapters,
-        copies: Sequence[AdapterState],
-        lessons: Sequence[Lesson],
+        self, model: LayeredModel, adapters: DomainAdapters, copies: Sequence[AdapterState], lessons: Sequence[Lesson]
     ) -> None:
-        """Move the adapters and the `copies` of the clients' models, one for each lesson, in place.
+        """Train the adapters and the `copies` of the clients' models, one for each lesson, in place.
 
-        Within the losses the model stands for one copy after the other; afterwards it holds the values of some.
+        Within the losses the model holds one copy after the other, and afterwards any of them.
 
         Raises:
-            DivergenceError: something leaves the range of numbers.
+            DivergenceError: a tensor leaves the range of numbers.
         """
         session = Session(self, model, adapters, copies, lessons)
         size = self.config.batch_size
@@ -129,7 +121,7 @@ class MutualLearning:
         _check_finite([*session.shared, *(one for copy in copies for one in copy.values())])
 
     def optimizer(self, tensors: list[Tensor]) -> Adam:
-        """Adam as FedAG has it (Section 4.3)."""
+        """Return FedAG's Adam (Section 4.3)."""
         lr = self.config.lr
         return Adam(AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None), tensors)
 
@@ -145,7 +137,7 @@ def _check_finite(tensors: Sequence[Tensor]) -> None:
 
 
 class Session:
-    """One round of mutual learning: what is trained, and an optimizer for each part."""
+    """One round of mutual learning: the trained tensors, and an optimizer for each part."""
 
     def __init__(
         self,
@@ -165,20 +157,20 @@ class Session:
         self.of_own = [learning.optimizer([one.data for one in part]) for part in self.own]
 
     def in_domain_step(self, number: int, rows: Tensor) -> None:
-        """J_n and the in-domain cross-entropy: a domain's adapter and its client's copy."""
+        """Descend J_n and the in-domain cross-entropy, by a domain's adapter and its client's copy."""
         own = self.own[number]
         gradients = torch.autograd.grad(self._in_domain(number, rows), [*own, *self.trained.values()])
         self.of_own[number].step(gradients[: len(own)])
         self.of_copies[number].step(gradients[len(own) :])
 
     def cross_domain_step(self, batches: Sequence[Tensor]) -> None:
-        """The cross-domain part: all adapters and their attention."""
+        """Descend the cross-domain part, by all adapters and their attention."""
         present = [(number, rows) for number, rows in enumerate(batches) if len(rows)]
         losses = torch.stack([self._cross_domain(number, rows) for number, rows in present])
         self.of_shared.step(torch.autograd.grad(losses.sum() / len(self.lessons), self.shared))
 
     def joint_step(self, batches: Sequence[Tensor]) -> None:
-        """G of Eq. 10 on a batch of each domain: everything. A batch may be empty."""
+        """Descend G of Eq. 10, by all tensors, on a batch of each domain, which may be empty."""
         total = [torch.zeros_like(one) for one in self.shared]
         for number, rows in enumerate(batches):
             if not len(rows):

@@ -44,20 +44,19 @@ class Brick(nn.Module):
 
 @dataclass(frozen=True)
 class InPlace:
-    """A step of a walk: a BRICK instead of the block."""
+    """A step of a walk that runs a BRICK instead of the block."""
 
     layer: int
     brick: Brick
 
     def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
         """a = E(a)."""
-        out: Tensor = self.brick(tokens)
-        return out
+        return cast(Tensor, self.brick(tokens))
 
 
 @dataclass
 class Blend:
-    """A step of a walk: the block and its BRICK in parallel. Made anew for each walk, whose `gap` it keeps."""
+    """A step of a walk that runs the block and its BRICK in parallel. Made anew for each walk, whose `gap` it keeps."""
 
     layer: int
     brick: Brick
@@ -74,7 +73,7 @@ class Blend:
 
 
 def add_bricks(model: LayeredModel, sets: Iterable[str], rank: int, gate: Gate, seed: int) -> None:
-    """A BRICK for every block in each of these sets, under `bricks.<set>.<block>`, trainable; A Kaiming-uniform."""
+    """Add a trainable BRICK for every block and set, as `bricks.<set>.<block>`; A is Kaiming-uniform."""
     width = cast(int, model.backbone.num_features)
     for name in sorted(sets):
         model.bricks[name] = nn.ModuleList(Brick(width, rank, gate) for _ in range(model.num_layers))

@@ -1,4 +1,4 @@
-"""Layer-wise distillation on the server: the BRICKs of all blocks side by side, on activations computed once."""
+"""Layer-wise distillation on the server: the BRICKs of all blocks in parallel, on activations computed once."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ from fedsweep.types import ImageSet
 
 @torch.no_grad()
 def activations(model: LayeredModel, sets: Sequence[ImageSet], batch_size: int) -> Tensor:
-    """What goes into each block of the full model and what leaves the last: (L + 1, images, tokens, width).
+    """Return the input of each block of the full model and the output of the last: (L + 1, images, tokens, width).
 
     4 (L + 1) tokens width bytes per image: 56 KB for digits_vit, 7.9 MB for ViT-B/16 at 224 px.
     """
@@ -42,9 +42,9 @@ def distil(
 ) -> dict[str, Tensor]:
     """min over theta_l of the mean of (E_l(a_{l-1}) - a_l)^2, for all blocks l at once (FedBRICK, Eq. 20).
 
-    `bricks` are stacked factors, a1 (L, r, d) and so on; `passed` are activations (L + 1, images, tokens, d). No
-    gradient of one block's loss reaches another's BRICK and Adam works on each value apart, so that training them
-    side by side is training them one after the other.
+    `bricks` are stacked factors, a1 (L, r, d) and so on; `passed` are activations (L + 1, images, tokens, d). Training
+    them in parallel equals training them one after the other: no gradient of one block's loss reaches another's BRICK,
+    and Adam treats each value separately.
     """
     layers, images = len(passed) - 1, passed.shape[1]
     factors = {name: bricks[name].clone().requires_grad_() for name in FACTORS}

@@ -1,7 +1,7 @@
 """FedBRICK: Structural Bias Aware Heterogeneous Foundation Model Federated Tuning.
 
-Yuhang Zhang, Xianda Wang, Wei Sun, Jiaxuan Chen, Fangxin Wang. Over a depth method, which decides who holds which
-blocks, what a client minimises and how updates are averaged.
+Yuhang Zhang, Xianda Wang, Wei Sun, Jiaxuan Chen, Fangxin Wang. It enhances a depth method, which decides which client
+holds which blocks, what a client minimises and how updates are averaged.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,8 +35,8 @@ SHARED = "shared"
 class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     """BRICKs in place of the blocks that a client does not hold, distilled on the server and on the clients.
 
-    Everything that concerns the blocks is the depth method's, for which a client with BRICKs is one of L blocks. The
-    BRICKs are part of the adapter, as `bricks.<set>.<block>.<factor>`; a set is a domain's.
+    The depth method decides all that concerns the blocks; to it, a client with BRICKs is one of L blocks. The BRICKs
+    are part of the adapter, as `bricks.<set>.<block>.<factor>`; a set is a domain's.
     """
 
     name: Literal["fedbrick"] = "fedbrick"
@@ -60,7 +60,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """What the depth method asks for; DepthFL's heads follow the completed walk."""
+        """Raise the depth method's ValueError, or one if DepthFL's heads have no completed walk to follow."""
         try:
             self.over.check(capacities, num_layers, aggregation)
         except ValueError as error:
@@ -72,17 +72,17 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
             )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
-        """BRICKs for every block and set, beside what the depth method adds for clients of L blocks."""
+        """Add BRICKs for every block and set, and the depth method's modules for clients of L blocks."""
         self.over.prepare(model, {model.num_layers} if self.brick else depths, domains, seed)
         if self.brick:
             add_bricks(model, {self.set_of(domain) for domain in domains}, self.rank, self.gate, seed)
 
     def init(self, model: LayeredModel, clients: Sequence[Client], server: Server) -> ServerState:
-        """The depth method's state; the BRICKs are in its adapter."""
+        """Return the depth method's state, whose adapter includes the BRICKs."""
         return self.over.init(model, clients, replace(server, depths=(server.num_layers,)) if self.brick else server)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> ServerState:
-        """Eq. 20: for each set, BRICKs learn what the global blocks do to the server's images of its domain."""
+        """Distil, for each set, the global blocks into BRICKs on the server's images of its domain (Eq. 20)."""
         state = self.over.begin_round(state, server, trainer)
         if not self.needs.proxy:
             return state
@@ -101,7 +101,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """The depth method's blocks; with them all BRICKs of the client's own set, and the heads of a whole walk."""
+        """Return the depth method's blocks, with all BRICKs of the client's own set and the heads of a whole walk."""
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
             return rows
@@ -118,11 +118,11 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         }
 
     def objective(self, round: int, rounds: int) -> Objective:
-        """The depth method's: L_task."""
+        """Return the depth method's objective, L_task."""
         return self.over.objective(round, rounds)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """With the BRICKs of missing blocks, which stage I trains, and of the blocks held, which stage II does."""
+        """Add the BRICKs of missing blocks, which stage I trains, and of the blocks held, which stage II trains."""
 
         def trained(name: str) -> bool:
             layer = brick_of(name)
@@ -133,17 +133,17 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
 
     @property
     def has_stand_ins(self) -> bool:
-        """Unless stage I is left out."""
+        """True unless stage I is left out."""
         return self.brick and self.compensate
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:
-        """The client's BRICKs."""
+        """Return the client's BRICKs."""
         return {one.layer: one for one in self._in_place(model, client)} if self.has_stand_ins else {}
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
-        """Two-stage tuning: stage I trains adapters, heads and the missing blocks' BRICKs, stage II the others."""
+        """Train adapters, heads and the missing blocks' BRICKs in stage I, the other BRICKs in stage II."""
         if not self.brick:
             return self.over.local_updates(state, cohort, allocations, trainer)
         parameters = trainer.model.trainable()
@@ -157,7 +157,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return [replace(one, adapter=one.adapter | other.adapter) for one, other in zip(updates, second, strict=True)]
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
-        """As the depth method does; a BRICK is averaged within its set, over those who trained it."""
+        """Average as the depth method does; a BRICK is averaged within its set, over the clients that trained it."""
         return self.over.aggregate(state, updates, server)
 
     def predict(
@@ -168,14 +168,13 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         client: Client | None = None,
         domain: str | None = None,
     ) -> Tensor:
-        """The depth method's prediction of the global model, which has all blocks and needs no BRICK."""
+        """Return the depth method's logits of the global model, which has all blocks and needs no BRICK."""
         return self.over.predict(state, model, images, client, domain)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """What the depth method's does; the global model has all blocks and walks no BRICK."""
-        return ExportObstacle.of_method(self.over).export_obstacle(
-            {num_layers} if self.brick else depths, num_layers, of_client
-        )
+        """Return the depth method's obstacle; the global model has all blocks and needs no BRICK."""
+        depths = {num_layers} if self.brick else depths
+        return ExportObstacle.of_method(self.over).export_obstacle(depths, num_layers, of_client)
 
     def _stage_one(
         self,
@@ -188,10 +187,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk."""
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
-        base, names = (
-            self.objective(trainer.round, trainer.rounds),
-            names_within(start, row.trained, row.excluded_prefixes),
-        )
+        base = self.objective(trainer.round, trainer.rounds)
+        names = names_within(start, row.trained, row.excluded_prefixes)
         if not self.compensate:
             return LocalTask(client, start, row, base, names=[name for name in names if brick_of(name) is None])
         names = [name for name in names if brick_of(name) not in row.held]
@@ -224,18 +221,11 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
             return loss + self.lambda_d * torch.stack(gaps).mean()
 
         names = [name for name in task.start if brick_of(name) in held]
-        return LocalTask(
-            task.client,
-            task.start | update.adapter,
-            task.allocation,
-            objective,
-            walk_at,
-            names,
-            session=task.session + 1,
-        )
+        start, session = task.start | update.adapter, task.session + 1
+        return LocalTask(task.client, start, task.allocation, objective, walk_at, names, session)
 
     def set_of(self, domain: str) -> str:
-        """The name of a domain's BRICKs, as a part of their tensors' names; it has no dot and is no attribute."""
+        """Return the name of a domain's set of BRICKs: a part of tensor names, without a dot, no attribute's name."""
         return SHARED if self.domains == "shared" else "for_" + domain.replace("%", "%25").replace(".", "%2E")
 
     def _in_place(self, model: LayeredModel, client: Client) -> list[InPlace]:
@@ -243,7 +233,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return [InPlace(layer, cast(Brick, brick)) for layer, brick in enumerate(bricks)]
 
     def _proxies(self, name: str, server: Server) -> list[ImageSet]:
-        """The server's images of a set's domain; of all domains, where the set is none's own."""
+        """The server's images of a set's domain, or of all domains for a shared set."""
         own = [images for domain, images in server.proxy.items() if self.set_of(domain) == name]
         return own or list(server.proxy.values())
 
@@ -259,7 +249,7 @@ class Tether:
         self.start = torch.cat([start[name].flatten() for name in names]) if names else None
 
     def added_to(self, loss: Tensor) -> Tensor:
-        """The loss with its tether."""
+        """Return the loss plus the tether."""
         if self.start is None or not self.weight:
             return loss
         now = torch.cat([one.flatten() for one in self.tensors])
@@ -267,7 +257,7 @@ class Tether:
 
 
 def brick_of(name: str) -> int | None:
-    """The block whose BRICK a tensor belongs to, None if to no BRICK.
+    """Return the block of a BRICK's tensor, or None for other tensors.
 
     >>> brick_of("bricks.for_sketch.7.a1"), brick_of("backbone.blocks.7.attn.proj.lora_A.default.weight")
     (7, None)

@@ -1,4 +1,4 @@
-"""FedMS's gate: how much of the global expert goes into the answer for an image."""
+"""FedMS's gate, which weighs the global against the local expert for each image."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Gate(nn.Module):
         trunk.requires_grad_(whole)
 
     def features(self, images: Tensor) -> Tensor:
-        """What the trunk sees in uint8 images (n, 3, h, w): (n, width)."""
+        """Return the trunk's features (n, width) of uint8 images (n, 3, h, w)."""
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
         pixels = standardize_(pixels, self.mean, self.std)
         alone = self.trunk.training and len(images) == 1  # has no variance: as in evaluation
@@ -53,13 +53,13 @@ class Gate(nn.Module):
         return found
 
     def forward(self, features: Tensor) -> Tensor:
-        """Lambda (n,) in (0, 1) of the trunk's features (n, width)."""
+        """Return lambda (n,) in (0, 1) from the trunk's features (n, width)."""
         for layer in self.adapter:
             features = _normed(layer, features) if isinstance(layer, nn.BatchNorm1d) else layer(features)
         return torch.sigmoid(features.squeeze(1))
 
     def train(self, mode: bool = True) -> Gate:
-        """A trunk that is not trained stays in evaluation: its batch norms do not move."""
+        """Switch training or evaluation on; a frozen trunk stays in evaluation, so that its batch norms do not move."""
         super().train(mode)
         if not self.whole:
             self.trunk.eval()
@@ -67,16 +67,16 @@ class Gate(nn.Module):
 
 
 def _normed(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
-    """As the module, but a batch of a single image, which has no variance, is normed as in evaluation."""
+    """Batch norm, but as in evaluation for a batch of a single image, which has no variance."""
     own = norm.training and len(x) > 1
     mean, var, momentum = norm.running_mean, norm.running_var, norm.momentum
     return F.batch_norm(x, mean, var, norm.weight, norm.bias, own, momentum or 0.0, norm.eps)
 
 
 def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, outlined: bool = False) -> Gate:
-    """The gate with its trunk's weights and a fresh adapter, each tensor from a stream of its name.
+    """Return the gate with its trunk's weights and a fresh adapter, each tensor from a stream of its name.
 
-    `whole`: the trunk is trained too. With `outlined` on the meta device, and no weights are looked for.
+    With `whole` the trunk is trained too. With `outlined` it is on the meta device, without weights.
 
     Raises:
         UserError: the trunk's weights are missing or do not fit.
@@ -96,11 +96,7 @@ def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, 
 
 @lru_cache(maxsize=16)  # asked for every arm and seed of a search space
 def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint: str) -> None:
-    """Look through a gate as a run will, at images of `size` pixels; once per process for each content.
-
-    Raises:
-        UserError: the trunk's weights are missing or do not fit, or it cannot look at such images.
-    """
+    """Raise UserError unless a gate with its trunk's weights takes images of `size` pixels; once for each content."""
     gate = build_gate(config, hidden, whole=False, seed=0)
     blank = torch.zeros(2, 3, size, size, dtype=torch.uint8)
     try:
@@ -111,7 +107,7 @@ def check_gate(config: TrunkConfig, hidden: int | None, size: int, _fingerprint:
 
 
 def mixing(model: LayeredModel, images: Batch) -> Tensor:
-    """Lambda (batch,) of the gate that the model holds."""
+    """Return lambda (batch,) of the gate that the model holds."""
     gate = cast(Gate, model.gate)
     found: Tensor = gate(images.side_inputs["trunk"] if "trunk" in images.side_inputs else gate.features(images.images))
     return found

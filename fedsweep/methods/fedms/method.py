@@ -24,16 +24,7 @@ from fedsweep.methods.capabilities import (
     Stages,
 )
 from fedsweep.methods.fedms.gate import build_gate, check_gate
-from fedsweep.methods.fedms.stages import (
-    MIX,
-    SPREAD,
-    FedMSState,
-    GateConfig,
-    GlobalStage,
-    LocalStage,
-    SALConfig,
-    of,
-)
+from fedsweep.methods.fedms.stages import MIX, SPREAD, FedMSState, GateConfig, GlobalStage, LocalStage, SALConfig, of
 from fedsweep.models import BackboneConfig
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel
@@ -46,15 +37,7 @@ ACTIVE = "sal/active"
 
 
 class FedMS(
-    FederatedMethod,
-    OwnWeights,
-    Messages,
-    PersonalModels,
-    FrozenBlocks,
-    SideInputs,
-    Stages,
-    OwnMetrics,
-    ExportObstacle,
+    FederatedMethod, OwnWeights, Messages, PersonalModels, FrozenBlocks, SideInputs, Stages, OwnMetrics, ExportObstacle
 ):
     """Two stages; clients' capacities are ignored. Between a client and the server go adapters, later gates alone."""
 
@@ -109,7 +92,7 @@ class FedMS(
     def allocate(
         self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
     ) -> dict[ClientId, LayerAllocation]:
-        """All blocks are run. In stage one all adapters are trained, in stage two those of the active blocks."""
+        """Return all blocks; stage one trains all adapters, stage two those of the active blocks."""
         stage = self.stage(of(state).stage)
         return {one.id: stage.row(of(state), one.id) for one in cohort}
 
@@ -175,7 +158,7 @@ class FedMS(
         return self.stage(of(state).stage).predict(of(state), model, images)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """A client mixes two experts; the global one is a CLIP with LoRA in both stages."""
+        """Return a client's gate; the global model is a CLIP with LoRA in both stages."""
         return "a gate that mixes the global expert with the client's own" if of_client else None
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:

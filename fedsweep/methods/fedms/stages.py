@@ -67,11 +67,7 @@ class FedMSState(ServerState):
 
 
 def of(state: ServerState) -> FedMSState:
-    """Return the state as this method's.
-
-    Raises:
-        TypeError: it is another method's.
-    """
+    """Return the state as this method's, or raise TypeError."""
     return state_as(FedMSState, state)
 
 
@@ -118,8 +114,7 @@ class GlobalStage:
 
     def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
         """Return a client's logits: the global expert is all there is."""
-        logits: Tensor = model(images, state.layers)
-        return logits
+        return cast(Tensor, model(images, state.layers))
 
     def active(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> Mapping[ClientId, int]:
         """Return the clients' active blocks: all of them."""
@@ -187,16 +182,10 @@ class LocalStage:
         held_out = {one.id: cast(ImageSet, one.validation) for one in cohort}
         seen = {f"train/{one.id}": one.train for one in cohort} | held_out
         inputs = self.side_inputs(state, trainer.reader, seen)
-        tasks = [
-            LocalTask(
-                one,
-                adapter_of(self.method, state, one.id),
-                allocations[one.id],
-                self.objective,
-                side_inputs=inputs[f"train/{one.id}"],
-            )
-            for one in cohort
-        ]
+        tasks = []
+        for one in cohort:
+            start, own_inputs = adapter_of(self.method, state, one.id), inputs[f"train/{one.id}"]
+            tasks.append(LocalTask(one, start, allocations[one.id], self.objective, side_inputs=own_inputs))
         steered = []
         for client, update in zip(cohort, trainer.fit(tasks), strict=True):
             gate, expert = (
@@ -211,7 +200,6 @@ class LocalStage:
     def _steering(
         self, state: FedMSState, update: ClientUpdate, reader: Reader, client: Client, inputs: Mapping[str, Tensor]
     ) -> dict[str, float]:
-        """Return the accuracy of a client's mixture on the images that it holds out, and its lambda."""
         images = cast(ImageSet, client.validation)
         experts = {**state.experts, client.id: state.experts.get(client.id, {}) | update.private}
         now = replace(state, adapter=state.adapter | update.adapter, experts=experts)

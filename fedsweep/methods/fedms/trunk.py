@@ -29,32 +29,21 @@ class DigitsTrunk(Config):
     name: Literal["digits_resnet"] = "digits_resnet"
 
     def fingerprint(self) -> str:
-        """The digest on the card that `build` checks the weights against."""
+        """Return the digest on the card, against which `build` checks the weights."""
         return f"sha256:{_card()['sha256']}"
 
     def outlined(self) -> nn.Module:
-        """The network without its weights."""
+        """Return the network without its weights."""
         from timm.models.resnet import BasicBlock, ResNet
 
         return cast(nn.Module, ResNet(cast(Any, BasicBlock), (2, 2, 2, 2), channels=SMALL, num_classes=0))
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """The network with its weights, and the mean and deviation of its pixels.
-
-        Raises:
-            UserError: the weights file is not the shipped one.
-        """
-        from safetensors.torch import load_file
-
+        """Return the network with its weights and its pixels' mean and deviation; raise UserError for a wrong file."""
         if weights_file.digest(WEIGHTS) != _card()["sha256"]:
             raise UserError(f"{WEIGHTS.name} is not the file that its card {WEIGHTS.stem}.json describes.")
         trunk = self.outlined()
-        trunk.load_state_dict(
-            {
-                name: tensor.float() if tensor.is_floating_point() else tensor
-                for name, tensor in load_file(WEIGHTS).items()
-            }
-        )
+        trunk.load_state_dict(weights_file.read(WEIGHTS))
         return trunk, _card()["mean"], _card()["std"]
 
 
@@ -80,27 +69,19 @@ class TimmTrunk(Config):
         return self
 
     def fingerprint(self) -> str:
-        """Timm's tag, or the digest of the file.
-
-        Raises:
-            UserError: the file is not there.
-        """
+        """Return timm's tag, or the digest of the file; raise UserError if the file is missing."""
         if self.pretrained in ("timm", "none"):
             return f"{self.pretrained}:{self.model}"
         return f"sha256:{weights_file.digest(weights_file.find(self.pretrained, FIELD))}"
 
     def outlined(self) -> nn.Module:
-        """The network without its weights."""
+        """Return the network without its weights."""
         import timm
 
         return timm.create_model(self.model, num_classes=0)
 
     def build(self, seed: int) -> tuple[nn.Module, list[float], list[float]]:
-        """The network with its weights, and the mean and deviation of its pixels.
-
-        Raises:
-            UserError: the weights are missing or of another shape.
-        """
+        """Return the network with its weights and its pixels' mean and deviation; raise UserError if none fit."""
         config = timm_config(self.model)
         if self.pretrained == "timm":
             return timm_weights.create(self.model, num_classes=0), list(config.mean), list(config.std)
@@ -116,5 +97,4 @@ TrunkConfig = Annotated[DigitsTrunk | TimmTrunk, Field(discriminator="name")]
 
 
 def _card() -> dict[str, Any]:
-    card: dict[str, Any] = json.loads(WEIGHTS.with_suffix(".json").read_text())
-    return card
+    return cast(dict[str, Any], json.loads(WEIGHTS.with_suffix(".json").read_text()))

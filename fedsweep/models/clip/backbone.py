@@ -1,4 +1,4 @@
-"""CLIP by the name of its checkpoint, as a folder, or the small ones that ship with fedsweep."""
+"""CLIP as a backbone: a checkpoint on the hub, a folder, or one of the small ones that ship with fedsweep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).parents[1] / "weights"
 
 
 class _Clip(Backbone):
-    """What the two kinds of CLIP share; prompts stand in a head's place."""
+    """The common base of both kinds of CLIP, which have prompts in place of a head."""
 
     has_head: ClassVar = False
     has_text: ClassVar = True
@@ -48,20 +48,10 @@ class _Clip(Backbone):
         """The checkpoint's name or folder."""
 
     def fingerprint(self) -> str:
-        """What pins the content: the digest of weights, shape, tokens and normalisation.
-
-        Raises:
-            UserError: the checkpoint is missing.
-        """
         return f"sha256:{digest(find(self._model))}"
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredClip:
-        """The pre-trained model in evaluation mode, on the CPU; no seed is drawn from.
-
-        Raises:
-            UserError: the checkpoint is missing, broken or none of a CLIP, a prompt is too long, or the walk is not
-                transformers' forward.
-        """
+        """Raise UserError also if a prompt is too long, or if the walk differs from transformers' forward."""
         folder = find(self._model)
         names = tuple(class_names or _numbers(num_classes))
         clip = load(folder, self._model)
@@ -71,24 +61,19 @@ class _Clip(Backbone):
         return model
 
     def recipe(self, num_classes: int) -> Recipe:
-        """transformers' call, by the name on the hub; a folder is named where it is copied to."""
         fetched = not is_folder(self._model)
         return Recipe(call="transformers.CLIPModel.from_pretrained", model=self._model, fetched=fetched)
 
     def folder(self) -> Path:
-        """Where the checkpoint's files lie.
-
-        Raises:
-            UserError: it is missing.
-        """
+        """Return the folder with the checkpoint's files; raise UserError if it is missing."""
         return find(self._model)
 
     def prompts(self, class_names: Sequence[str]) -> list[str]:
-        """What stands for each class before it is tokenized."""
+        """Return the text of each class."""
         return [self.prompt.format(readable(name)) for name in class_names]
 
     def outlined(self, num_classes: int) -> LayeredClip:
-        """The model on the meta device: shapes without tensors, no weights are looked for."""
+        """Return the model on the meta device, with shapes but no tensors or weights."""
         from transformers import CLIPModel
 
         with torch.device("meta"):
@@ -97,7 +82,7 @@ class _Clip(Backbone):
 
 
 class ClipBackbone(_Clip):
-    """A CLIP as transformers keeps it: OpenAI's, or any other of the class CLIPModel."""
+    """A CLIP in transformers' format: OpenAI's, or any other of the class CLIPModel."""
 
     name: Literal["clip"] = "clip"
     model: str = Field(min_length=1, description="the checkpoint: its name on the hub, or a folder that holds it")
@@ -133,7 +118,7 @@ def _numbers(count: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _outline(model: str) -> Outline:
-    """Raises ValueError where neither the name is known nor a folder is there."""
+    """Raise ValueError if `model` is neither a known name nor a folder."""
     try:
         config = config_of(model)
     except UserError as error:
@@ -148,17 +133,12 @@ def _outline(model: str) -> Outline:
 
 
 def _no_tokens(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Two tokens for each text, on the device of shapes without tensors."""
     return torch.zeros(len(texts), 2, dtype=torch.int64), torch.ones(len(texts), dtype=torch.int64)
 
 
 @torch.no_grad()
 def _check_walk(model: LayeredClip, clip: Any, image_size: int, name: str) -> None:
-    """Compare the walk with transformers' own forward on one random image and all prompts.
-
-    Raises:
-        UserError: they differ, or the weights give no numbers at all.
-    """
+    """Raise UserError unless the walk gives transformers' own finite logits, for one random image and all prompts."""
     pixels = torch.rand(1, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
     padding = torch.arange(model.prompts.shape[1]) <= model.ends[:, None]
     said = clip(input_ids=model.prompts, pixel_values=pixels, attention_mask=padding.long()).logits_per_image

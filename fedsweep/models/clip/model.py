@@ -1,4 +1,4 @@
-"""CLIP as a layered model: images walk the blocks of one encoder, the classes' prompts those of the other."""
+"""CLIP as a layered model: images pass through the blocks of one encoder, the classes' prompts through the other's."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import readable
 from fedsweep.models.clip.weights import in_clip_model
-from fedsweep.models.feature_adapter import FeatureAdapter
-from fedsweep.models.layered import Images, LayeredModel, Walk
+from fedsweep.models.layered import Images, LayeredModel, Walk, draw_linears
 from fedsweep.models.names import layer_of
 from fedsweep.types import AdapterState
 
@@ -27,7 +26,7 @@ Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 class Towers(nn.Module):
     """transformers' CLIPModel with its two encoders side by side: block l is the pair of both, aligned at the top.
 
-    Where one encoder is deeper (L/14 has 24 and 12), its lowest blocks stand alone.
+    If one encoder is deeper (24 and 12 blocks in L/14), its lowest blocks have no partner.
     """
 
     def __init__(self, clip: Any) -> None:
@@ -37,16 +36,11 @@ class Towers(nn.Module):
         self.words = text.embeddings
         encoders = {IMAGES: list(vision.encoder.layers), TEXT: list(text.encoder.layers)}
         depth = max(map(len, encoders.values()))
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    name: layers[layer - depth + len(layers)]
-                    for name, layers in encoders.items()
-                    if layer >= depth - len(layers)
-                }
-            )
-            for layer in range(depth)
-        )
+        pairs: list[dict[str, nn.Module]] = [{} for _ in range(depth)]
+        for name, layers in encoders.items():
+            for pair, layer in zip(pairs[depth - len(layers) :], layers, strict=True):
+                pair[name] = layer
+        self.blocks = nn.ModuleList(map(nn.ModuleDict, pairs))
         self.top = nn.ModuleDict(
             {
                 "vision_norm": vision.post_layernorm,
@@ -59,10 +53,32 @@ class Towers(nn.Module):
         self.num_features = clip.config.projection_dim
 
 
+class FeatureAdapter(nn.Sequential):
+    """A(I) * I with A(I) = softmax(MLP1(tanh(MLP2(I)))): (n, width) to the same (FedAG, Eq. 4).
+
+    Source: Lu et al., FedCLIP (2023), from which FedAG takes it. `hidden` is the width between the two MLPs, by default
+    that of the features. Each tensor is drawn from a stream of the key.
+    """
+
+    def __init__(self, width: int, hidden: int | None, device: torch.device, seed: int, *key: str) -> None:
+        hidden = hidden or width
+        with torch.device("meta"):  # constructors draw values that are overwritten at once
+            super().__init__(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width), nn.Softmax(dim=-1))
+        self.to_empty(device=device)
+        draw_linears(self, seed, *key)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the weighted features."""
+        weights = features
+        for layer in self:
+            weights = layer(weights)
+        return weights * features
+
+
 class LayeredClip(LayeredModel):
     """Logits are exp(s) <V, T>: cosines of an image's features with those of the classes' prompts.
 
-    Prompts are cut behind the longest one's last token, which in a causal encoder changes nothing. Their features are
+    Prompts are cut after the longest one's last token, which in a causal encoder changes nothing. Their features are
     computed once for each state of the text encoder: in evaluation they are kept until other tensors are loaded.
     """
 
@@ -91,12 +107,12 @@ class LayeredClip(LayeredModel):
 
     @staticmethod
     def fits(backbone: nn.Module) -> bool:
-        """Whether a backbone has this walk."""
+        """Return whether a backbone has this walk."""
         return isinstance(backbone, Towers)
 
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
-        """Places in both encoders' blocks."""
+        """Return the places of adapters in both encoders' blocks."""
         attention, mlp = ["q_proj", "k_proj", "v_proj", "out_proj"], ["fc1", "fc2"]
         inner = {
             "l0": ["self_attn.out_proj"],
@@ -108,54 +124,51 @@ class LayeredClip(LayeredModel):
         return {name: tuple(f"{one}.{place}" for one in (IMAGES, TEXT) for place in to) for name, to in inner.items()}
 
     def height(self, name: str) -> tuple[int, int]:
-        """Of the encoder that it belongs to, of which the lower blocks may be missing."""
+        """Return both numbers for the tensor's own encoder, which may lack the lower blocks."""
         layer, tower = cast(int, layer_of(name)), name.split(".")[3]
         depth = sum(tower in cast(nn.ModuleDict, block) for block in self.backbone.blocks)
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
-        """In transformers' CLIPModel, where each encoder counts its own blocks."""
+        """Return the name in transformers' CLIPModel, in which each encoder counts its own blocks."""
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Each encoder ends with its part of the last block that is walked."""
+        """Return the number of blocks of each encoder within `layers`."""
         if len(layers) == self.num_layers:
             return {}
         pairs = [cast(nn.ModuleDict, self.backbone.blocks[layer]) for layer in layers]
         return {f"{tower}_model.encoder.layers": sum(tower in pair for pair in pairs) for tower in (IMAGES, TEXT)}
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Patches, class token and positions, normed."""
-        tokens: Tensor = self.backbone.stem["norm"](self.backbone.stem["embeddings"](pixels))
-        return tokens
+        """Return patches, class token and positions, normalised."""
+        return cast(Tensor, self.backbone.stem["norm"](self.backbone.stem["embeddings"](pixels)))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """The image encoder's part of a block."""
+        """Run the image encoder's part of a block."""
         return self._run(IMAGES, layer, tokens)
 
     def features(self, tokens: Tensor) -> Tensor:
-        """An image's place among the prompts: (batch, tokens, width) to unit vectors (batch, projection)."""
+        """Return an image's features among the prompts': (batch, tokens, width) to unit vectors (batch, projection)."""
         return self.placed(self.projected(tokens))
 
     def projected(self, tokens: Tensor) -> Tensor:
-        """What the image encoder ends with: (batch, tokens, width) to (batch, projection)."""
+        """Return the image encoder's output: (batch, tokens, width) to (batch, projection)."""
         top = self.backbone.top
-        projected: Tensor = top["vision_projection"](top["vision_norm"](tokens[:, 0]))
-        return projected
+        return cast(Tensor, top["vision_projection"](top["vision_norm"](tokens[:, 0])))
 
     def placed(self, projected: Tensor) -> Tensor:
-        """Unit vectors (batch, projection), of features that pass an adapter if there is one."""
+        """Return unit vectors (batch, projection) of features, which first pass through the image adapter, if any."""
         return F.normalize(projected if self.image_adapter is None else self.image_adapter(projected), dim=-1)
 
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
-        """Logits (batch, classes): both encoders walk the same steps."""
+        """Return logits (batch, classes): both encoders walk the same steps."""
         walk = range(self.num_layers) if walk is None else walk
         features = self.placed(self.passed(images, walk))
-        logits: Tensor = features @ self.text_features(walk).T * self.backbone.logit_scale.exp()
-        return logits
+        return cast(Tensor, features @ self.text_features(walk).T * self.backbone.logit_scale.exp())
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """What the image encoder ends with (batch, projection), unless it was known as such."""
+        """Return the image encoder's output (batch, projection), computed unless the batch holds it already."""
         tokens, done = self.begin(images)
         if tokens.ndim == 2:
             return tokens
@@ -164,7 +177,7 @@ class LayeredClip(LayeredModel):
         return self.projected(tokens)
 
     def text_features(self, walk: Walk) -> Tensor:
-        """Unit vectors (classes, projection) of the prompts, behind those steps of the walk that are blocks."""
+        """Return unit vectors (classes, projection) of the prompts after the walk's blocks, without its other steps."""
         layers = tuple(step for step in walk if isinstance(step, int))
         if torch.is_grad_enabled():
             return self._text_features(layers)
@@ -180,14 +193,12 @@ class LayeredClip(LayeredModel):
         return F.normalize(top["text_projection"](top["text_norm"](tokens[rows, self.ends])), dim=-1)
 
     def _words(self) -> Tensor:
-        """Tokens of the prompts, with learned context vectors behind the first one if there are any."""
+        """Tokens of the prompts, with the learned context vectors, if any, after the first one."""
         if "context" not in self.prompt:
-            tokens: Tensor = self.backbone.words(input_ids=self.prompts)
-            return tokens
+            return cast(Tensor, self.backbone.words(input_ids=self.prompts))
         words, context = self.backbone.words.token_embedding(self.prompts), self.prompt["context"]
-        spread = context.expand(len(words), -1, -1)
-        tokens = self.backbone.words(inputs_embeds=torch.cat([words[:, :1], spread, words[:, 1:]], dim=1))
-        return tokens
+        embedded = torch.cat([words[:, :1], context.expand(len(words), -1, -1), words[:, 1:]], dim=1)
+        return cast(Tensor, self.backbone.words(inputs_embeds=embedded))
 
     def _run(self, tower: str, layer: int, tokens: Tensor) -> Tensor:
         pair = cast(nn.ModuleDict, self.backbone.blocks[layer])
@@ -197,15 +208,15 @@ class LayeredClip(LayeredModel):
         return cast(Tensor, out)
 
     def add_image_adapter(self, hidden: int | None, seed: int) -> None:
-        """FedCLIP's attention over the image's features, `image_adapter` (projection to hidden to projection)."""
+        """Add FedCLIP's attention over the image's features, `image_adapter` (projection to hidden to projection)."""
         width = self.backbone.num_features
         self.image_adapter = FeatureAdapter(width, hidden, self.mean.device, seed, "image adapter")
 
     def add_context(self, count: int, seed: int) -> None:
-        """PromptFL's vectors, `prompt.context` (count, width of the text encoder), before the classes' bare names.
+        """Add PromptFL's vectors, `prompt.context` (count, width of the text encoder), before the classes' bare names.
 
         Raises:
-            UserError: with them the longest name is longer than the text encoder reads.
+            UserError: the vectors and the longest name together exceed the text encoder's length.
         """
         device = self.prompts.device
         self._read([f"{name}." for name in self.class_names], count)
@@ -217,7 +228,6 @@ class LayeredClip(LayeredModel):
         self.to(device)
 
     def _read(self, texts: Sequence[str], context: int = 0) -> None:
-        """Take these texts as the classes' prompts."""
         prompts, ends = self.tokenize(texts)
         most = self.backbone.words.position_embedding.num_embeddings
         if (longest := prompts.shape[1] + context) > most:
@@ -231,19 +241,19 @@ class LayeredClip(LayeredModel):
     ends: Tensor
 
     def load_adapter(self, state: AdapterState) -> None:
-        """Copy tensors into the model; the prompts are read anew."""
+        """Copy tensors into the model; the prompts' features are computed anew."""
         self._known.clear()
         super().load_adapter(state)
 
     def train(self, mode: bool = True) -> LayeredClip:
-        """Switch between training and evaluation; the prompts are read anew."""
+        """Switch between training and evaluation; the prompts' features are computed anew."""
         self._known.clear()
         super().train(mode)
         return self
 
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
-        """As of the images' blocks, so of the prompts': what lies behind the frozen ones is computed once."""
+        """Hold the frozen blocks in evaluation; compute the tokens of prompts after them once, if words are frozen."""
         with super().frozen(walk, steps):
             frozen = not any(one.requires_grad for one in self.backbone.words.parameters())
             if steps and frozen and "context" not in self.prompt:

@@ -1,10 +1,11 @@
-"""CLIP checkpoints in OpenAI's, transformers' and open_clip's form, with OpenAI's names and URLs."""
+"""CLIP checkpoints in transformers' format: shape, tensors, normalisation, tokenizer and names of tensors."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +18,9 @@ from fedsweep.common.errors import UserError, near, one_line
 from fedsweep.models.checkpoint_folder import CONFIG, digest, find, is_folder
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size", "image_size")
-Shape = Mapping[str, Mapping[str, int]]
 
 
-def _known(width: int, blocks: int, patch: int, size: int, text: int) -> Shape:
+def _known(width: int, blocks: int, patch: int, size: int, text: int) -> dict[str, Any]:
     """OpenAI's shapes: heads of 64 features, MLPs four times as wide, twelve blocks for the text."""
     vision = {
         "hidden_size": width,
@@ -31,10 +31,10 @@ def _known(width: int, blocks: int, patch: int, size: int, text: int) -> Shape:
         "image_size": size,
     }
     words = {"hidden_size": text, "intermediate_size": 4 * text, "num_attention_heads": text // 64}
-    return {"vision_config": vision, "text_config": words, "projection": {"dim": text}}
+    return {"vision_config": vision, "text_config": words, "projection_dim": text}
 
 
-KNOWN: dict[str, Shape] = {
+KNOWN = {
     "openai/clip-vit-base-patch32": _known(768, 12, 32, 224, 512),
     "openai/clip-vit-base-patch16": _known(768, 12, 16, 224, 512),
     "openai/clip-vit-large-patch14": _known(1024, 24, 14, 224, 768),
@@ -44,22 +44,12 @@ KNOWN: dict[str, Shape] = {
 
 
 def config_of(model: str) -> Any:
-    """The shape, from the table above or from the checkpoint.
-
-    Raises:
-        UserError: there is no such checkpoint, or its config is not that of a CLIP.
-    """
+    """Return transformers' CLIPConfig, from the table above or from the checkpoint; raise UserError if it has none."""
     import transformers
 
     config: Any = transformers.CLIPConfig
     if model in KNOWN and not is_folder(model):
-        shape = KNOWN[model]
-        return config(
-            vision_config=dict(shape["vision_config"]),
-            text_config=dict(shape["text_config"]),
-            projection_dim=shape["projection"]["dim"],
-            attn_implementation="sdpa",
-        )
+        return config(**deepcopy(KNOWN[model]), attn_implementation="sdpa")
     try:
         folder = find(model)
     except UserError as error:
@@ -77,7 +67,7 @@ def config_of(model: str) -> Any:
 
 
 def _check_sizes(said: Mapping[str, Any]) -> None:
-    """Raises ValueError where a size is no whole number; older releases of transformers take any value."""
+    """Raise ValueError unless all sizes are whole numbers; older releases of transformers take any value."""
     for encoder in ("vision_config", "text_config"):
         for name, value in (said.get(encoder) or {}).items():
             if name in SIZES and (type(value) is not int or value < 1):
@@ -85,11 +75,7 @@ def _check_sizes(said: Mapping[str, Any]) -> None:
 
 
 def load(folder: Path, name: str) -> Any:
-    """All tensors of the checkpoint, in single precision.
-
-    Raises:
-        UserError: some are missing, of another shape, or cannot be read.
-    """
+    """Return transformers' CLIPModel in single precision; raise UserError unless the checkpoint has all tensors."""
     import transformers
 
     model: Any = transformers.CLIPModel
@@ -113,11 +99,7 @@ def load(folder: Path, name: str) -> Any:
 
 
 def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
-    """Mean and deviation of each colour.
-
-    Raises:
-        UserError: they are not there, or not three numbers each.
-    """
+    """Return the mean and standard deviation of each colour; raise UserError unless there are three of each."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         mean, std = ([float(one) for one in said[f"image_{which}"]] for which in ("mean", "std"))
@@ -132,16 +114,12 @@ def normalisation(path: Path, name: str) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """The tokenizer of a checkpoint, read when it is first asked."""
+    """The tokenizer of a checkpoint, read on its first call."""
 
     folder: Path
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Tokens (n, longest) and the places of the last ones (n,).
-
-        Raises:
-            UserError: it cannot be read.
-        """
+        """Return tokens (n, longest) and the index of each last token (n,); raise UserError for a broken tokenizer."""
         found = _tokenizer(self.folder, digest(self.folder))(list(texts), padding=True, return_tensors="pt")
         return found["input_ids"], found["attention_mask"].sum(1) - 1
 
@@ -169,7 +147,7 @@ THEIRS = {
 
 
 def in_clip_model(name: str, place: int | None) -> str:
-    """The name in transformers' CLIPModel; `place` counts a tensor's block in its own encoder, None for no block's.
+    """Return a tensor's name in transformers' CLIPModel; `place` is the index of its block in its encoder, if any.
 
     >>> in_clip_model("backbone.blocks.7.text.mlp.fc1.weight", 3), in_clip_model("backbone.stem.norm.bias", None)
     ('text_model.encoder.layers.3.mlp.fc1.weight', 'vision_model.pre_layrnorm.bias')

@@ -1,4 +1,4 @@
-"""The shape of a timm model, known without its tensors: built on the meta device, once per process."""
+"""The shape of a timm model without its tensors, built on the meta device once per process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedsweep.models.base import Outline, Recipe
-from fedsweep.models.timm.walks import WHAT_WORKS, Family, family_of, mixer_shape, reshaped
+from fedsweep.models.timm.walks import WHAT_WORKS, Family, family_of, mixer_shape
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A timm model by name, with what is changed of it; None keeps what the model has."""
+    """A timm model by name, and changes of its shape; None keeps the model's own value."""
 
     model: str
     """With or without a tag of weights."""
@@ -33,7 +33,7 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """The model without a tag."""
+        """The model's name without a tag."""
         return self.model.partition(".")[0]
 
     @property
@@ -42,53 +42,48 @@ class Architecture:
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
     def facts(self) -> dict[str, str | int | None]:
-        """What must be as it was in training: the values of an experiment's fields, none left to the model.
+        """Return the hyperparameters that must be as in training, with the model's own values in place of null.
 
-        Other sizes of images and a single channel are asked for on purpose, and weights are fitted to them.
-
-        Raises:
-            ValueError: what `outline` raises.
+        Other image sizes and a single channel are asked for on purpose, and weights are fitted to them.
         """
         known = outline(self)
         return {"model": self.name, "num_heads": known.heads, "patch_size": known.patch_size}
 
     def build(self) -> nn.Module:
-        """The network on torch's default device, its weights drawn from torch's generator, its head of one class.
+        """Return the network on torch's default device, with weights from torch's generator and a head of one class.
 
-        The head is to be exchanged; a constant number of classes leaves the other draws alone.
-
-        Raises:
-            ValueError: timm cannot build it with these changes.
+        The head is to be replaced; with a constant number of classes it does not change the other draws. Raise
+        ValueError if timm cannot build the network.
         """
         import timm
 
         if self._is_mixer and self.num_heads is not None:
             raise ValueError(f"`backbone.num_heads` is given, but {self.name} has no attention heads")
-        size: dict[str, Any] = {"img_size": self.image_size, "in_chans": self.in_chans}
-        shape: dict[str, Any] = {"patch_size": self.patch_size, "embed_dim": self.embed_dim}
         try:
             if self._is_reshaped:
-                backbone: nn.Module = reshaped(self.name, **size, **shape, num_blocks=self.num_blocks)
-            else:  # timm leaves out what is None
-                shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
-                backbone = timm.create_model(self.model, num_classes=1, **size, **shape)
+                backbone: nn.Module = timm.models.MlpMixer(num_classes=1, **self.arguments())
+            else:
+                backbone = timm.create_model(self.model, num_classes=1, **self.arguments())
         except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
         return backbone
 
-    def recipe(self, num_classes: int) -> Recipe:
-        """The call of timm that gives the same network, without weights."""
-        size: dict[str, Any] = {"img_size": self.image_size, "in_chans": self.in_chans}
+    def recipe(self, num_classes: int, fetched: bool) -> Recipe:
+        """Return the call of timm that builds the same network."""
+        arguments = {**self.arguments(), "num_classes": num_classes}
         if self._is_reshaped:
-            wanted = (self.patch_size, self.embed_dim, self.num_blocks)
-            arguments = {**size, **mixer_shape(self.name, *wanted), "num_classes": num_classes}
-            return Recipe(call="timm.models.MlpMixer", arguments=arguments, fetched=False)
+            return Recipe(call="timm.models.MlpMixer", arguments=arguments, fetched=fetched)
+        return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=fetched)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return timm's arguments for the shape, except the number of classes."""
+        size = {"img_size": self.image_size, "in_chans": self.in_chans}
+        if self._is_reshaped:
+            return size | mixer_shape(self.name, self.patch_size, self.embed_dim, self.num_blocks)
         shape = {"patch_size": self.patch_size, "embed_dim": self.embed_dim}
         shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
-        given = {name: value for name, value in shape.items() if value is not None}
-        arguments = {**size, **given, "num_classes": num_classes}
-        return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=False)
+        return size | {name: value for name, value in shape.items() if value is not None}
 
     @property
     def _is_mixer(self) -> bool:
@@ -98,13 +93,13 @@ class Architecture:
 
     @property
     def _is_reshaped(self) -> bool:
-        """Whether it is a Mixer of a shape that timm's entry points refuse."""
+        """A Mixer in a shape that timm's entry points, which fix these arguments, reject: its class is called."""
         return self._is_mixer and any((self.patch_size, self.embed_dim, self.num_blocks))
 
 
 @dataclass(frozen=True)
 class TimmOutline(Outline):
-    """What is known of a model before it has tensors."""
+    """The outline of a timm model."""
 
     family: Family
     patch_size: int
@@ -114,11 +109,7 @@ class TimmOutline(Outline):
 
 @lru_cache(maxsize=64)
 def outline(architecture: Architecture) -> TimmOutline:
-    """Build the model without memory for its tensors and look at it.
-
-    Raises:
-        ValueError: timm has no such model, or cannot build it so, or it cannot be walked block by block.
-    """
+    """Return the outline of a model, built without memory for its tensors; raise ValueError if it has no walk."""
     import timm
 
     check_name(architecture.model)
@@ -152,7 +143,7 @@ def outline(architecture: Architecture) -> TimmOutline:
 
 
 def timm_config(model: str) -> PretrainedCfg:
-    """What timm knows of a model's weights: of the tag, or else of its default ones."""
+    """Return timm's record of a model's weights: those of the tag, or the default ones."""
     import timm
     from timm.models import PretrainedCfg
 
@@ -161,11 +152,7 @@ def timm_config(model: str) -> PretrainedCfg:
 
 @lru_cache(maxsize=64)  # asked for every arm of a search space
 def check_name(model: str) -> None:
-    """Refuse a model or a tag that timm does not have.
-
-    Raises:
-        ValueError: with the names that are near.
-    """
+    """Raise ValueError, with the nearest names, for a model or a tag that timm does not have."""
     import timm
 
     name, dot, tag = model.partition(".")
@@ -185,11 +172,7 @@ def check_name(model: str) -> None:
 
 @lru_cache(maxsize=64)
 def check_pinned(model: str) -> None:
-    """Refuse a name that leaves the choice of weights to timm, whose default changes with its version.
-
-    Raises:
-        ValueError: with timm's default of today and the other tags.
-    """
+    """Raise ValueError for a name that leaves the choice of weights to timm, whose default changes with its version."""
     import timm
 
     name, _, tag = model.partition(".")
@@ -209,13 +192,12 @@ def check_pinned(model: str) -> None:
 
 
 def tagged_names(name: str) -> list[str]:
-    """A model's names with the tags of all weights that timm knows, in alphabetical order."""
+    """Return a model's names with the tags of all weights that timm knows, in alphabetical order."""
     import timm
 
     return list(timm.list_models(name, include_tags=True))
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:
-    """The names, or the first of them and how many more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,4 +1,4 @@
-"""Any Vision Transformer or Mixer of timm as a backbone, with the weights of a tag, of a file, or fresh ones."""
+"""Vision Transformers and Mixers of timm as backbones, with the weights of a tag or a file, or fresh ones."""
 
 from __future__ import annotations
 
@@ -14,19 +14,11 @@ from torch import nn
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
-from fedsweep.common.yaml_values import Json
 from fedsweep.models import weights_file
 from fedsweep.models.base import Backbone, Recipe
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm import weights as timm_weights
-from fedsweep.models.timm.architecture import (
-    Architecture,
-    TimmOutline,
-    check_name,
-    check_pinned,
-    outline,
-    timm_config,
-)
+from fedsweep.models.timm.architecture import Architecture, TimmOutline, check_name, check_pinned, outline, timm_config
 from fedsweep.models.timm.walks import LayeredMixer, check_walk
 
 Mean = Annotated[float, Field(ge=-1000, le=1000)]
@@ -90,11 +82,10 @@ class TimmBackbone(Backbone):
         return outline(self._architecture)
 
     def fingerprint(self) -> str:
-        """What pins the weights' content: timm's tag, or the digest of the file and of what its card says of use.
+        """Return timm's tag, or the digest of the file and of the part of its card that the model uses.
 
         Raises:
-            UserError: the weights file is missing, or not the one that `sha256` or its card describes, or was trained
-                as another model than the one asked for.
+            UserError: the weights file is missing, differs from `sha256` or its card, or was trained as another model.
         """
         if self.pretrained == "timm":
             return f"timm:{self.model}"
@@ -111,21 +102,18 @@ class TimmBackbone(Backbone):
         return f"sha256:{digest}+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}"
 
     def _file(self) -> tuple[Path, dict[str, Any]]:
-        """The weights file and its card, which agrees with the fields."""
         path = weights_file.find(self.pretrained)
         card = weights_file.read_card(path)
         weights_file.check_recipe(card, path, self._architecture)
         return path, card
 
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> LayeredModel:
-        """The model in evaluation mode, on the CPU. What is fresh in it depends on the seed and its name alone.
+        """Return the model in evaluation mode, on the CPU. Fresh tensors depend on the seed and their names alone.
 
-        The weights' head is the start where it has as many classes, and a file's card names no others than
-        `class_names`; else the head is a fresh one.
+        The weights' head is kept if it has `num_classes` classes, unless a file's card names others than `class_names`.
 
         Raises:
-            UserError: the weights are missing, broken or of another shape, the model does not fit into memory, or the
-                walk is not timm's forward.
+            UserError: the weights are missing, broken or misfit, exceed the memory, or the walk is not timm's forward.
         """
         self.fingerprint()  # refuses a wrong file before anything is built
         family = self._outline.family
@@ -147,41 +135,33 @@ class TimmBackbone(Backbone):
         return model
 
     def outlined(self, num_classes: int) -> LayeredModel:
-        """The model on the meta device: shapes without tensors, no weights are looked for."""
+        """Return the model on the meta device, with shapes but no tensors or weights."""
         with torch.device("meta"):
             backbone = self._architecture.build()
             backbone.reset_classifier(num_classes)  # type: ignore[operator]
             return self._outline.family(backbone, [0.5] * self.in_chans, [0.5] * self.in_chans)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """timm's call for the same network; its weights are to be had by the name alone where that is a pinned tag."""
-        if self.pretrained != "timm":
-            return self._architecture.recipe(num_classes)
-        arguments: dict[str, Json] = {"img_size": self.image_size, "in_chans": self.in_chans}
-        if self.patch_size is not None:
-            arguments["patch_size"] = self.patch_size
-        arguments["num_classes"] = num_classes
-        return Recipe(call="timm.create_model", model=self.model, arguments=arguments, fetched=True)
+        """Return timm's call for the same network; timm can fetch the weights by name if they are a tag's."""
+        return self._architecture.recipe(num_classes, fetched=self.pretrained == "timm")
 
     def _create(self) -> nn.Module:
-        """The network before its head is settled."""
         if self.pretrained != "timm":
             try:
                 return self._architecture.build()
             except ValueError as error:  # it was outlined before, without memory for its tensors
                 raise UserError(f"{error}.") from None
-        patch = {} if self.patch_size is None else {"patch_size": self.patch_size}
-        return timm_weights.create(self.model, img_size=self.image_size, in_chans=self.in_chans, **patch)
+        return timm_weights.create(self.model, **self._architecture.arguments())
 
     def _normalisation(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation per channel: the given ones, those of the file's card, those of timm's tag."""
+        """Mean and standard deviation per channel, from the fields, the file's card or timm's tag, in this order."""
         config = timm_config(self.model)
         card = {} if self.pretrained in ("timm", "none") else self._file()[1]
         mean, std = self.mean or card.get("mean", config.mean), self.std or card.get("std", config.std)
         return self._per_channel("mean", mean), self._per_channel("std", std)
 
     def _per_channel(self, name: str, values: Sequence[float]) -> list[float]:
-        """One number stands for every channel; one channel is the mean of the colours."""
+        """One number is used for every channel; a single channel is the mean of the colours."""
         if len(values) not in (1, self.in_chans) and self.in_chans != 1:
             raise UserError(
                 f"`backbone.{name}` must be {self.in_chans} numbers, but the weights of {self.model} come with "

@@ -1,4 +1,4 @@
-"""timm's Vision Transformers, walked layer by layer, and the small one that ships with fedsweep."""
+"""The walk of timm's Vision Transformers, and the small one that ships with fedsweep."""
 
 from __future__ import annotations
 
@@ -20,18 +20,11 @@ if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "digits_vit.safetensors"
-SHAPE: dict[str, Json] = {
-    "img_size": 16,
-    "patch_size": 4,
-    "embed_dim": 64,
-    "depth": 12,
-    "num_heads": 4,
-    "mlp_ratio": 2,
-}
+SHAPE: dict[str, Json] = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 12, "num_heads": 4, "mlp_ratio": 2}
 
 
 class LayeredViT(LayeredModel):
-    """The walk of `timm.models.vision_transformer.VisionTransformer`; equal to timm's own forward to the last bit.
+    """The walk of `timm.models.vision_transformer.VisionTransformer`, bit-identical to timm's own forward.
 
     ViT, DeiT (with or without its distillation token), DINOv2 (with or without registers), CLIP's and SigLIP's towers.
     """
@@ -42,7 +35,7 @@ class LayeredViT(LayeredModel):
 
     @staticmethod
     def fits(backbone: nn.Module) -> bool:
-        """Whether a timm model has this walk: its class, a convolution as its stem, two sublayers in each block."""
+        """Return whether a backbone is of timm's class, with a convolutional stem and two sublayers in each block."""
         from timm.layers.patch_embed import PatchEmbed
         from timm.models.deit import VisionTransformerDistilled
         from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
@@ -54,10 +47,9 @@ class LayeredViT(LayeredModel):
         )
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Patches, class and register tokens, positions."""
+        """Return patches, class and register tokens, with positions."""
         vit = self.backbone
-        tokens: Tensor = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels))))
-        return tokens
+        return cast(Tensor, vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels)))))
 
 
 class DigitsViT(Backbone):
@@ -70,23 +62,15 @@ class DigitsViT(Backbone):
         return Outline(layers=12, width=64, image_size=16, largest_rank=dict.fromkeys(self.positions, 64))
 
     def fingerprint(self) -> str:
-        """What pins the weights: their digest, from the card that `build` checks them against."""
+        """Return the digest on the card, against which `build` checks the weights."""
         return f"sha256:{_card()['sha256']}"
 
     def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
-        """Load the weights as a run will.
-
-        Raises:
-            UserError: what `build` raises.
-        """
+        """Load the weights at every call: the fingerprint is the card's and does not change with the file."""
         self.build(num_classes, class_names=class_names)
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredViT:
-        """The pre-trained model with its MNIST head as the start; no seed is drawn from, no name is needed.
-
-        Raises:
-            UserError: the data set has other classes than ten digits, or the weights file is not the shipped one.
-        """
+        """Return the pre-trained model with its MNIST head; raise UserError unless the data has ten classes."""
         from safetensors.torch import load_file
 
         if num_classes != 10:
@@ -99,25 +83,23 @@ class DigitsViT(Backbone):
         return model
 
     def outlined(self, num_classes: int) -> LayeredViT:
-        """The model on the meta device: shapes without tensors."""
+        """Return the model on the meta device, with shapes but no tensors."""
         with torch.device("meta"):
             backbone = self.architecture()
             backbone.reset_classifier(num_classes)
             return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """The same shape by timm's smallest ViT."""
+        """Return the call of timm's smallest ViT with the same shape."""
         arguments = {**SHAPE, "num_classes": num_classes}
         return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 
     def architecture(self) -> VisionTransformer:
-        """The untrained network."""
+        """Return the untrained network."""
         from timm.models.vision_transformer import VisionTransformer
 
         return VisionTransformer(**cast(dict[str, Any], SHAPE), num_classes=10)
 
 
 def _card() -> dict[str, Any]:
-    """What the shipped weights are."""
-    card: dict[str, Any] = json.loads(WEIGHTS.with_suffix(".json").read_text())
-    return card
+    return cast(dict[str, Any], json.loads(WEIGHTS.with_suffix(".json").read_text()))

@@ -1,9 +1,9 @@
-"""The walks of timm's transformer families: which tensors are blocks and how an image passes through them."""
+"""Block-by-block walks through timm's Beit, Eva and MlpMixer, and the choice and check of a model's walk."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,23 +27,22 @@ class LayeredBeit(LayeredModel):
 
     @staticmethod
     def fits(backbone: nn.Module) -> bool:
-        """Whether a timm model has this walk."""
+        """Return whether a backbone is timm's Beit with its standard blocks."""
         from timm.models.beit import Beit, Block
 
         return type(backbone) is Beit and all(type(block) is Block for block in backbone.blocks)
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Patches, class token and, where the model has them, absolute positions."""
+        """Return patches, class token and, if the model has them, absolute positions."""
         beit = self.backbone
         patches = beit.patch_embed(pixels)
         tokens = torch.cat((beit.cls_token.expand(len(patches), -1, -1), patches), dim=1)
         if beit.pos_embed is not None:
             tokens = tokens + beit.pos_embed
-        out: Tensor = beit.pos_drop(tokens)
-        return out
+        return cast(Tensor, beit.pos_drop(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Attention with its relative positions and MLP, with their residual connections."""
+        """Run one block, with its relative positions."""
         shared = self.backbone.rel_pos_bias
         out: Tensor = self.backbone.blocks[layer](tokens, shared_rel_pos_bias=None if shared is None else shared())
         return out
@@ -72,7 +71,7 @@ class LayeredEva(LayeredModel):
 
     @staticmethod
     def fits(backbone: nn.Module) -> bool:
-        """Whether a timm model has this walk."""
+        """Return whether a backbone is timm's Eva with a convolutional stem and standard blocks."""
         from timm.layers.patch_embed import PatchEmbed
         from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
 
@@ -83,17 +82,15 @@ class LayeredEva(LayeredModel):
         )
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Patches, class and register tokens and, where the model has them, absolute positions."""
+        """Return patches, class and register tokens and, if the model has them, absolute positions."""
         eva = self.backbone
         tokens, _ = eva._pos_embed(eva.patch_embed(pixels))
-        out: Tensor = eva.norm_pre(tokens)
-        return out
+        return cast(Tensor, eva.norm_pre(tokens))
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
-        """Attention with rotary positions and MLP, with their residual connections."""
+        """Run one block, with rotary positions."""
         rope = self.rope[layer] if self.rope is not None and self.backbone.rope_mixed else self.rope
-        out: Tensor = self.backbone.blocks[layer](tokens, rope=rope)
-        return out
+        return cast(Tensor, self.backbone.blocks[layer](tokens, rope=rope))
 
 
 class LayeredMixer(LayeredModel):
@@ -105,44 +102,21 @@ class LayeredMixer(LayeredModel):
 
     @staticmethod
     def fits(backbone: nn.Module) -> bool:
-        """Whether a timm model has this walk; gMLP's and ResMLP's blocks are of another structure."""
+        """Return whether a backbone is timm's MlpMixer with MixerBlocks, in contrast to gMLP's and ResMLP's blocks."""
         from timm.models.mlp_mixer import MixerBlock, MlpMixer
 
         return type(backbone) is MlpMixer and all(type(block) is MixerBlock for block in backbone.blocks)
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Patches; a Mixer has no positions and no class token."""
-        tokens: Tensor = self.backbone.stem(pixels)
-        return tokens
-
-
-def reshaped(
-    model: str,
-    img_size: int,
-    in_chans: int,
-    patch_size: int | None,
-    embed_dim: int | None,
-    num_blocks: int | None,
-) -> MlpMixer:
-    """A Mixer like timm's `model`, with a head of one class, of another shape; None keeps what the model has.
-
-    timm's entry points fix these arguments and refuse them as changes, so the class is called here. The widths of
-    the two MLPs keep their ratio to the width of a token.
-
-    Raises:
-        ValueError: the model's MLPs are gated ones, which need arguments of their own.
-    """
-    from timm.models.mlp_mixer import MlpMixer
-
-    shape = mixer_shape(model, patch_size, embed_dim, num_blocks)
-    return MlpMixer(num_classes=1, img_size=img_size, in_chans=in_chans, **shape)
+        """Return the patches; a Mixer has no positions and no class token."""
+        return cast(Tensor, self.backbone.stem(pixels))
 
 
 def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_blocks: int | None) -> dict[str, Any]:
-    """The class's own arguments for a Mixer like timm's `model`; None keeps what the model has.
+    """Return the arguments of timm's class for a Mixer like timm's `model`; None keeps the model's value.
 
-    Raises:
-        ValueError: the model's MLPs are gated ones, which need arguments of their own.
+    The widths of the two MLPs keep their ratio to the width of a token. Raise ValueError for gated MLPs, which need
+    arguments of their own.
     """
     import timm
     from timm.layers.mlp import Mlp
@@ -170,11 +144,7 @@ WHAT_WORKS = (
 
 
 def family_of(backbone: nn.Module, model: str) -> Family:
-    """The walk of a timm model, called `model` in the refusal.
-
-    Raises:
-        ValueError: it has none: another class, another stem, blocks of another structure.
-    """
+    """Return the walk of a timm model, or raise ValueError, which names it `model`, if no walk fits."""
     for family in FAMILIES:
         if family.fits(backbone) and _has_places(backbone, family):
             return family
@@ -182,7 +152,7 @@ def family_of(backbone: nn.Module, model: str) -> Family:
 
 
 def _has_places(backbone: nn.Module, family: Family) -> bool:
-    """Whether the last module of each sublayer is a linear one, where LoRA can sit."""
+    """LoRA needs a linear module at the end of each sublayer."""
     places = [
         block.get_submodule(name)
         for block in backbone.get_submodule("blocks").children()
@@ -192,7 +162,7 @@ def _has_places(backbone: nn.Module, family: Family) -> bool:
 
 
 def _described(backbone: nn.Module) -> str:
-    """The class of a model with what its walk depends on, e.g. "VisionTransformer (blocks: ParallelScalingBlock)"."""
+    """E.g. "VisionTransformer (blocks: ParallelScalingBlock)"."""
     parts = []
     if isinstance(blocks := getattr(backbone, "blocks", None), nn.Sequential | nn.ModuleList):
         parts.append(f"blocks: {', '.join(sorted({type(block).__name__ for block in blocks}))}")
@@ -203,11 +173,7 @@ def _described(backbone: nn.Module) -> str:
 
 @torch.no_grad()
 def check_walk(model: LayeredModel, image_size: int, name: str) -> None:
-    """Compare embed, all blocks and classify with timm's own forward, on one random image, to the last bit.
-
-    Raises:
-        UserError: they differ, or the weights give no numbers at all.
-    """
+    """Raise UserError unless embed, all blocks and classify give exactly the finite logits of timm's own forward."""
     model.eval()
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand(1, len(model.mean), image_size, image_size, generator=generator)

@@ -1,4 +1,4 @@
-"""timm's own pre-trained weights: from the cache without a look at the network, else downloaded once."""
+"""timm's own pre-trained weights, from the cache without a look at the network, or downloaded once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,13 @@ from typing import Any
 from torch import nn
 
 from fedsweep.common.errors import UserError
+from fedsweep.models.checkpoint_folder import SECONDS
 from fedsweep.models.timm.architecture import timm_config
 from fedsweep.models.weights_file import reason
 
-SECONDS = 10.0
-"""How long to wait for an answer of the hub."""
-
 
 def create(model: str, **shape: Any) -> nn.Module:
-    """timm's model with the weights that its tag names, and their head.
-
-    Raises:
-        UserError: the weights are neither in the cache nor can they be downloaded, or do not fit the changed shape.
-    """
+    """Return timm's model with its tag's weights and head; raise UserError if they cannot be loaded or do not fit."""
     import timm
 
     overlay: dict[str, Any] = {}
@@ -36,10 +30,10 @@ def create(model: str, **shape: Any) -> nn.Module:
 
 
 def locate(model: str) -> Path | None:
-    """The weights' file in the hub's cache, downloaded if it is not there yet; None for the few from elsewhere.
+    """Return the weights' file in the hub's cache, downloaded if need be; None for the few that are not on the hub.
 
     Raises:
-        UserError: it is not there, and the hub cannot be reached. There is one attempt, without retries.
+        UserError: the file is not cached, and one attempt to download it failed.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -59,12 +53,9 @@ def locate(model: str) -> Path | None:
             # Without this question first, the download would repeat itself for half a minute where there is no network.
             get_hf_file_metadata(hf_hub_url(filename=name, **where), timeout=SECONDS)
             return Path(hf_hub_download(filename=name, **where))
-        except LocalEntryNotFoundError as error:
-            raise _unreachable(model, error) from error
-        except EntryNotFoundError:
-            continue
         except Exception as error:  # the hub's library does not keep to one family of exceptions
-            raise _unreachable(model, error) from error
+            if isinstance(error, LocalEntryNotFoundError) or not isinstance(error, EntryNotFoundError):
+                raise _unreachable(model, error) from error
     raise UserError(f"timm's weights {model} are not on the hub: {repository} has no {' or '.join(names)}.")
 
 
