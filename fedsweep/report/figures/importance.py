@@ -1,4 +1,4 @@
-"""The share of each hyperparameter or factor as a horizontal bar."""
+"""Figure of the share of each hyperparameter or factor, as horizontal bars."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from fedsweep.report.figures import canvas
 from fedsweep.report.figures.canvas import COLOURS, INK, RULE, Figure, folded
 
 MOST = 20
-"""Bars: the largest shares."""
+"""The most bars."""
 DECOMPOSED = (
     "What each factor explains",
     (
@@ -26,7 +26,7 @@ SEARCHED = (
 
 @canvas.style()
 def draw(effects: Effects, path: Path) -> Figure | None:
-    """The largest share on top, numbers at the bars' ends; None where there is no share."""
+    """Draw a bar per share, the largest on top; None without shares."""
     shown = sorted(effects.shares(), key=lambda one: -one.share)[:MOST]
     if not shown:
         return None
