@@ -230,6 +230,5 @@ def generate(
     console, card = result_console(), prepared.card
     console.print(headline(card))
     console.print(summary(card), "")
-    total = len(generation.images)
-    console.print(f"Generated: {relative(generation.folder)}, {made} of {total} images made now")
+    console.print(f"Generated: {relative(generation.folder)}, {made} of {len(generation.images)} images made now")
     console.print(f"Prepared: {relative(prepared.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")

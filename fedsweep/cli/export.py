@@ -70,9 +70,8 @@ def export(
     with progress_console().status("building the model of the run"):
         card = write(named, target, client)
     taken = f", {named.why}" if named.why else ""
-    seed = f"seed {card.seed}"
-    arm = f"{named.record.plan.label}, {seed}" if card.origin.arm else seed
-    console.print(f"Exported {card.what} ({arm}){taken}.", soft_wrap=True)
+    arm = f"{named.record.plan.label}, " if card.origin.arm else ""
+    console.print(f"Exported {card.what} ({arm}seed {card.seed}){taken}.", soft_wrap=True)
     scores = [f"{name} {score:.2%}" for name, score in card.scores.items()][:1] or ["not tested in the run"]
     console.print(f"After round {card.round} ({card.outcome}), {scores[0]}: {relative(target)}")
     if register is not None:

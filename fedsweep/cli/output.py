@@ -125,8 +125,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     if result.disk_full:
         console.print(f"No more can be written in {folder}: the disk is full.", style="yellow")
     if session.remote_error:
-        why = session.remote_error
-        console.print(f"The sweep ended early, or is not whole in its store: {why}.", style="yellow")
+        console.print(f"The sweep ended early, or is not whole in its store: {session.remote_error}.", style="yellow")
     else:
         show_unsent(console, session.sweep.remote, result.folder)
     if session.interrupted:

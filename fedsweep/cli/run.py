@@ -193,8 +193,7 @@ def show(
         plan = Plan.read(name, changes, {})
         show_counts(plan) if plan.request.counted else show_plan(plan, estimate=False)
         return
-    values = flat(read_experiment(name, changes))
-    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items())
+    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(read_experiment(name, changes)).items())
     result_console().print(Syntax(lines, "yaml", background_color="default"))
 
 

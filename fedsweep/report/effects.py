@@ -137,9 +137,8 @@ def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
     seeds = tuple(sorted(set.intersection(*(set(values) for values in there))))
     if len(seeds) < 2:
         return "fewer than two seeds finished in every arm"
-    shape = [len(seeds), *map(len, levels)]
-    values = np.array([[values[seed] for values in there] for seed in seeds]).reshape(shape)
-    return _Grid(tuple(factors), tuple(levels), seeds, values)
+    values = np.array([[values[seed] for values in there] for seed in seeds])
+    return _Grid(tuple(factors), tuple(levels), seeds, values.reshape(len(seeds), *map(len, levels)))
 
 
 def _factors(names: Sequence[str], arms: Sequence[ArmStatistics]) -> list[Names]:
@@ -299,7 +298,7 @@ def _marginal(found: Factorial, units: Units) -> Section:
 
 def _importance(found: Sequence[Share]) -> Section:
     rows = [
-        [one.name, f"{100 * one.share:.1f}", NOTHING if one.spread is None else "{:.1f} to {:.1f}".format(*one.spread)]
+        [one.name, f"{100 * one.share:.1f}", " to ".join(f"{100 * end:.1f}" for end in one.spread or ()) or NOTHING]
         for one in found
     ]
     explained = (

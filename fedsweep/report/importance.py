@@ -30,14 +30,8 @@ class Share:
     name: str
     share: float
     """The mean over forests for fANOVA; the shares of all hyperparameters and of their pairs would add up to 1."""
-    low: float | None = None
-    high: float | None = None
-    """The highest share of any forest. The range reflects the random forests only, not the choice of trials."""
-
-    @property
-    def spread(self) -> tuple[float, float] | None:
-        """The lowest and highest share of any forest, in percent."""
-        return None if self.low is None or self.high is None else (100 * self.low, 100 * self.high)
+    spread: tuple[float, float] | None = None
+    """Lowest and highest share of any forest. The range reflects the random forests only, not the choice of trials."""
 
 
 def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
@@ -65,7 +59,7 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
         return "all trials ended alike"
     drawn = _forests(values, [value for _, value in known])
     by_name = {name: [one[name] for one in drawn] for name in values}
-    found = [Share(name, float(np.mean(shares)), min(shares), max(shares)) for name, shares in by_name.items()]
+    found = [Share(name, float(np.mean(shares)), (min(shares), max(shares))) for name, shares in by_name.items()]
     return sorted(found, key=lambda one: -one.share)
 
 

@@ -65,9 +65,7 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(256)
 
 
 def power(effect: float, n: int, level: float) -> float:
-    """Return the probability that a two-sided paired t-test detects a difference.
-
-    `effect` is the mean of the paired differences over their standard deviation.
+    """Return the power of a two-sided paired t-test; `effect` is in standard deviations of the paired differences.
 
     Source: J. Cohen (1988), Statistical power analysis, chapter 2.
     """

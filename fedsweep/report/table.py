@@ -146,8 +146,7 @@ class AblationTable:
 
     def caption(self) -> list[str]:
         """Return the sentences that a reader needs to judge the numbers."""
-        said = caption(self.manifest, self.arms, self.cells()[0].keys())
-        return [*said, *filter(None, [self.effects.missing])]
+        return [*caption(self.manifest, self.arms, self.cells()[0]), *filter(None, [self.effects.missing])]
 
     def markdown(self) -> str:
         """Return title, table, findings and caption, then the sections."""

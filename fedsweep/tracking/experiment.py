@@ -78,9 +78,8 @@ class Experiment:
 
     def create(self, key: str, name: str, tags: dict[str, str]) -> Run:
         """Create the run of the trial or sweep `key`."""
-        now = int(time.time() * 1000)
         try:
-            return self.client.create_run(self.id, start_time=now, run_name=name, tags=tags)
+            return self.client.create_run(self.id, start_time=int(time.time() * 1000), run_name=name, tags=tags)
         except Exception:
             self._unanswered.add(key)
             raise

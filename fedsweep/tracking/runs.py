@@ -88,8 +88,7 @@ class Runs:
             values = self._manifest.model_dump(mode="json", exclude=NO_PARAMETERS)
             if self._question:
                 self.client.set_experiment_tag(self.experiment_id, NOTE, self._question)
-            described = {NOTE: sweep_note(self._manifest, self._question), DESCRIBED: "yes"}
-            self._send(run_id, (), values, described)
+            self._send(run_id, (), values, {NOTE: sweep_note(self._manifest, self._question), DESCRIBED: "yes"})
         if run.info.status != "RUNNING":
             self.client.update_run(run_id, status="RUNNING")
         self._save_view(run_id)
@@ -105,8 +104,7 @@ class Runs:
                 self.client.log_metric(run_id, name, value)
         if self._summary.images:
             self.client.log_inputs(run_id, trial_description.dataset_inputs(self._summary.images))
-        note = sweep_note(self._manifest, self._question, artifacts)
-        self._send(run_id, (), {}, {**self._summary.tags, NOTE: note})
+        self._send(run_id, (), {}, {**self._summary.tags, NOTE: sweep_note(self._manifest, self._question, artifacts)})
         self.client.set_terminated(run_id, status)
         self._found.delete_late(self._manifest.id, sweep_tags(self._manifest.id), run_id)
         self._save_view(run_id)

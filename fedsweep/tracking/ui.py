@@ -52,8 +52,7 @@ def save_view(
     The format is undocumented, and some servers are read-only, so nothing depends on success.
     """
     with contextlib.suppress(Exception):
-        view = encoded(sweep_view(manifest, parent, extent))
-        client.set_experiment_tag(experiment_id, TAG + manifest.id, view)
+        client.set_experiment_tag(experiment_id, TAG + manifest.id, encoded(sweep_view(manifest, parent, extent)))
         return True
     return False
 

@@ -9,19 +9,7 @@ from scipy.optimize import isotonic_regression
 
 from fedsweep.report.arm_statistics import ArmStatistics, ended, recorded
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import (
-    BAND,
-    GREY,
-    INK,
-    Figure,
-    colours,
-    draw_over_seeds,
-    heading_of,
-    labels,
-    over_seeds,
-    scale_of,
-    spans_decades,
-)
+from fedsweep.report.figures.canvas import BAND, GREY, INK, Figure
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
@@ -44,16 +32,16 @@ LINE = 0.058
 def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
     """Draw mean and range of finished seeds per arm, and each other trial; None if no value is recorded."""
     figure, axes = canvas.plain(6.4, 4.0)
-    drawn = list(zip(arms, colours(arms, manifest.mode), labels(manifest, arms), strict=True))
+    drawn = list(zip(arms, canvas.colours(arms, manifest.mode), canvas.labels(manifest, arms), strict=True))
     kinds: set[str] = set()
     ends: dict[int, tuple[float, float]] = {}
     whole: list[float] = []
     # The best arm comes last, hence on top.
     for place, (one, colour, _) in reversed(list(enumerate(drawn))):
-        points = over_seeds(one.arm, manifest.metric, manifest.metric)
+        points = canvas.over_seeds(one.arm, manifest.metric, manifest.metric)
         if points:
             many = one.n > 1
-            draw_over_seeds(axes, points, colour, band=many)
+            canvas.draw_over_seeds(axes, points, colour, band=many)
             kinds |= {"grey"} if colour == GREY else {"mean", "band"} if many else {"finished"}
             ends[place] = max(points), points[max(points)][1]
             whole += [] if colour == GREY else [value for triple in points.values() for value in triple]
@@ -66,7 +54,7 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
     if not ends:
         return None
     bounded = is_accuracy(manifest.metric)
-    if not bounded and spans_decades(whole or others):
+    if not bounded and canvas.spans_decades(whole or others):
         axes.set_yscale("log")
     elif not bounded:
         # A diverged trial would flatten all other lines.
@@ -81,14 +69,14 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
     lost = [(*end[2:], _fate(arms[place])) for place, end in shown.items() if not arms[place].n]
     _label_lost(axes, lost, lowest)
     _legend(axes, kinds)
-    return canvas.save(figure, path, f"{heading_of(manifest.metric)} by round", _reading(kinds, bounded))
+    return canvas.save(figure, path, f"{canvas.heading_of(manifest.metric)} by round", _reading(kinds, bounded))
 
 
 def _draw_others(
     axes: "Axes", one: ArmStatistics, metric: str, colour: str, kinds: set[str]
 ) -> tuple[tuple[float, float] | None, list[float]]:
     """Draw an arm's trials that did not finish; return the end point of the longest one, and all values drawn."""
-    last, drawn, scale = None, list[float](), scale_of(metric)
+    last, drawn, scale = None, list[float](), canvas.scale_of(metric)
     for trial in one.arm.trials:
         values = {number: scale * value for number, value in recorded(trial.history, metric).items()}
         if values and (kind := ended(trial)) != "finished":

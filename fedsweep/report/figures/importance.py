@@ -39,8 +39,8 @@ def draw(effects: Effects, path: Path) -> Figure | None:
     places = range(len(shown))
     axes.barh(places, [100 * one.share for one in shown], height=0.62, color=COLOURS[0])
     for place, one in enumerate(shown):
-        ends = [100 * end for end in (one.low, one.high) if end is not None]
-        if len(ends) == 2:
+        ends = [100 * end for end in one.spread or ()]
+        if ends:
             axes.plot(ends, [place, place], color=INK, linewidth=1.3, marker="|", markersize=6)
         right = max([100 * one.share, *ends])
         axes.annotate(
@@ -50,6 +50,6 @@ def draw(effects: Effects, path: Path) -> Figure | None:
     axes.set_yticks(places, [folded(one.name, 1, 46) for one in shown], fontsize=9)
     axes.tick_params(length=0)
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, max(1.0, *(100 * max(one.share, one.high or 0.0) for one in shown)))
+    axes.set_xlim(0, max(1.0, *(100 * max(one.share, *(one.spread or (0.0,))) for one in shown)))
     axes.set_xlabel("Share (%)")
     return canvas.save(figure, path, title, reading)

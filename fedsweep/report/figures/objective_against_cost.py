@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.report.arm_statistics import ArmStatistics, same_images
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import (
-    COLOURS,
-    GREY,
-    INK,
-    Figure,
-    heading_of,
-    labels,
-    logarithmic,
-    scale_of,
-    spans_decades,
-)
+from fedsweep.report.figures.canvas import COLOURS, GREY, INK, Figure
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest
 from fedsweep.results.history import ACCUMULATED, over_the_run
@@ -86,14 +76,14 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
         return None
     across, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
     figure = draw_points(points, (manifest.mode, against.mode), (title(manifest.metric), across))
-    return canvas.save(figure, path, f"{heading_of(manifest.metric)} against {cost}", READING)
+    return canvas.save(figure, path, f"{canvas.heading_of(manifest.metric)} against {cost}", READING)
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
     """Return the arms whose finished seeds all have both values: other means would not be comparable."""
-    up, across = scale_of(manifest.metric), scale_of(against.metric)
+    up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
-    for one, label in zip(arms, labels(manifest, arms), strict=True):
+    for one, label in zip(arms, canvas.labels(manifest, arms), strict=True):
         trials = one.arm.finished(manifest.metric).values()
         costs = [value for trial in trials if (value := over_the_run(trial.history, against.metric)) is not None]
         if one.values and len(costs) == len(trials):
@@ -113,8 +103,8 @@ def draw_points(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[
     kept = sorted((one for one, best in zip(points, flags, strict=True) if best), key=lambda one: (one.x[1], one.y[1]))
     beaten = sorted((one for one, best in zip(points, flags, strict=True) if not best), key=lambda one: one.x[1])
     costs = [value for one in points for value in one.x]
-    if spans_decades(costs, decades=1):
-        logarithmic(axes, axes.xaxis, costs)
+    if canvas.spans_decades(costs, decades=1):
+        canvas.logarithmic(axes, axes.xaxis, costs)
     few = len(points) <= LABELLED
     named = [*kept, *beaten] if few else _ends_and_between(kept, [one for one in beaten if one.is_baseline])
     for group, colour, size in ((beaten, OTHER if few else GREY, 5), (kept, EFFICIENT, 6)):

@@ -80,11 +80,9 @@ ACTIVE_READING = (
 @canvas.style()
 def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
     """Draw each client's active blocks by round, mean over finished seeds; None if none are recorded."""
-    words = labels(manifest, arms, letters=46)
-    named = zip(words, arms, strict=True)
-    found = [(label, grid) for label, one in named if (grid := active_blocks(one, manifest.metric))][
-        :MOST_ACTIVE_PANELS
-    ]
+    named = zip(labels(manifest, arms, letters=46), arms, strict=True)
+    found = [(label, grid) for label, one in named if (grid := active_blocks(one, manifest.metric))]
+    found = found[:MOST_ACTIVE_PANELS]
     if not found:
         return None
     most = max(value for _, grid in found for rounds in grid.values() for value in rounds.values())
@@ -144,8 +142,7 @@ class TsnePanel:
 @canvas.style()
 def draw_tsne(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
     """Draw the t-SNE of each arm's first finished seed, in the table's order; None if none is recorded."""
-    words = labels(manifest, arms, lines=3, letters=34)
-    named = zip(arms, words, strict=True)
+    named = zip(arms, labels(manifest, arms, lines=3, letters=34), strict=True)
     known = [panel for one, label in named if (panel := _first_tsne(one, label, manifest.metric))]
     shown = [known[place] for place in best_places([panel.one for panel in known], manifest.mode, MOST_TSNE_PANELS)]
     if not shown:

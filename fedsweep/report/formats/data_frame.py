@@ -64,6 +64,8 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     furthest, reached = one.arm.reached(table.manifest.metric)
     counts = Counter(ended(trial) for trial in one.arm.trials)
     low, high = one.interval or (None, None)
+    # If the source of synthetic images varies, it already has a column.
+    synthetic = SYNTHETIC not in table.names and any(SYNTHETIC in other.marks for other in table.arms)
     return {
         **{name: values.get(name) for name in table.names if name not in IN_WORDS},
         **({"arm": settings(one, table.names)["arm"]} if {*IN_WORDS} & {*table.names} else {}),
@@ -79,7 +81,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "worst_domain_accuracy": one.worst_domain,
         "worst_domain": one.worst_domain_name,
         **{metric: one.accuracies.get(metric) for metric in _accuracies(table)},
-        **({SYNTHETIC: one.marks.get(SYNTHETIC)} if _synthetic(table) else {}),
+        **({SYNTHETIC: one.marks.get(SYNTHETIC)} if synthetic else {}),
         "megabytes_sent": one.megabytes,
         **dict.fromkeys(table.second_column, one.second),
         **({"efficient": one.key in table.efficient} if table.manifest.against else {}),
@@ -113,8 +115,3 @@ def _accuracies(table: AblationTable) -> list[str]:
     found = {metric for one in table.arms for metric in one.accuracies}
     domains = [domain_metric(name, held_out) for held_out in (False, True) for name in table.manifest.domains]
     return [metric for metric in [*table.means.values(), *domains] if metric in found]
-
-
-def _synthetic(table: AblationTable) -> bool:
-    """Return whether to add the source of synthetic images, which already has a column if it varies."""
-    return SYNTHETIC not in table.names and any(SYNTHETIC in one.marks for one in table.arms)
