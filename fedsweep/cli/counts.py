@@ -13,10 +13,8 @@ from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.search_space import Parameters
 
 Arm = Mapping[str, Json]
-GAP = 3
-"""Width of the border and padding between two columns."""
-NARROWEST = 80
-"""Least width of a table; in a narrower terminal its lines wrap."""
+GAP = 3  # width of the border and padding between two columns
+NARROWEST = 80  # least width of a table; in a narrower terminal its lines wrap
 
 
 def show_counts(plan: Plan) -> None:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from fedsweep.sweep.space.axes import Axis
     from fedsweep.tracking import Destination, Recorder
 
-PIPED_WIDTH = 120
-"""Width without a terminal: enough for every column of the table."""
+PIPED_WIDTH = 120  # width without a terminal: enough for every column of the table
 
 
 def progress_console() -> Console:

@@ -16,8 +16,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.figures import Panel, class_counts, distances, skew
 from fedsweep.sweep.plan.plan import Plan
 
-DECIDES = ("data", "partition", "seed")
-"""The parts of an experiment that determine its partition."""
+DECIDES = ("data", "partition", "seed")  # the parts of an experiment that determine its partition
 
 
 def panels_of(name: str, changes: Mapping[str, Json]) -> tuple[list[Panel], tuple[str, ...]]:

@@ -25,8 +25,7 @@ from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.layouts.disk_listing import BROKEN, IMAGE_SUFFIXES, join, scan
 
 BATCH = 64
-Progress = Callable[[int, int], None]
-"""A function of the number of finished pictures and of all pictures."""
+Progress = Callable[[int, int], None]  # called with the number of finished pictures and of all pictures
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,8 @@ from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.records import TrialPlan
 from fedsweep.types import ImageSet
 
-COMPARED = 8
-"""Test images whose logits are compared with the run's own evaluation."""
-TOLERANCE = 1e-4
-"""Allowed difference relative to the largest logit, for a different order of summation."""
+COMPARED = 8  # test images whose logits are compared with the run's own evaluation
+TOLERANCE = 1e-4  # allowed difference relative to the largest logit, for a different order of summation
 
 
 def export(named: Named, target: Path, client: str | None = None) -> ExportCard:

@@ -17,8 +17,7 @@ from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label
 
-SHOWN = 12
-"""The most hyperparameters or arms that a sentence names."""
+SHOWN = 12  # hyperparameters or arms that a sentence names at most
 OF_COMPARISON = HEAD[4:]
 LEFT_OUT_FIRST = (
     "95% bootstrap", "p", "exact p", "pairs", "seeds needed", "detectable", "effect", "n of A", "n of B", "Holm p",

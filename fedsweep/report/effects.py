@@ -20,13 +20,10 @@ from fedsweep.report.units_and_labels import NOTHING, Units, names, short_names,
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import agrees, identity, setting
 
-Names = tuple[str, ...]
-"""One factor: a dotted name, or several that vary together."""
+Names = tuple[str, ...]  # one factor: a dotted name, or several that vary together
 Array = NDArray[np.float64]
-SHAKY = 1e-12
-"""Sums of squares below this share of the total are rounding errors."""
-GRID = "grid"
-"""The search that tries all combinations."""
+SHAKY = 1e-12  # sums of squares below this share of the total are rounding errors
+GRID = "grid"  # the search over all combinations
 
 
 @dataclass(frozen=True)

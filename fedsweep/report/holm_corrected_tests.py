@@ -17,10 +17,8 @@ from fedsweep.report.intervals_and_power import (
     t_interval,
 )
 
-ROUNDING = 1e-12
-"""Paired differences with a smaller spread, relative to the values, differ only by rounding."""
-PATTERNS = 2**14
-"""Sign patterns: all are tried for up to 14 pairs; this many are drawn for more pairs."""
+ROUNDING = 1e-12  # paired differences with a smaller spread, relative to the values, differ only by rounding
+PATTERNS = 2**14  # sign patterns: all are tried for up to 14 pairs; this many are drawn for more pairs
 
 Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
 

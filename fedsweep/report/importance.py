@@ -17,10 +17,8 @@ from fedsweep.results.arms import identity
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-FORESTS = 5
-"""The number of forests: with few trials, the result of one depends on its random draw."""
-LEAST = 10
-"""The fewest finished trials that a forest is fitted to."""
+FORESTS = 5  # several, since with few trials the result depends on the random draw of a forest
+LEAST = 10  # finished trials, at least, that a forest is fitted to
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fedsweep.common.randomness import stream
 LEVEL = 0.05
 """Two-sided level of the tests after Holm's correction; intervals have coverage 1 - LEVEL, uncorrected."""
 LEAST_RESAMPLED = 5
-"""The fewest values for a bootstrap: three or four have too few different resamples to keep the level."""
+"""Least number of values for a bootstrap: with fewer, there are too few different resamples to keep the level."""
 RESAMPLES = 9_999
 Interval = tuple[float, float]
 
@@ -57,8 +57,7 @@ def _places(n: int) -> NDArray[np.int64]:
     return stream(0, "bootstrap", n).integers(n, size=(RESAMPLES, n))
 
 
-POWER = 0.8
-"""The probability of detecting a difference, used for planning."""
+POWER = 0.8  # the probability of detecting a difference, used for planning
 MOST_SEEDS = 10_000
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(256)
 """Quadrature over -1 to 1, since scipy's noncentral t returns NaN for many arguments."""

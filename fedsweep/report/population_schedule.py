@@ -10,8 +10,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ended, final, recorded
 from fedsweep.results import SweepManifest, TrialRecord
 
-POPULATION = "pbt"
-"""The scheduler whose trials continue one another."""
+POPULATION = "pbt"  # the scheduler whose trials continue one another
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.provenance import stand_in, warning
 
 SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
-LABELLED = 8
-"""The most efficient arms that a sentence names; the table marks all of them."""
+LABELLED = 8  # efficient arms that a sentence names at most; the table marks all of them
 PAPER = (
     "Paper: {}, as printed there and in no mean or test; "
     "from other data, weights or seeds than these unless they were made the same."

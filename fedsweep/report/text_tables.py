@@ -16,8 +16,7 @@ from fedsweep.report.intervals_and_power import LEAST_RESAMPLED
 from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, Units, names, settings, shown_p
 from fedsweep.results import SweepManifest
 
-GAP = 2
-"""Spaces between columns on a terminal."""
+GAP = 2  # spaces between columns on a terminal
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,7 @@ class Section:
 EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials."
 MARK = "*"
 MARKED = f"With {MARK}: out of domain, no client of that arm has images of the domain."
-PAPER = "paper"
-"""The label of a paper's row, in place of an arm."""
+PAPER = "paper"  # the label of a paper's row, in place of an arm
 
 
 def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:

@@ -10,10 +10,8 @@ from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, is_accuracy, setting, shown_setting
 
-IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
-"""Columns of mean accuracy if an arm holds out domains."""
-NOTHING = "-"
-"""An empty cell."""
+IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"  # columns of mean accuracy if an arm holds out domains
+NOTHING = "-"  # an empty cell
 TITLES = {
     "accuracy/mean": "Mean accuracy over domains (%)",
     "accuracy/out_of_domain_mean": "Mean accuracy out of domain (%)",

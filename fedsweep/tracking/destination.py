@@ -40,10 +40,8 @@ def check_writable(root: Path) -> None:
         raise UserError(f"the tracking store {root} cannot be written: {error} (mlflow.db).") from None
 
 
-OWN = "store"
-"""The address of the store's own database, for use if the environment names a server."""
-SERVER = "mlflow.txt"
-"""The file in a sweep's folder that names its server, without a password."""
+OWN = "store"  # the address of the store's own database, for use if the environment names a server
+SERVER = "mlflow.txt"  # the file in a sweep's folder that names its server, without a password
 CLIENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
-DESCRIBED = "fedsweep.described"
-"""The tag of a run whose parameters are recorded."""
+DESCRIBED = "fedsweep.described"  # the tag of a run whose parameters are recorded
 KEY = "fedsweep.key"
 PARENT = "mlflow.parentRunId"
 

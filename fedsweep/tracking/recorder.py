@@ -24,8 +24,7 @@ PARENT, END = "the parent run", "the parent run's end"
 PATIENCE = 20.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between attempts; the pause doubles from one failure to the next."""
-TRIES = 3
-"""Attempts at one write while others succeed, before it waits for the next sync or the end."""
+TRIES = 3  # attempts at one write while others succeed, before it waits for the next sync or the end
 
 
 def silently(left: int) -> None:

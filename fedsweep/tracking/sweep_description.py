@@ -16,10 +16,8 @@ from fedsweep.results.arms import arm_label
 from fedsweep.results.provenance import TAKEN_FROM
 from fedsweep.tracking.trial_description import Images, images_of
 
-MOST = 30
-"""The most dataset inputs of a parent run; each trial has its own."""
-LONGEST_TAG = 500
-"""The most characters of a tag that summarises trials."""
+MOST = 30  # dataset inputs of a parent run, at most; each trial has its own
+LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 
 def description_tags(manifest: SweepManifest) -> dict[str, str]:
@@ -65,10 +63,8 @@ class TrialsSummary:
         return {f"fedsweep.{name}": ", ".join(sorted(values))[:LONGEST_TAG] for name, values in self._marks.items()}
 
 
-NOTE = "mlflow.note.content"
-"""MLflow's tag for the description of a run or an experiment, in Markdown."""
-LONGEST_NOTE = 7800
-"""Characters; MLflow's limit for a run's tag is 8,000."""
+NOTE = "mlflow.note.content"  # MLflow's tag for the description of a run or an experiment, in Markdown
+LONGEST_NOTE = 7800  # characters; MLflow's limit for a run's tag is 8,000
 REST = "\n\n(More than fits here: the whole table is `report/table.md` among the artifacts.)"
 
 

@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 
 
 METRICS, PARAMETERS = 800, 100
-"""The most of each in one request; MLflow's limits are 1,000 items and 100 parameters."""
+"""Limits per request; MLflow accepts 1,000 items, of which at most 100 parameters."""
 STATUS = {"finished": "FINISHED", "pruned": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
 OUTCOME = "fedsweep.outcome"
 ROUND = "fedsweep.round"
-ARM = "arm"
-"""The tag by which MLflow's page groups runs: the run's name without its seed."""
-State = tuple[str, str | None]
-"""The outcome, and the round of an ended trial, as in tags."""
+ARM = "arm"  # the tag by which MLflow's page groups runs: the run's name without its seed
+State = tuple[str, str | None]  # the outcome, and the round of an ended trial, as in tags
 RUNNING: State = ("running", None)
 
 
@@ -152,8 +150,7 @@ def _in_words(plan: TrialPlan) -> str:
     return " · ".join(setting(name.rsplit(".", 1)[-1], value) for name, value in plan.arm.items())
 
 
-SHOWN = 12
-"""Digits of a digest; MLflow's limit is 36."""
+SHOWN = 12  # digits of a digest; MLflow's limit is 36
 COLUMNS = [{"name": "image", "type": "uint8 (3, size, size)"}, {"name": "label", "type": "class"}]
 
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-TAG = "mlflow.sharedViewState."
-"""The prefix of the experiment's tag for a saved view."""
+TAG = "mlflow.sharedViewState."  # the prefix of the experiment's tag for a saved view
 BEYOND = ("accuracy/mean_of_last_4", "megabytes/sent", "seconds/round")
 """Metrics of a trial that are not in its records of rounds."""
 BY_ROUND = ("accuracy/worst_domain", "loss/test", "loss/train")
@@ -158,8 +157,7 @@ LOOPBACK = "127.0.0.1"
 ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (compared with the user's choice)
 TRAINING = "workflowType=machine_learning"
 """The query for MLflow's page for training; its other page is for language models."""
-SIDE_BY_SIDE = 100
-"""The most runs in one URL, for its length and for readable charts."""
+SIDE_BY_SIDE = 100  # runs in one URL, limited by its length and for readable charts
 
 
 def check_free(host: str, port: int) -> bool:

@@ -15,19 +15,15 @@ if TYPE_CHECKING:
     from matplotlib import figure as pictures
     from matplotlib.axes import Axes
 
-MOST = 40
-"""The most rows: the baselines first, then the arms with the best means."""
+MOST = 40  # rows at most: the baselines and the arms with the best means
 MARK = "*"
 WORSE, SAME, BETTER = "#D55E00", "#F7F7F7", "#0072B2"
 LOW, HIGH = "#F7F7F7", "#005B8F"
-LEAST = 1.0
-"""The least percentage points at full colour, so that small differences stay pale."""
+LEAST = 1.0  # percentage points at full colour, at least, so that small differences stay pale
 WIDTH, HEIGHT, TALL = 0.74, 0.29, 0.36
 """Size of a cell in inches; `TALL` is the height if an arm's label takes two lines."""
-ROOM = 1.0
-"""Inches right of the cells, for the colour bar."""
-BAR = 0.12, 1.3, 2.0
-"""The colour bar in inches: width, least height, greatest height."""
+ROOM = 1.0  # inches right of the cells, for the colour bar
+BAR = 0.12, 1.3, 2.0  # the colour bar in inches: width, least height, greatest height
 
 
 @dataclass(frozen=True)

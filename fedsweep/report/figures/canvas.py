@@ -24,12 +24,9 @@ DPI = 200
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette for all kinds of colour vision, without yellow, which is too pale on white."""
 GREY = "#C4C4C4"
-HIGHLIGHTED = 5
-"""The number of arms in colour if there are more arms than colours; the others are grey."""
-BAND = 0.16
-"""Opacity of the band that shows the range of the seeds."""
-LETTERS = 36
-"""Characters per line in the label of an arm."""
+HIGHLIGHTED = 5  # arms in colour if there are more arms than colours; the others are grey
+BAND = 0.16  # opacity of the band that shows the range of the seeds
+LETTERS = 36  # characters per line in the label of an arm
 BASELINE = " (baseline)"
 STYLE: dict[str, Any] = {
     # Browsers lack some of these fonts. DejaVu, by which all text is placed, is the widest.

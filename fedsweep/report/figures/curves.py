@@ -24,8 +24,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "unfinished": {"linestyle": ":", "linewidth": 1.1, "marker": "."},
 }
 """Line styles of trials that did not finish."""
-LINE = 0.058
-"""Height of one line of a label, as a share of the axes."""
+LINE = 0.058  # height of one line of a label, as a share of the axes
 
 
 @canvas.style()

@@ -6,8 +6,7 @@ from fedsweep.report.effects import Effects
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.canvas import COLOURS, INK, RULE, Figure, folded
 
-MOST = 20
-"""The most bars."""
+MOST = 20  # bars at most
 DECOMPOSED = (
     "What each factor explains",
     (

@@ -25,14 +25,12 @@ COSTS = {
 }
 """The axis title and the name in a heading, for metrics that accumulate over rounds."""
 SENT = Against(metric="megabytes/sent", mode="min")
-ALIKE = 1e-9
-"""Relative spread of costs below which all arms count as equal."""
+ALIKE = 1e-9  # relative spread of costs below which all arms count as equal
 READING = (
     "Points are means over the finished seeds. Efficient: no other arm is as good in both means and better in one; "
     "said of the means, without a test. The line borders what the efficient arms beat."
 )
-LABELLED = 8
-"""The most arms that are labelled; of more arms, only efficient ones and the baselines."""
+LABELLED = 8  # if there are more arms, only efficient ones and the baselines are labelled
 EFFICIENT = COLOURS[0]
 OTHER = "#8C8C8C"
 RANGE: dict[str, Any] = {"linewidth": 1.2, "zorder": 1}

@@ -69,8 +69,7 @@ def _name_arms(figure: "pictures.Figure", drawn: Sequence[tuple[str, str]]) -> N
 
 
 ACTIVE_BLOCKS = "sal/active"
-MOST_ACTIVE_PANELS = 8
-"""The most panels of active blocks, for the first arms of the table."""
+MOST_ACTIVE_PANELS = 8  # of the first arms of the table
 ACTIVE_READING = (
     "Each row is a client, each column a round; lighter is more active blocks, mean over the finished seeds. "
     "Panels are the first arms of the table, eight at most."
@@ -120,8 +119,7 @@ def _draw_clients(axes: Any, grid: Mapping[str, Mapping[int, float]], most: floa
     return image
 
 
-MOST_TSNE_PANELS = 6
-"""The most panels of t-SNE: the baselines first, then the best arms."""
+MOST_TSNE_PANELS = 6  # of the baselines and the best arms
 TSNE_READING = (
     "Each point is a test image, by what the global model makes of it after the last round: first finished seed of "
     "each arm, six arms at most. t-SNE turns and stretches each plane as it likes: neighbours can be compared between "

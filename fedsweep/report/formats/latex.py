@@ -16,8 +16,7 @@ SPECIAL = {
 }  # fmt: skip
 ASIDE = ("Worst domain:", "Worst client:", "MB sent:", "Columns, ", "Trials:")
 """Openings of sentences that move from the caption to a comment."""
-LEFT_OUT = ("note",)
-"""Columns without room on a page; the caption contains their text."""
+LEFT_OUT = ("note",)  # columns without room on a page; the caption contains their text
 
 
 def latex(table: AblationTable) -> str:

@@ -12,8 +12,7 @@ from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.text_tables import TextColumn, fitting, terminal_table, width_of
 from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, arm_words, short_names
 
-NOTE_WIDTH = 16
-"""Least width of the column of notes; in a narrower terminal, notes are printed below the table."""
+NOTE_WIDTH = 16  # least width of the column of notes; in a narrower terminal, notes are printed below the table
 DROPPED_FIRST = ("note", "worst client", "MB sent", "worst domain", "paper")
 HELD_OUT_DROPPED_FIRST = ("note", "worst client", "worst domain", "MB sent", "paper", IN_DOMAIN, OUT_OF_DOMAIN)
 """The order with held-out domains: the clients' worst domain matters less than the megabytes sent."""

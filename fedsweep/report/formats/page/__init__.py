@@ -61,14 +61,10 @@ def _prefixed(name: str, value: str, prefix: str) -> str:
 
 
 TEMPLATE, LOOK, SCRIPT = "report.html.jinja", "report.css", "report.js"
-LONG = 36
-"""Characters above which a cell may wrap."""
-MANY = 10
-"""Columns above which a table is set smaller."""
-SENTENCES = 8
-"""Findings visible at once; the others unfold."""
-DIGITS = 12
-"""Digits shown of a digest."""
+LONG = 36  # characters above which a cell may wrap
+MANY = 10  # columns above which a table is set smaller
+SENTENCES = 8  # findings visible at once; the others unfold
+DIGITS = 12  # digits shown of a digest
 
 
 @dataclass(frozen=True)
