@@ -173,9 +173,7 @@ def _about_best(
     best = finished[0]
     value = units.value(best.mean) + ("%" if units.percent else "")
     found = f"Best: {arm_words(best.arm.values, dotted)} with {manifest.metric} {value} (n = {best.n})."
-    if len(arms) == 1:
-        return [found]
-    return [found, _about_choice(len(arms), "It was", "it")]
+    return [found, *([_about_choice(len(arms), "It was", "it")] if len(arms) > 1 else [])]
 
 
 def _about_choice(count: int, they_were: str, them: str) -> str:

@@ -91,14 +91,9 @@ class Destination:
         return cls.of(root, address or (path.read_text().strip() if path.exists() else None))
 
     @property
-    def is_server(self) -> bool:
-        """Return whether this is a server."""
-        return self.artifacts is None
-
-    @property
     def server(self) -> str | None:
         """The address of the server, or None for the store's own database."""
-        return self.uri if self.is_server else None
+        return self.uri if self.artifacts is None else None
 
     def client(self) -> MlflowClient:
         """Return MLflow's client, with short timeouts and without retries."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -50,17 +51,11 @@ class Experiment:
     def __init__(self, destination: Destination, name: str) -> None:
         self.destination, self.name = destination, name
         self.client = destination.client()
-        self._id: str | None = None
         self._unanswered: set[str] = set()  # keys of runs whose creation was not confirmed
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The id of the experiment, which is created on first use."""
-        if self._id is None:
-            self._id = self._open()
-        return self._id
-
-    def _open(self) -> str:
         found = self.client.get_experiment_by_name(self.name)
         if found is None:
             folder = self.destination.artifacts
@@ -115,7 +110,7 @@ def check_server(destination: Destination, experiment: str | None = None) -> Non
 
     With `experiment`, create it if needed and tag it, which needs the right to write.
     """
-    if not destination.is_server:
+    if not destination.server:
         return
     asked = Experiment(destination, experiment or "")
     try:
@@ -136,7 +131,7 @@ def check_server(destination: Destination, experiment: str | None = None) -> Non
 def error_sentence(destination: Destination, error: Exception) -> str:
     """Return one sentence on the reason why a server or the store's own database cannot be used."""
     whole = one_line(error)
-    if not destination.is_server:
+    if not destination.server:
         return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {_short(whole)}."
     status = getattr(error, "get_http_status_code", lambda: None)()
     if status in (401, 403):

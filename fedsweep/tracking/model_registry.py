@@ -32,7 +32,7 @@ class Registration:
         check_server(destination)
         missing = f"MLflow has no run of trial {key}; `fedsweep ui --deliver` brings it there."
         database = Path(destination.uri.removeprefix("sqlite:///"))
-        if not destination.is_server and not database.exists():  # connecting would create an empty one
+        if not destination.server and not database.exists():  # connecting would create an empty one
             raise UserError(missing)
         try:
             run_id = _run_id(destination.client(), experiment, key, sweep)

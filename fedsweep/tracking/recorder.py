@@ -51,7 +51,7 @@ class Recorder:
         self._tries: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._now = threading.Event()
-        if not self.destination.is_server:
+        if not self.destination.server:
             try:
                 self.runs.open_database(store.root)
             except Exception as error:
@@ -66,7 +66,7 @@ class Recorder:
 
     def open_sweep(self, manifest: SweepManifest, folder: Path) -> None:
         """Find or create the parent run of a sweep; call this before `sync` for its trials."""
-        if self.destination.is_server:
+        if self.destination.server:
             write_atomically(folder / SERVER, f"{self.destination.uri}\n".encode())
         self.runs.belong(manifest)
         self._put(PARENT, lambda: self.runs.open_sweep(folder))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.report.arm_statistics import ArmStatistics, best_places
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.canvas import GREY, RULE, Figure, colours, labels
+from fedsweep.report.text_tables import MARK, MARKED
 from fedsweep.results import SweepManifest
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST = 40  # rows at most: the baselines and the arms with the best means
-MARK = "*"
 WORSE, SAME, BETTER = "#D55E00", "#F7F7F7", "#0072B2"
 LOW, HIGH = "#F7F7F7", "#005B8F"
 LEAST = 1.0  # percentage points at full colour, at least, so that small differences stay pale
@@ -134,7 +134,7 @@ def _reading(compared: bool, held_out: bool, hidden: int) -> str:
             "without a test."
         )
     if held_out:
-        said.append(f"With {MARK}: out of domain, no client of that arm has images of the domain.")
+        said.append(MARKED)
     if hidden:
         said.append(f"Of the arms, {hidden} with lower means are left out.")
     return " ".join(said)
