@@ -103,7 +103,7 @@ def check_target(target: Path) -> None:
 
 
 def check_exportable(config: RunConfig, client: str | None = None) -> None:
-    """Raise UserError unless the global or the client's model consists of a backbone, LoRA and a head."""
+    """Raise UserError if the client has no own model, or the model predicts with more than an export can contain."""
     method, clients = config.method, list(config.client_domains())
     if client is not None and client not in clients:
         hint = near(client, clients) or f"; there are {summarise_list(clients)}."

@@ -196,7 +196,7 @@ def recorded_columns(manifest: SweepManifest) -> list[Column]:
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
-    """Sort key, best first: finished arms by mean, then the others by furthest round and value at this round."""
+    """Return the sort key: finished arms by mean, then the others by furthest round and value at this round."""
     sign = -1 if manifest.mode == "max" else 1
     if one.mean is not None:
         return False, 0, sign * one.mean

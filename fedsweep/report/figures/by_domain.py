@@ -42,7 +42,7 @@ class Cell:
 
 @canvas.style()
 def draw_dots(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw a dot per arm and domain; None if no finished trial has an accuracy on a domain."""
+    """Draw a dot per arm and domain; return None if no finished trial has an accuracy on a domain."""
     coloured = zip(arms, colours(arms, manifest.mode), labels(manifest, arms), strict=True)
     finished = [
         (one, colour, label)
@@ -104,7 +104,7 @@ def _draw_arm(axes: "Axes", one: ArmStatistics, manifest: SweepManifest, colour:
 
 @canvas.style()
 def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw a cell per arm and domain; None if no finished trial has an accuracy on a domain."""
+    """Draw a cell per arm and domain; return None if no finished trial has an accuracy on a domain."""
     by_key = {one.key: one for one in arms}
     rows = []
     for one, words in zip(arms, labels(manifest, arms, letters=46), strict=True):

@@ -29,7 +29,7 @@ LINE = 0.058  # height of one line of a label, as a share of the axes
 
 @canvas.style()
 def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw mean and range of finished seeds per arm, and each other trial; None if no value is recorded."""
+    """Draw mean and range of finished seeds per arm, and each other trial; return None if no value is recorded."""
     figure, axes = canvas.plain(6.4, 4.0)
     drawn = list(zip(arms, canvas.colours(arms, manifest.mode), canvas.labels(manifest, arms), strict=True))
     kinds: set[str] = set()

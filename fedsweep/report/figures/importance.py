@@ -25,7 +25,7 @@ SEARCHED = (
 
 @canvas.style()
 def draw(effects: Effects, path: Path) -> Figure | None:
-    """Draw a bar per share, the largest on top; None without shares."""
+    """Draw a bar per share, the largest on top; return None without shares."""
     shown = sorted(effects.shares(), key=lambda one: -one.share)[:MOST]
     if not shown:
         return None

@@ -48,7 +48,7 @@ class Point:
 
 @canvas.style()
 def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw the first objective against the second; None without a second objective or a finished arm."""
+    """Draw the first objective against the second; return None without a second objective or a finished arm."""
     return _draw(manifest, arms, manifest.against, path) if manifest.against else None
 
 

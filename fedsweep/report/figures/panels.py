@@ -32,7 +32,7 @@ DRIFT_READING = (
 
 @canvas.style()
 def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw drift and bias by round for arms with a finished trial; None if none of these metrics is recorded."""
+    """Draw drift and bias by round for arms with a finished trial; return None if none of these metrics is recorded."""
     series = {name: [over_seeds(one.arm, manifest.metric, name) for one in arms] for name in DRIFT_PANELS}
     shown = [name for name, found in series.items() if any(found)]
     if not shown:
@@ -78,7 +78,7 @@ ACTIVE_READING = (
 
 @canvas.style()
 def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw each client's active blocks by round, mean over finished seeds; None if none are recorded."""
+    """Draw each client's active blocks by round, mean over finished seeds; return None if none are recorded."""
     named = zip(labels(manifest, arms, letters=46), arms, strict=True)
     found = [(label, grid) for label, one in named if (grid := active_blocks(one, manifest.metric))]
     found = found[:MOST_ACTIVE_PANELS]
@@ -139,7 +139,7 @@ class TsnePanel:
 
 @canvas.style()
 def draw_tsne(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw the t-SNE of each arm's first finished seed, in the table's order; None if none is recorded."""
+    """Draw the t-SNE of each arm's first finished seed, in the table's order; return None if none is recorded."""
     named = zip(arms, labels(manifest, arms, lines=3, letters=34), strict=True)
     known = [panel for one, label in named if (panel := _first_tsne(one, label, manifest.metric))]
     shown = [known[place] for place in best_places([panel.one for panel in known], manifest.mode, MOST_TSNE_PANELS)]

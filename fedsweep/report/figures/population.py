@@ -32,7 +32,7 @@ WORDS = {"best": "best member", "others": "other members", "replaced": "replaced
 
 @canvas.style()
 def draw(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> Figure | None:
-    """Draw a panel for the objective and each hyperparameter; None if no population has played a round."""
+    """Draw a panel for the objective and each hyperparameter; return None if no population has played a round."""
     from matplotlib.lines import Line2D
 
     members = played(manifest, trials)
