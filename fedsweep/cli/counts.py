@@ -69,7 +69,7 @@ def row_name(metric: str) -> str:
 
 
 def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Table]:
-    """Return two tables per depth and stage of a client: parameters held and trained, and bytes sent."""
+    """Return tables of parameters held and trained, and of bytes sent; a row per depth and stage of a client."""
     bricks = any(client.bricks for one in counted for client in one.clients)
     heads = ["parameters\nheld", *(["BRICKs\nof these", "%\nmore"] if bricks else []), "trained", "% of the\nbackbone"]
     held = _of_clients(heads)

@@ -256,7 +256,7 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def _mean_of_all(values: Iterable[float | None]) -> float | None:
-    """Return None if any value is missing: means over different seeds would not be comparable."""
+    """Return the mean, or None if any value is missing: means over different seeds are not comparable."""
     listed = list(values)
     return None if None in listed else mean_of_known(listed)
 

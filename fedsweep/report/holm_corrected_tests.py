@@ -100,7 +100,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def least_exact(n: int) -> float:
-    """Return the smallest p of a two-sided sign-flip or Wilcoxon test of n pairs, all with differences of one sign.
+    """Return the smallest p of a two-sided sign-flip or Wilcoxon test of n pairs: that of differences of one sign.
 
     >>> least_exact(3), least_exact(5), least_exact(6)
     (0.25, 0.0625, 0.03125)

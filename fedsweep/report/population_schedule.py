@@ -55,7 +55,7 @@ def lineages(trials: Sequence[TrialRecord]) -> list[Lineage]:
 
 
 def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
-    """Return the finished lineage with the best last value of the objective."""
+    """Return the finished lineage with the best last value of the objective, or None."""
     sign = 1 if manifest.mode == "max" else -1
     ends = [(final(one.end, manifest.metric), one) for one in found if ended(one.end) == "finished"]
     ranked = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]

@@ -149,7 +149,7 @@ class AblationTable:
         return [*caption(self.manifest, self.arms, self.cells()[0]), *filter(None, [self.effects.missing])]
 
     def markdown(self) -> str:
-        """Return title, table, findings and caption, then the sections."""
+        """Return title, table, findings, caption and sections as Markdown."""
         rows = self.cells()
         words = [name in PROSE or name in self.names for name in rows[0]]
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)

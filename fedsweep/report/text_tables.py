@@ -97,7 +97,7 @@ class Section:
     """For each row, whether it holds a paper's values for the arm above; empty if no row does."""
 
     def markdown(self) -> str:
-        """Return heading, table and explanation."""
+        """Return heading, table and explanation as Markdown."""
         papers = self.papers or [False] * len(self.rows)
         rows = [[f"*{row[0]}*", *row[1:]] if paper else row for row, paper in zip(self.rows, papers, strict=True)]
         table = markdown_table(self.head, rows, [place < self.words for place in range(len(self.head))])

@@ -71,7 +71,7 @@ PERCENT = Units(percent=True, decimals=2)
 
 
 def decimals(values: Iterable[float | None]) -> int:
-    """Return the decimals that show the median in four significant digits; the median, since a run may diverge.
+    """Return the decimals that show the median, robust to diverged runs, in four significant digits.
 
     >>> decimals([0.4112, 0.3845, None]), decimals([33.8, 34.1, 512.0]), decimals([604_000.0])
     (4, 2, 0)
