@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported at the top: help answers at once."""
+"""The command line; heavy imports are inside functions, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ app.command()(export)
 app.command()(predict)
 app.add_typer(data.app)
 
-# A wrong option, a missing argument; typer does not export the class.
+# The base class of typer's errors on arguments, which typer does not export.
 _UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 _command = get_command(app)
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2."""
+    """Run the command line; print a UserError as one sentence and exit with code 2."""
     try:
         code = _command(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
     except UserError as error:

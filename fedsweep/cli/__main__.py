@@ -1,4 +1,4 @@
-"""`python -m fedsweep.cli`."""
+"""Entry point of `python -m fedsweep.cli`."""
 
 from fedsweep.cli import main
 

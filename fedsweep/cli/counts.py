@@ -1,4 +1,4 @@
-"""What is counted without training, as tables: no number is cut off, however narrow the terminal."""
+"""Tables of parameters and bytes that are counted without training; no number is cut."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,14 +13,12 @@ from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.search_space import Parameters
 
 Arm = Mapping[str, Json]
-GAP = 3
-"""Between two columns, with their border."""
-NARROWEST = 80
-"""Columns that a table takes at least; in a narrower terminal its lines go on in the next one."""
+GAP = 3  # width of the border and padding between two columns
+NARROWEST = 80  # least width of a table; in a narrower terminal its lines wrap
 
 
 def show_counts(plan: Plan) -> None:
-    """Parameters of every arm's model beside a paper's, and of a client of each depth and stage."""
+    """Print the parameters of each arm's model, with those of a paper, and of a client per depth and stage."""
     measure, console = plan.space.measure, result_console()
     classes = measure.classes if isinstance(measure, Parameters) else 0
     arms = plan.arms
@@ -35,7 +33,7 @@ def show_counts(plan: Plan) -> None:
 
 
 def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference | None, width: int) -> Iterator[Table]:
-    """A column for each arm, in as many tables as it takes; a row for each count, and beneath it the paper's."""
+    """Yield tables that fit `width`: a column per arm, a row per count and, below it, the paper's value."""
     found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
     asked = reference.metrics() if reference else []
     present = [name for name in COUNTS if any(name in one for one in found)]
@@ -60,7 +58,7 @@ def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference
 
 
 def row_name(metric: str) -> str:
-    """What a count is called in a table.
+    """Return the label of a count in a table.
 
     >>> row_name("parameters/lora_per_block"), row_name("percent/trained/stage_2"), row_name("seconds/0.1MBps")
     ('lora per block', '% trained, stage 2', 's at 0.1 MB/s')
@@ -71,7 +69,7 @@ def row_name(metric: str) -> str:
 
 
 def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Table]:
-    """What a client of each depth, in each stage of its method, holds and trains; and what it sends."""
+    """Return tables of parameters held and trained, and of bytes sent; a row per depth and stage of a client."""
     bricks = any(client.bricks for one in counted for client in one.clients)
     heads = ["parameters\nheld", *(["BRICKs\nof these", "%\nmore"] if bricks else []), "trained", "% of the\nbackbone"]
     held = _of_clients(heads)
@@ -87,7 +85,6 @@ def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Tab
 
 
 def _of_clients(heads: Sequence[str]) -> Table:
-    """The arm's name takes the room that is left."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("arm", overflow="fold")
     for head in ["blocks\nheld", *heads]:
@@ -96,12 +93,11 @@ def _of_clients(heads: Sequence[str]) -> Table:
 
 
 def _rounded(value: float) -> str:
-    """As papers print counts: 86.4M, 43.0K; percentages and seconds as they are."""
+    """Format a count as in papers: 86.4M, 43.0K."""
     if value >= 1e6:
         return f"{value / 1e6:.1f}M"
     return f"{value / 1e3:.1f}K" if value >= 1e4 else f"{value:g}"
 
 
 def _number(value: float) -> str:
-    """A count as it is, a percentage or a time in four digits."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""`fedsweep data`: prepare data sets, list and show them, and draw a partition. Nothing heavy at the top."""
+"""`fedsweep data`: prepare, list and show data sets, draw partitions, and generate synthetic images."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ def _resumable(done: str) -> Iterator[None]:
 
 
 def _print_prepared(made: Prepared, plan: Plan) -> None:
-    """Print what was made, of what, and how an experiment uses it."""
     from fedsweep.preparation.decode import MADE_WITH
     from fedsweep.preparation.tables import experiment_lines, headline, megabytes, split_words, summary
 
@@ -231,6 +230,5 @@ def generate(
     console, card = result_console(), prepared.card
     console.print(headline(card))
     console.print(summary(card), "")
-    total = len(generation.images)
-    console.print(f"Generated: {relative(generation.folder)}, {made} of {total} images made now")
+    console.print(f"Generated: {relative(generation.folder)}, {made} of {len(generation.images)} images made now")
     console.print(f"Prepared: {relative(prepared.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")

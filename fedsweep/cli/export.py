@@ -70,9 +70,8 @@ def export(
     with progress_console().status("building the model of the run"):
         card = write(named, target, client)
     taken = f", {named.why}" if named.why else ""
-    seed = f"seed {card.seed}"
-    arm = f"{named.record.plan.label}, {seed}" if card.origin.arm else seed
-    console.print(f"Exported {card.what} ({arm}){taken}.", soft_wrap=True)
+    arm = f"{named.record.plan.label}, " if card.origin.arm else ""
+    console.print(f"Exported {card.what} ({arm}seed {card.seed}){taken}.", soft_wrap=True)
     scores = [f"{name} {score:.2%}" for name, score in card.scores.items()][:1] or ["not tested in the run"]
     console.print(f"After round {card.round} ({card.outcome}), {scores[0]}: {relative(target)}")
     if register is not None:
@@ -83,7 +82,7 @@ def export(
 
 
 def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:
-    """Where a version's files lie among its run's artifacts, another place for each round and client; its tags."""
+    """Return the artifact folder of a model version, distinct for each round and client, and its tags."""
     whose = f"-{card.origin.client}" if card.origin.client else ""
     tags = {"method": card.method, "seed": str(card.seed), "round": str(card.round), "trial": card.origin.key}
     return f"export-{card.round}{whose}", {f"fedsweep.{name}": value for name, value in tags.items()}
@@ -151,7 +150,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def table_rows(found: Predictions) -> list[list[str]]:
-    """A header and a row for each picture: its path, and of each class asked for the name and the probability."""
+    """Return a header and a row per picture: its path, then name and probability of each predicted class."""
     most = max((len(guesses) for guesses in found.images.values()), default=1)
     numbers = ["", *(f" {place}" for place in range(2, most + 1))]
     header = ["path", *(f"{name}{number}" for number in numbers for name in ("class", "probability"))]
@@ -163,14 +162,14 @@ def table_rows(found: Predictions) -> list[list[str]]:
 
 
 def as_csv(found: Predictions) -> str:
-    """Comma-separated, with a header."""
+    """Return predictions as CSV with a header."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(table_rows(found))
     return text.getvalue()
 
 
 def as_text(found: Predictions) -> str:
-    """Columns of equal width."""
+    """Return predictions as left-aligned columns."""
     rows = table_rows(found)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
@@ -178,7 +177,7 @@ def as_text(found: Predictions) -> str:
 
 
 def as_json(found: Predictions) -> str:
-    """One object: pictures with their classes, those that cannot be read, the accuracy if it is known."""
+    """Return predictions, unreadable pictures and accuracy as one JSON object."""
     images = [
         {"path": name, "predictions": [{"class": one.name, "probability": one.probability} for one in guesses]}
         for name, guesses in found.images.items()

@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs share, and their checks."""
+"""Arguments and options that several commands share, and their checks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MlflowOption = Annotated[
 
 
 def listed(given: str) -> list[str]:
-    """What stands between commas.
+    """Split a list at its commas.
 
     >>> listed("worst_domain, loss/train")
     ['worst_domain', 'loss/train']
@@ -70,7 +70,7 @@ def listed(given: str) -> list[str]:
 
 
 def page_command(store: str, server: str | None = None) -> str:
-    """The command that opens MLflow's page over a store or on a server, as it must be typed at this prompt."""
+    """Return the command that opens MLflow's page for a store or on a server, given the environment."""
     usual = os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)
     command = "fedsweep ui" if Path(store) == Path(usual) else f"fedsweep ui --store {shlex.quote(store)}"
     named = os.environ.get("FEDSWEEP_MLFLOW")
@@ -80,11 +80,7 @@ def page_command(store: str, server: str | None = None) -> str:
 
 
 def checked_device(device: str) -> Device:
-    """Return the device if torch can compute on it; a wrong name is rejected before torch is imported.
-
-    Raises:
-        UserError: there is no such device.
-    """
+    """Return the device, or raise UserError if it is unknown (before importing torch) or unavailable."""
     if device == "cpu":
         return "cpu"
     if device != "cuda":
@@ -97,11 +93,7 @@ def checked_device(device: str) -> Device:
 
 
 def worker_count(workers: int | None) -> int:
-    """Return the number of processes that decode images: all cores by default.
-
-    Raises:
-        UserError: the given number is below 1.
-    """
+    """Return the number of processes that decode images, by default all cores; raise UserError if below 1."""
     if workers is not None and workers < 1:
         raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
     from joblib import cpu_count
@@ -110,11 +102,7 @@ def worker_count(workers: int | None) -> int:
 
 
 def read_experiment(name: str, changes: Mapping[str, Json]) -> RunConfig:
-    """Return the experiment of that name with these changes; a wrong name is rejected before torch is imported.
-
-    Raises:
-        UserError: there is no such experiment, or a value of it is wrong.
-    """
+    """Return an experiment with changes applied; an unknown name raises UserError before torch is imported."""
     path, where = find("experiments", name), f"experiment {name}"
     from fedsweep.federation.run_config import RunConfig
 

@@ -1,4 +1,4 @@
-"""What the verbs print."""
+"""Output of the commands: consoles, plans, and where results are recorded."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from fedsweep.sweep.space.axes import Axis
     from fedsweep.tracking import Destination, Recorder
 
-PIPED_WIDTH = 120
-"""Columns where there is no terminal whose width could be asked: enough for every column of the table."""
+PIPED_WIDTH = 120  # width without a terminal: enough for every column of the table
 
 
 def progress_console() -> Console:
-    """Progress goes to stderr, so that what a command prints can be piped."""
+    """Return a console on stderr, for progress, so that stdout can be piped."""
     return _console(sys.stderr)
 
 
 def result_console() -> Console:
-    """Results go to stdout."""
+    """Return a console on stdout, for results."""
     return _console(sys.stdout)
 
 
@@ -47,7 +46,7 @@ def _console(file: TextIO) -> Console:
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Format a duration, such as `45 s`, `3 min 20 s` or `2 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -65,7 +64,7 @@ def plan_table(
 ) -> Table:
     """Return a table of a grid's arms, or of a sampled search's ranges, with the conditions of axes below it.
 
-    Of arms `around` another one, only what differs from it is shown.
+    With `around`, arms are described by their differences from this arm only.
     """
     conditions = [f"{key} only where {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
     caption = Text("\n".join(conditions), style="none") if conditions else None
@@ -80,7 +79,7 @@ def plan_table(
 
 
 def show_recorded(console: Console, config: RunConfig, folder: Path, page_command: str) -> None:
-    """Where a run is, which command opens MLflow's page, and what took a generator's place in it."""
+    """Print where a run is recorded, the command for MLflow's page, and a warning about stand-in images."""
     picture = " with `tsne.png`" if config.evaluation.tsne_classes else ""
     console.print(f"Recorded in {relative(folder)}{picture} and MLflow; `{page_command}` opens it.")
     if made := stand_in(config.marks()):
@@ -88,7 +87,7 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
 
 
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
-    """Print arms, trials and rounds, and the time that they will take, from one round measured now."""
+    """Print arms, trials and rounds and, if `estimate`, their time, based on measuring one round now."""
     from fedsweep.sweep.cluster.cluster import HERE
     from fedsweep.sweep.running.time_estimate import estimate as measured
     from fedsweep.sweep.running.tuner import side_by_side
@@ -112,7 +111,7 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:
-    """Print the report, where the results are, and what is missing in them; exit with the status of the sweep."""
+    """Print the report, its location and anything missing; exit with the status of the sweep unless it is 0."""
     console, session, tally = result_console(), result.session, result.tally
     name, folder = session.plan.name, relative(result.folder)
     if result.report is not None:
@@ -125,8 +124,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     if result.disk_full:
         console.print(f"No more can be written in {folder}: the disk is full.", style="yellow")
     if session.remote_error:
-        why = session.remote_error
-        console.print(f"The sweep ended early, or is not whole in its store: {why}.", style="yellow")
+        console.print(f"The sweep ended early, or is not whole in its store: {session.remote_error}.", style="yellow")
     else:
         show_unsent(console, session.sweep.remote, result.folder)
     if session.interrupted:
@@ -145,7 +143,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
 
 
 def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
-    """Print what a remote store did not take; return whether there is anything."""
+    """Print a warning if files are missing in a remote store, and return whether any are."""
     if not remote.unsent:
         return False
     reason = next(iter(remote.unsent.values()))
@@ -154,7 +152,7 @@ def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
 
 
 def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
-    """What MLflow does not have, why, and the command that brings it there."""
+    """Print a warning if runs are missing in MLflow, with the reason and the command that delivers them."""
     if missing := recorder.unsynced:
         why = recorder.outage or "MLflow refused them."
         runs = "run is" if len(missing) == 1 else "runs are"
@@ -166,7 +164,7 @@ def show_undelivered(console: Console, recorder: Recorder, page_command: str) ->
 
 
 def show_delivery(console: Console, store: Store, destination: Destination) -> None:
-    """Bring MLflow up to what the store holds, sweep by sweep."""
+    """Write everything in the store to MLflow, and print the result for each sweep and run."""
     from fedsweep.sweep.running.display import delivering
     from fedsweep.tracking import deliver_all
 
@@ -178,5 +176,5 @@ def show_delivery(console: Console, store: Store, destination: Destination) -> N
 
 
 def relative(path: Path) -> str:
-    """Return the path relative to the working directory, where it is below it."""
+    """Return the path relative to the working directory if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,4 +1,4 @@
-"""The partitions of an experiment, or of all arms of a search space."""
+"""Partitions of an experiment, or of all arms of a search space."""
 
 from __future__ import annotations
 
@@ -16,16 +16,11 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.figures import Panel, class_counts, distances, skew
 from fedsweep.sweep.plan.plan import Plan
 
-DECIDES = ("data", "partition", "seed")
-"""What decides who holds what; the method and the rest do not."""
+DECIDES = ("data", "partition", "seed")  # the parts of an experiment that determine its partition
 
 
 def panels_of(name: str, changes: Mapping[str, Json]) -> tuple[list[Panel], tuple[str, ...]]:
-    """One panel per different partition, and the names of the classes.
-
-    Raises:
-        UserError: a name or value is wrong, data is missing or cannot be divided.
-    """
+    """Return one panel per distinct partition, and the names of the classes."""
     different: dict[str, RunConfig] = {}
     for config in _configs(name, changes):
         different.setdefault(config.model_dump_json(include=set(DECIDES)), config)
@@ -55,7 +50,7 @@ def _deciding(config: RunConfig) -> dict[str, Json]:
 
 
 def partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
-    """Images, classes and skew of each client."""
+    """Return a table of images, classes and skew by client."""
     counts = class_counts(panel.clients, len(class_names))
     own = distances(panel.clients, len(class_names))
     title = f"{panel.title} (skew {skew(panel.clients, len(class_names)):.2f})"

@@ -1,4 +1,4 @@
-"""`fedsweep pretrain`. Nothing heavy is imported at the top: help answers at once."""
+"""`fedsweep pretrain`."""
 
 from __future__ import annotations
 

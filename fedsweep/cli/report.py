@@ -1,4 +1,4 @@
-"""`fedsweep report` and `fedsweep compare`: tables and figures from what is recorded. Nothing heavy at the top."""
+"""`fedsweep report` and `fedsweep compare`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = {
     "latex": "table.tex",
     "html": "report.html",
 }
-"""What a format is called in the report's folder."""
+"""The file of each format in the report's folder."""
 COMPARED = ("terminal", "markdown", "csv")
 
 
@@ -122,7 +122,7 @@ def check_format(given: str, known: tuple[str, ...]) -> None:
 
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
-    """Return the sweep that `SPACE[@SWEEP][:ARM]` names, and the arm's values, none of a whole sweep."""
+    """Return the sweep that `SPACE[@SWEEP][:ARM]` names, and the arm's values; empty for a whole sweep."""
     from fedsweep.report.compare_sweeps import Side
 
     where, colon, arm = given.partition(":")

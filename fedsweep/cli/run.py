@@ -116,7 +116,7 @@ def ui(
     check_server(destination)
     server_url = destination.server
     loopback = bool(server_url) or check_free(host, port)
-    if deliver or (home.uri and not server_url):  # the database of such a store is this machine's own
+    if deliver or (home.uri and not server_url):  # the database of a remote store is local
         show_delivery(progress_console(), home, destination)
     if not server_url and not (home.root / "mlflow.db").exists():
         start = "`fedsweep tune ablations/lora_rank` would be a start"
@@ -135,7 +135,7 @@ def ui(
 
 
 def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None) -> NoReturn:
-    """Run MLflow's server until it ends or Ctrl-C, and open an address in a browser once it answers."""
+    """Run MLflow's server until it ends or Ctrl-C, and open `opened` in a browser once it answers."""
     from fedsweep.tracking import answers, server_command
 
     if not loopback:
@@ -150,7 +150,7 @@ def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None)
         if opened and answers(server, host, port):
             _open(opened)
         raise SystemExit(server.wait())
-    except KeyboardInterrupt:  # which at a terminal is the server's too
+    except KeyboardInterrupt:  # at a terminal, the server receives it too
         server.terminate()
         server.wait()
         raise SystemExit(0) from None
@@ -193,16 +193,15 @@ def show(
         plan = Plan.read(name, changes, {})
         show_counts(plan) if plan.request.counted else show_plan(plan, estimate=False)
         return
-    values = flat(read_experiment(name, changes))
-    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items())
+    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(read_experiment(name, changes)).items())
     result_console().print(Syntax(lines, "yaml", background_color="default"))
 
 
 class RoundTable:
-    """Rounds of one run as they end: rows on stdout, a bar with a time estimate on stderr."""
+    """A live table of a run's rounds: rows on stdout, a progress bar with a time estimate on stderr."""
 
     def __init__(self, config: RunConfig, as_json: bool) -> None:
-        """Show clients' own models, where clients have test images, before the global one; held-out domains last."""
+        """Choose the columns: clients' own models if clients have test images, the global model, held-out domains."""
         self.as_json = as_json
         self.shown: dict[str, str] = {}
         if config.partition.test_share > 0:
@@ -232,7 +231,7 @@ class RoundTable:
             self.progress.stop()
 
     def add(self, record: RoundRecord) -> None:
-        """Print a round. Seconds are left out: they alone differ between repetitions of a run."""
+        """Print a round without its duration, so that repeated runs print the same."""
         if self.as_json:
             print(json.dumps({"round": record.round, **record.metrics}), flush=True)
         else:
@@ -242,6 +241,5 @@ class RoundTable:
         self.progress.update(self.task, completed=record.round)
 
     def _print(self, cells: Sequence[str]) -> None:
-        """Print a row under the headings, each column as wide as its heading and at least nine."""
         columns = zip(cells, self.headings, strict=True)
         print("  ".join(cell.rjust(max(9, len(head))) for cell, head in columns), flush=True)

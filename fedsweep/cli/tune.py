@@ -1,4 +1,4 @@
-"""`fedsweep tune`. Nothing heavy is imported at the top: mistakes are told before Ray starts."""
+"""`fedsweep tune`."""
 
 from __future__ import annotations
 
@@ -116,11 +116,7 @@ def tune(
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `tune` that are given as dotted changes to the search space.
-
-    Raises:
-        UserError: a seed is no whole number.
-    """
+    """Return the given options of `tune` as dotted changes to the search space."""
     from fedsweep.common.errors import UserError
     from fedsweep.common.yaml_values import parse_yaml
 

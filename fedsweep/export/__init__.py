@@ -1,10 +1,10 @@
-"""A trained model as a folder that timm, transformers and PEFT load without fedsweep, and what it says of images.
+"""Trained models as folders that timm, transformers and PEFT load without fedsweep, and their predictions.
 
-    README.md  export.json                             for people, and for programs
+    README.md  export.json                             for humans and for programs
     adapter_config.json  adapter_model.safetensors     PEFT's own files: LoRA and the head
-    backbone.safetensors                               timm's weights, where no pinned tag stands for them
-    backbone/                                          the CLIP's checkpoint, where it is none of the hub's
-    model.safetensors                                  in their place where a method trains weights whole
+    backbone.safetensors                               timm's weights, unless a pinned tag names them
+    backbone/                                          a CLIP's checkpoint, unless it comes from the hub
+    model.safetensors                                  instead of these, all weights of a method without LoRA
 
-The folder is complete or is not there, and has been loaded and compared with the run's own evaluation before it is.
+A folder appears only once it is complete, and has been loaded and compared with the run's own evaluation.
 """

@@ -1,4 +1,4 @@
-"""`export.json` and `README.md`: what an export is, and all that it takes to build and feed its network."""
+"""`export.json` and `README.md` of an export: its origin, and everything needed to build and feed its network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Entry(Config):
 
 
 class ImageCard(_Entry):
-    """How a picture becomes what the network takes."""
+    """The preprocessing of pictures."""
 
     size: int = Field(gt=0, description="height and width, pixels")
     mean: tuple[float, ...] = Field(
@@ -38,7 +38,7 @@ class ImageCard(_Entry):
 
 
 class Origin(_Entry):
-    """Which run it comes from."""
+    """The run that an export comes from."""
 
     name: str = Field(description="the search space, or the experiment of a single run")
     sweep: str | None = Field(description="the sweep's id; null for a single run")
@@ -49,7 +49,7 @@ class Origin(_Entry):
 
 
 class ExportCard(_Entry):
-    """What an export is. Its files are those of `sha256`."""
+    """The contents of `export.json`."""
 
     format: Literal[1] = 1
     fedsweep: str = Field(description="the version that wrote it")
@@ -73,24 +73,20 @@ class ExportCard(_Entry):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The accuracies of this very model in the run's last evaluation: none where the run did not test it."""
+        """The accuracies of the exported model in the run's last evaluation; empty if it was not tested."""
         names = [f"accuracy/client/{self.origin.client}"] if self.origin.client else ACCURACIES
         return {name: self.metrics[name] for name in names if name in self.metrics}
 
     @property
     def what(self) -> str:
-        """The trial for people."""
+        """The trial in words."""
         sweep = f"@{self.origin.sweep}" if self.origin.sweep else ""
         whose = f", client {self.origin.client}" if self.origin.client else ""
         return f"{self.origin.name}{sweep}, trial {self.origin.key}{whose}"
 
 
 def read_card(folder: Path) -> ExportCard:
-    """Return the card of an export.
-
-    Raises:
-        UserError: there is no such folder, it is no export, or its card is not one.
-    """
+    """Return the card of an export; raise UserError if the folder is not an export or its card is invalid."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; `fedsweep export TRIAL --to {folder}` would make it.")
     if not (folder / CARD).is_file():
@@ -99,7 +95,7 @@ def read_card(folder: Path) -> ExportCard:
 
 
 def readme(card: ExportCard) -> str:
-    """Return the README in Markdown; its block of Python runs as it stands, in the export's folder."""
+    """Return the README in Markdown; its Python code runs unchanged in the export's folder."""
     images, origin = card.images, card.origin
     backbone = [card.hyperparameters.get(f"backbone.{one}") for one in ("name", "model")]
     arm = f" ({arm_label(origin.arm)})" if origin.arm else ""
@@ -122,7 +118,7 @@ def readme(card: ExportCard) -> str:
     arguments += ["pretrained=True"] if recipe.fetched else []
     arguments += [f"{name}={value!r}" for name, value in recipe.arguments.items()]
     checkpoint = json.dumps(recipe.model) if recipe.fetched else f'f"{{folder}}/{recipe.model}"'
-    # Markdown: nothing of it is HTML that could be escaped.
+    # The output is Markdown, so HTML is not escaped.
     templates = Environment(  # noqa: S701
         loader=PackageLoader("fedsweep.export", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,

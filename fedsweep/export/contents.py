@@ -1,4 +1,4 @@
-"""The files and tensors of an export, in the form that timm, transformers and PEFT load."""
+"""The files of an export, in the formats that timm, transformers and PEFT load."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from fedsweep.results.history import RoundRecord
 
 @dataclass(frozen=True)
 class PlainTensors:
-    """A run's model in parts; all by their names in the plain network, LoRA's with PEFT's ending."""
+    """A run's model in parts; tensors have their names in the plain network, LoRA's with PEFT's suffix."""
 
     tuned: Mapping[str, Tensor]
-    """LoRA in the blocks that the global model walks, and the head."""
+    """The head, and LoRA in the blocks that the exported model uses."""
     network: Mapping[str, Tensor]
-    """Every tensor of the backbone without LoRA, as it is now: the head tuned, and whatever else was trained."""
+    """All current tensors of the backbone except LoRA."""
     cut: Mapping[str, int]
     left_out: tuple[str, ...]
-    """Prefixes of what else was trained."""
+    """Prefixes of trained tensors that the prediction does not use."""
 
 
 def plain_tensors(model: LayeredModel, layers: Sequence[int]) -> PlainTensors:
-    """Take the model apart, which holds the adapter; `layers` are the blocks that its prediction walks."""
+    """Take a model with loaded adapter apart; `layers` are the blocks that its prediction uses."""
     state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
     walked = set(names_within(state, layers))
     tuned = {
@@ -67,11 +67,7 @@ def write(
     last: RoundRecord,
     client: str | None,
 ) -> ExportCard:
-    """Write the model, which holds the adapter and walks these blocks, with its card and README.
-
-    Raises:
-        OSError: there is no room.
-    """
+    """Write a model with loaded adapter that predicts with the blocks `layers`, its card and its README."""
     parts, recipe = plain_tensors(model, layers), config.backbone.recipe(len(model.class_names))
     whole = not config.method.needs.lora
     if not whole:
@@ -97,7 +93,6 @@ def write(
 def _of_the_run(
     named: Named, config: RunConfig, model: LayeredModel, last: RoundRecord, client: str | None
 ) -> dict[str, Any]:
-    """Return the card's entries on classes, hyperparameters and results."""
     plan, outcome, backbone = named.record.plan, named.record.outcome, config.backbone
     sweep = named.sweep.manifest().id if named.sweep else None
     prompts = backbone.prompts(model.class_names) if isinstance(backbone, ClipBackbone | DigitsClip) else None
@@ -109,7 +104,7 @@ def _of_the_run(
         "origin": Origin(name=named.name, sweep=sweep, key=plan.key, arm=plan.arm, client=client, chosen=named.why),
         "outcome": outcome.outcome if outcome else "running",
         "round": last.round,
-        "metrics": {  # all others are of the global model, or of what everybody trained
+        "metrics": {  # all others belong to the global model or to all clients
             name: value for name, value in last.metrics.items() if not client or name == f"accuracy/client/{client}"
         },
         "hyperparameters": flat(config),
@@ -120,7 +115,7 @@ def _of_the_run(
 def _write_network(
     folder: Path, config: RunConfig, tensors: Mapping[str, Tensor], recipe: Recipe, whole: bool
 ) -> Recipe:
-    """Write the backbone's own tensors, tuned ones if `whole`; return the recipe that reads them from the folder."""
+    """Write the backbone's tensors, and return the recipe that reads them from the folder."""
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if not isinstance(config.backbone, ClipBackbone | DigitsClip):
         save_file(own, folder / (WHOLE if whole else BACKBONE), {"format": "pt"})
@@ -135,7 +130,7 @@ def _write_network(
 
 
 def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
-    """Return size and normalisation of the model, crop and interpolation of the images that it was tuned on."""
+    """Return the preprocessing: size and normalisation of the model, crop and interpolation of its training images."""
     cut: dict[str, Any] = {}
     if isinstance(config.data, PreparedData):
         prepared = read_card(store_folder(config.data.set, config.data.size))

@@ -1,4 +1,4 @@
-"""An export as a network again, loaded by timm, transformers and PEFT, and its predictions for pictures in a folder."""
+"""Loading an export through timm, transformers and PEFT, and its predictions for pictures in a folder."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.layouts.disk_listing import BROKEN, IMAGE_SUFFIXES, join, scan
 
 BATCH = 64
-Progress = Callable[[int, int], None]
-"""Told how many pictures are done, and of how many."""
+Progress = Callable[[int, int], None]  # called with the number of finished pictures and of all pictures
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An export that classifies images."""
+    """A loaded export."""
 
     card: ExportCard
     network: Any
-    """timm's, or transformers' CLIPModel."""
+    """timm's model, or transformers' CLIPModel."""
     text: Tensor | None
-    """Unit vectors (classes, projection) of a CLIP's prompts."""
+    """Unit vectors (classes, projection) of a CLIP's prompts; None for other models."""
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
-        """Logits (n, classes) of uint8 images (n, 3, size, size)."""
+        """Return logits (n, classes) of uint8 images (n, 3, size, size)."""
         mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (self.card.images.mean, self.card.images.std))
         pixels = images.float() / 255
         pixels = standardize_(pixels.mean(1, keepdim=True) if len(mean) == 1 else pixels, mean, std)
@@ -54,10 +53,10 @@ class Loaded:
 
 
 def load(folder: Path) -> Loaded:
-    """Build the network on the CPU, in evaluation mode.
+    """Build an export's network on the CPU, in evaluation mode.
 
     Raises:
-        UserError: the folder is no export, a file of it is missing or is another one, or the backbone cannot be had.
+        UserError: A file is missing or changed, or the backbone cannot be loaded.
     """
     card = read_card(folder)
     for name, digest in card.sha256.items():
@@ -67,7 +66,7 @@ def load(folder: Path) -> Loaded:
         if weights_file.digest(path) != digest:
             raise UserError(f"{path} is not the file that was exported: its sha256 is {weights_file.digest(path)}.")
     try:
-        with torch.random.fork_rng(devices=[]):  # constructors draw values that are overwritten at once
+        with torch.random.fork_rng(devices=[]):  # constructors draw initial values that are overwritten
             network = _timm(card, folder) if card.backbone.of_timm else _clip(card, folder)
             for name, count in card.cut.items():
                 owner, _, attribute = name.rpartition(".")
@@ -77,7 +76,7 @@ def load(folder: Path) -> Loaded:
                 with_adapter(network, folder)
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # each of three libraries has its own
+    except Exception as error:  # three libraries raise their own
         raise UserError(f"{folder} cannot be loaded: {one_line(error)}.") from error
     network.eval()
     return Loaded(card, network, None if card.prompts is None else _text(card, network, _checkpoint(card, folder)))
@@ -111,7 +110,7 @@ def _clip(card: ExportCard, folder: Path) -> nn.Module:
 
 
 def _checkpoint(card: ExportCard, folder: Path) -> Path:
-    """Return the folder of a CLIP's config, tokens and, but for tuned ones, weights."""
+    """Return the folder of a CLIP's checkpoint."""
     if card.backbone.fetched:
         return checkpoint_folder.find(card.backbone.model)
     _listed(card, WHOLE if card.form == "whole" else f"{FOLDER}/{WHOLE}")
@@ -119,7 +118,7 @@ def _checkpoint(card: ExportCard, folder: Path) -> Path:
 
 
 def _listed(card: ExportCard, name: str) -> str:
-    """Return the name of a file if the card pins its content: nothing else is read."""
+    """Return `name` if the card pins the content of this file, since no other file may be read."""
     if name not in card.sha256:
         raise UserError(f"the export's card must pin {name} by its `sha256`, but it does not.")
     return name
@@ -127,7 +126,6 @@ def _listed(card: ExportCard, name: str) -> str:
 
 @torch.no_grad()
 def _text(card: ExportCard, network: Any, checkpoint: Path) -> Tensor:
-    """Return the prompts' unit vectors (classes, projection) by the tuned text encoder."""
     tokens, ends = clip_checkpoint.Tokenizer(checkpoint)(list(card.prompts or ()))
     mask = (torch.arange(tokens.shape[1]) <= ends[:, None]).long()
     features = network.text_model(input_ids=tokens, attention_mask=mask).pooler_output
@@ -136,7 +134,7 @@ def _text(card: ExportCard, network: Any, checkpoint: Path) -> Tensor:
 
 @dataclass(frozen=True)
 class Guess:
-    """A class and its probability."""
+    """A predicted class and its probability."""
 
     name: str
     probability: float
@@ -144,20 +142,16 @@ class Guess:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The most probable classes of every picture of a folder, by its path within it, or why it cannot be read."""
+    """The most probable classes of each picture by path, and the reasons why others cannot be read."""
 
     images: dict[str, tuple[Guess, ...]]
     broken: dict[str, str]
     accuracy: float | None
-    """Share of right answers, where every picture lies in a folder that is called as a class."""
+    """The share of correct predictions, if each picture's folder has the name of a class."""
 
 
 def pictures(folder: Path) -> list[str]:
-    """Return the paths of all pictures in a folder and those below it, sorted.
-
-    Raises:
-        UserError: it is not there, is no folder, cannot be read, or has none.
-    """
+    """Return the sorted paths of all pictures below `folder`; raise UserError if there are none."""
     if not folder.is_dir():
         raise UserError(f"IMAGES must be a folder, but {folder} {'is a file' if folder.exists() else 'is not there'}.")
     found = sorted(_below(folder, "", frozenset()))
@@ -167,7 +161,7 @@ def pictures(folder: Path) -> list[str]:
 
 
 def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
-    """Yield the paths below a folder. Links to folders are followed, but not to one of those above."""
+    """Yield the paths below a folder; links are followed, except to folders above."""
     folder = (root / name).resolve()
     if folder in above:
         return
@@ -180,7 +174,7 @@ def _below(root: Path, name: str, above: frozenset[Path]) -> Iterator[str]:
 def predict(
     model: Loaded, folder: Path, names: Sequence[str], top: int = 1, progress: Progress = lambda done, total: None
 ) -> Predictions:
-    """Classify the pictures of these names; `top` classes of each, at most all."""
+    """Return the `top` most probable classes of each of the pictures `names` in `folder`."""
     images: dict[str, tuple[Guess, ...]] = {}
     broken: dict[str, str] = {}
     for start in range(0, len(names), BATCH):
@@ -199,7 +193,7 @@ def predict(
 
 
 def _read(path: Path, card: ImageCard) -> np.ndarray:
-    """Return a picture as uint8 (3, size, size), as the preparation of the run's data makes it."""
+    """Return a picture as uint8 (3, size, size), decoded like the run's prepared data."""
     if not path.is_file():
         raise CorruptImageError(BROKEN)
     try:

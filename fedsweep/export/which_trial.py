@@ -1,4 +1,4 @@
-"""Which trial is meant: a key, an arm of a search space, a search space, an experiment that was run."""
+"""Resolution of a name to a trial: a key, a search space, an arm of it, or an experiment."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ GRAMMAR = "a trial's key, SPACE[@SWEEP][:ARM] such as `ablations/lora_rank:lora.
 
 @dataclass(frozen=True)
 class Named:
-    """A trial, or a single run."""
+    """A trial or a single run that a name selects."""
 
     trial: TrialStore
     record: TrialRecord
     name: str
-    """The search space, or the experiment that was run."""
+    """The search space, or the experiment of a single run."""
     sweep: SweepStore | None
-    """None of a single run."""
+    """None for a single run."""
     why: str
-    """What chose it among others; empty where the name left no choice."""
+    """The reason for choosing it among several; empty if the name left no choice."""
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
-    """Return the trial of that name; of several, the best. `unfinished` ones count only if asked for.
+    """Return the best trial that `text` names; only finished ones unless `unfinished`.
 
     Raises:
-        UserError: there is none, or it has not finished.
+        UserError: No trial or run qualifies.
     """
     name, colon, arm = text.partition(":")
     bare, _, which = name.partition("@")
@@ -72,7 +72,7 @@ def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished:
 
 
 def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
-    """Return the trial whose key begins so, of the newest sweep that has it finished, or else that has it."""
+    """Return the trial whose key begins with `prefix`, of the newest sweep where it finished, or else of any."""
     found: list[tuple[SweepStore, TrialRecord]] = []
     for sweep in reversed(store.sweeps()):
         sweep.fetch()
@@ -85,7 +85,7 @@ def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
 
 
 def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json], unfinished: bool) -> Named:
-    """Return the trial with the best objective among those with these values; the first of equals."""
+    """Return the trial with the best objective among those with the values `part`."""
     manifest = sweep.manifest()
     where = f"{manifest.name}@{manifest.id}"
     meant = [one for one in trials if agrees(part, {**one.plan.arm, "seed": one.plan.seed})]
@@ -118,7 +118,7 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
-    """Name the arm's mean over its finished seeds, which no choice has raised; nothing where there is one seed."""
+    """Add the arm's mean over its finished seeds, which is not biased by choosing the best seed."""
     ends = [last(one.history, metric) for one in trials if one.plan.arm == chosen.plan.arm and _finished(one)]
     known = [value for value in ends if value is not None and math.isfinite(value)]
     return f" (its arm over {len(known)} seeds: {math.fsum(known) / len(known):.4f})" if len(known) > 1 else ""
@@ -134,7 +134,6 @@ def _finished(record: TrialRecord) -> bool:
 
 
 def _standing(record: TrialRecord) -> str:
-    """Describe an unfinished trial's state, and what would export it all the same."""
     how = "has not ended" if record.outcome is None else f"is {record.outcome.outcome}"
     if not record.history:
         return f"{how} and has no round on disk"
@@ -142,7 +141,7 @@ def _standing(record: TrialRecord) -> str:
 
 
 def summarise_list(names: Sequence[str], most: int = 6) -> str:
-    """Return the names, or the first `most` of them and how many more there are.
+    """Join names, or the first `most` of them and the number of the others.
 
     >>> summarise_list(["a", "b", "c"], most=2)
     'a, b and 1 more'

@@ -1,4 +1,4 @@
-"""From a trial's checkpoint to an export: checked, built as the run was, written, loaded again and compared."""
+"""Export of a trial's checkpoint: check, build the model, write, load again and compare."""
 
 from __future__ import annotations
 
@@ -26,18 +26,16 @@ from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.records import TrialPlan
 from fedsweep.types import ImageSet
 
-COMPARED = 8
-"""Test images whose logits must be those of the run's own evaluation."""
-TOLERANCE = 1e-4
-"""Of the largest logit: the same arithmetic in another order."""
+COMPARED = 8  # test images whose logits are compared with the run's own evaluation
+TOLERANCE = 1e-4  # allowed difference relative to the largest logit, for a different order of summation
 
 
 def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
-    """Write a trial's global model, or a client's own, into a folder that is new or empty.
+    """Write a trial's global model, or a client's own, into a new or empty folder.
 
     Raises:
-        UserError: the folder is taken or cannot be written, the method's model is no such thing, images or weights of
-            the run are missing or others by now, or what was written gives other logits than the run.
+        UserError: The folder cannot be used, the method's model cannot be exported, the run's data or weights are
+            missing or changed, or the written model gives different logits from the run.
     """
     check_target(target)
     plan = named.record.plan
@@ -65,7 +63,7 @@ def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
 
 
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:
-    """Compute logits as evaluation does; the resident model then holds the global model's adapter, or the client's."""
+    """Return logits as in evaluation, after loading the global or the client's adapter into the resident model."""
     method, state = federation.method, checkpoint.state
     federation.model.load_adapter(adapter_of(method, state, client))
     owner = next((one for one in federation.clients if one.id == client), None)
@@ -74,15 +72,15 @@ def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, cl
 
 @contextlib.contextmanager
 def _as_a_whole(target: Path) -> Iterator[Path]:
-    """Yield a folder beside the target that takes its name in the end; on an error, nothing is left of it."""
+    """Yield a scratch folder that is renamed to `target` at the end, or removed on an error."""
     scratch: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        scratch.chmod(0o755)  # mkdtemp makes it private
+        scratch.chmod(0o755)  # mkdtemp creates it private
         yield scratch
         for path in scratch.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors are written private too
+            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors creates files private too
         scratch.rename(target)
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror or one_line(error)}.") from None
@@ -92,7 +90,7 @@ def _as_a_whole(target: Path) -> Iterator[Path]:
 
 
 def check_target(target: Path) -> None:
-    """Raise UserError if the folder holds anything, or cannot be made."""
+    """Raise UserError if `target` is not empty or cannot be created."""
     if target.is_dir() and any(target.iterdir()):
         raise UserError(f"`--to` must be a new or an empty folder, but {target} is not empty.")
     if target.exists() and not target.is_dir():
@@ -105,7 +103,7 @@ def check_target(target: Path) -> None:
 
 
 def check_exportable(config: RunConfig, client: str | None = None) -> None:
-    """Raise UserError if the model is more or less than a tuned backbone with its head, or the client has none."""
+    """Raise UserError if the client has no own model, or the model predicts with more than an export can contain."""
     method, clients = config.method, list(config.client_domains())
     if client is not None and client not in clients:
         hint = near(client, clients) or f"; there are {summarise_list(clients)}."
@@ -129,7 +127,7 @@ def check_exportable(config: RunConfig, client: str | None = None) -> None:
 
 
 def check_content(config: RunConfig, plan: TrialPlan) -> None:
-    """Raise UserError if files that the run names are missing, or were replaced since."""
+    """Raise UserError if the run's data or weights are missing, or changed since."""
     for name, found in content_digests(config).items():
         if plan.digests.get(name, found) != found:
             raise UserError(f"the {name} of trial {plan.key} changed since it ran; it cannot be exported.")

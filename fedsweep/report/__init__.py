@@ -1,4 +1,4 @@
-"""Tables, statistics and figures of a sweep, from the files that it left behind."""
+"""Tables, statistics and figures of a sweep, from its recorded files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ class Report:
 
     arms: Sequence[ArmStatistics]
     renderable: TerminalTable
-    """The table, what was found and how to read it, for a `rich` console of any width."""
+    """The table with its findings and caption, for a `rich` console of any width."""
     csv: Path
     parquet: Path
     markdown: Path
     latex: Path
     page: Path
-    """All of it in one HTML file that needs no other."""
+    """The whole report as one self-contained HTML file."""
     figures: tuple[Figure, ...]
-    """The figures that there are numbers for, in the order of the page; each is two files."""
+    """The figures for which there is data, in the order of the page."""
     population: Path | None = None
-    """The hyperparameters of a population by round; None where there is no population."""
+    """The hyperparameters of a population by round, as CSV; None without a population."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -43,13 +43,10 @@ class Report:
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
-    """Write the table in four formats, report.html and the figures into the folder, which is made where it is missing.
+    """Write the table in four formats, report.html and the figures into `folder`, which may not exist yet.
 
-    The page shows the question of `search_space.yaml` beside the folder, if there is one. population.csv is written if
-    trials continue one another.
-
-    Raises:
-        UserError: no trial has recorded a round.
+    The page quotes the question of `search_space.yaml` next to `folder`. population.csv is written for a population
+    that has played a round. Raise UserError if no trial has recorded a round.
     """
     if not any(trial.history for trial in trials):
         raise UserError(

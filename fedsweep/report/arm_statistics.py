@@ -1,4 +1,4 @@
-"""Trials grouped by arm, and the mean, spread and comparison of every arm. Only finished trials enter the numbers."""
+"""Trials grouped by arm, and the mean, spread and comparison of each arm over its finished trials."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ class ArmTrials:
     trials: tuple[TrialRecord, ...]
 
     def finished(self, metric: str) -> dict[int, TrialRecord]:
-        """Return, by seed, the trials that ran to their end with a finite `metric`: those of every mean and test."""
+        """Return, by seed, the finished trials with a finite last `metric`; all means and tests are over these."""
         return {
             trial.plan.seed: trial
             for trial in self.trials
@@ -34,30 +34,30 @@ class ArmTrials:
         }
 
     def finals(self, objective: str, metric: str) -> dict[int, float]:
-        """Return, by seed, the last values of a metric of the trials that finished with a finite objective."""
+        """Return, by seed, the last value of `metric` in the trials that finished with a finite objective."""
         ends = {seed: final(trial, metric) for seed, trial in self.finished(objective).items()}
         return {seed: value for seed, value in ends.items() if value is not None}
 
     def reached(self, metric: str) -> tuple[int, float | None]:
-        """Return the furthest round of any trial, and the mean of the metric over the trials recorded there."""
+        """Return the furthest round of any trial, and the mean of `metric` over the trials that reached this round."""
         furthest = max(trial.last_round for trial in self.trials)
         return furthest, mean_of_known(final(trial, metric) for trial in self.trials if trial.last_round == furthest)
 
 
 @dataclass(frozen=True)
 class ArmStatistics:
-    """One arm. Everything numeric is over its finished trials and None where they are too few."""
+    """The statistics of one arm over its finished trials; numbers are None where there are too few trials."""
 
     arm: ArmTrials
     counterpart: str | None
-    """The `key` of the arm that it is compared to, its own for a baseline; None where there is none."""
+    """The `key` of the arm that this one is compared to; a baseline's own `key`; None without a comparison."""
     values: Mapping[int, float]
     """The objective at the last round, by seed."""
     mean: float | None
     sd: float | None
-    """Over seeds, with n - 1."""
+    """Standard deviation over seeds, with n - 1."""
     interval: Interval | None
-    """Interval of the mean: Student's t over seeds, 95%."""
+    """The 95% interval of the mean: Student's t over seeds."""
     mean_of_last: float | None
     """Mean over seeds of the objective's mean over the last four rounds."""
     worst_domain: float | None
@@ -67,17 +67,17 @@ class ArmStatistics:
     worst_client: float | None
     """Mean over seeds of the accuracy of the client that is worst for that seed, each with its own model, 0 to 1."""
     held_out: tuple[str, ...]
-    """Domains that no client of this arm has."""
+    """Domains that are held out of all clients of this arm."""
     accuracies: Mapping[str, float | None]
-    """Mean over seeds of each domain's accuracy and of their means in and out of domain, 0 to 1, by metric's name."""
+    """Mean over seeds, 0 to 1, of each domain's accuracy and of the means in and out of domain, by metric."""
     megabytes: float | None
-    """Mean over seeds of the MB (10^6 bytes) sent in both directions in the whole run."""
+    """Mean over seeds of the megabytes (10^6 bytes) sent in both directions in the whole run."""
     second: float | None
-    """Mean over seeds of the second objective; None where there is one objective, or a seed lacks it."""
+    """Mean over seeds of the second objective; None without a second objective or if a seed lacks it."""
     columns: Mapping[str, float | None]
-    """Mean over seeds of every column that the table could show, by name; those that repetition changes where asked."""
+    """Mean over seeds of each column of `recorded_columns`, by name."""
     comparison: Comparison | None
-    """None for a baseline itself and where there is none."""
+    """None for a baseline, and without a baseline."""
 
     @property
     def key(self) -> str:
@@ -86,28 +86,28 @@ class ArmStatistics:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether other arms are compared to this one."""
+        """Return whether other arms are compared to this one."""
         return self.counterpart == self.key
 
     @property
     def n(self) -> int:
-        """Finished trials."""
+        """The number of finished trials."""
         return len(self.values)
 
     @property
     def marks(self) -> dict[str, str]:
-        """The provenance of its trials."""
+        """The provenance of the arm's trials."""
         return {name: mark for trial in self.arm.trials for name, mark in trial.plan.marks.items()}
 
     def metric_on(self, domain: str) -> str:
-        """Return the name of the metric of this arm's accuracy on a domain."""
+        """Return the name of the metric for this arm's accuracy on a domain."""
         return domain_metric(domain, domain in self.held_out)
 
 
 def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[ArmStatistics]:
     """Return the statistics of every arm: in the order of `group_by_arm` with a baseline, otherwise best first.
 
-    Arms without a finished trial follow, by the round they reached and their value there.
+    Arms without a finished trial come last, ordered by the round that they reached and their value at this round.
     """
     arms = {identity(arm.values): arm for arm in group_by_arm(trials)}
     values = {key: arm.finals(manifest.metric, manifest.metric) for key, arm in arms.items()}
@@ -158,23 +158,23 @@ def _describe(
 
 
 def domain_metric(domain: str, held_out: bool = False) -> str:
-    """Return the name of the metric of the accuracy on a domain that clients have, or that is held out of them."""
+    """Return the name of the metric for the accuracy on a domain."""
     return f"accuracy/{'out_of_domain' if held_out else 'domain'}/{domain}"
 
 
 def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
-    """Return whether a metric of these arms is over the same domains, as that of a single domain always is."""
+    """Return whether `metric` covers the same domains in all arms; a metric of a single domain always does."""
     one_domain = metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
     return one_domain or len({one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}) < 2
 
 
 def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:
-    """Return what a paper printed for a metric of this arm, accuracies from 0 to 1."""
+    """Return the value that the reference paper printed for a metric of this arm; accuracies from 0 to 1."""
     return manifest.reference.value(one.arm.values, metric) if manifest.reference else None
 
 
 def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[ArmStatistics]:
-    """Return the efficient arms by their means over finished seeds, in the order of the second objective."""
+    """Return the Pareto-efficient arms by their means over finished seeds, ordered by the second objective."""
     if manifest.against is None:
         return []
     known = [(one.second, place, one) for place, one in enumerate(arms) if one.second is not None]
@@ -185,18 +185,18 @@ def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> li
 
 
 def asked_columns(manifest: SweepManifest) -> list[Column]:
-    """Return the columns that the table is to show besides the objective, in order; none for the usual ones."""
+    """Return the columns requested besides the objective, in order; empty if the table shows its default columns."""
     return [column(name, manifest.metric, manifest.mode) for name in manifest.columns]
 
 
 def recorded_columns(manifest: SweepManifest) -> list[Column]:
-    """Return the columns with a value in full precision: those that repetition does not change, and those asked for."""
+    """Return the columns to record in full precision: all deterministic ones, and those requested."""
     always = {one.name: one for one in COLUMNS.values() if not one.measured}
     return list({**always, **{one.name: one for one in asked_columns(manifest)}}.values())
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
-    """Sorts best first: finished arms by their mean, the others by the round reached, then the value there."""
+    """Return the sort key: finished arms by mean, then the others by furthest round and value at this round."""
     sign = -1 if manifest.mode == "max" else 1
     if one.mean is not None:
         return False, 0, sign * one.mean
@@ -205,14 +205,14 @@ def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float
 
 
 def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
-    """Return the places of at most `most` arms, in order: the baselines, and those with the best means."""
+    """Return the indices, ascending, of at most `most` arms: the baselines first, then the best means."""
     sign = -1 if mode == "max" else 1
     ranked = sorted(range(len(arms)), key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
     return sorted(ranked[:most])
 
 
 def group_by_arm(trials: Iterable[TrialRecord]) -> list[ArmTrials]:
-    """Group trials. Numeric hyperparameters ascend (a plan may be shuffled), others keep the order of the plan."""
+    """Group trials by arm: numeric values ascend (a plan may be shuffled), other values keep the order of the plan."""
     grouped: dict[str, list[TrialRecord]] = {}
     for trial in sorted(trials, key=lambda one: one.plan.number):
         grouped.setdefault(identity(trial.plan.arm), []).append(trial)
@@ -222,7 +222,6 @@ def group_by_arm(trials: Iterable[TrialRecord]) -> list[ArmTrials]:
 
 
 def _places(name: str, arms: Sequence[ArmTrials]) -> dict[str, int]:
-    """Places by `identity` of the value."""
     values = [arm.values.get(name) for arm in arms]
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     ordered = sorted(numbers) if len(numbers) == len(values) else values
@@ -230,23 +229,23 @@ def _places(name: str, arms: Sequence[ArmTrials]) -> dict[str, int]:
 
 
 def ended(trial: TrialRecord) -> str:
-    """Return `finished`, `pruned`, `diverged`, `failed` or `unfinished`."""
+    """Return how a trial ended: `finished`, `pruned`, `diverged`, `failed` or `unfinished`."""
     return trial.outcome.outcome if trial.outcome else "unfinished"
 
 
 def recorded(history: Sequence[RoundRecord], metric: str) -> dict[int, float]:
-    """Return the finite values of a metric by round (`loss/train` has none for the untuned model)."""
+    """Return the finite values of a metric by round; `loss/train` has none for the untuned model."""
     values = {record.round: record.metrics.get(metric, math.nan) for record in history}
     return {number: value for number, value in values.items() if math.isfinite(value)}
 
 
 def final(trial: TrialRecord, metric: str) -> float | None:
-    """Return the metric at the last round recorded, or None where it is absent, infinite or not a number."""
+    """Return the metric at the last recorded round, or None if it is missing or not finite."""
     return recorded(trial.history[-1:], metric).get(trial.last_round)
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """Return the arithmetic mean, or None of no values."""
+    """Return the arithmetic mean, or None if there are no values."""
     listed = list(values)
     return math.fsum(listed) / len(listed) if listed else None
 
@@ -257,7 +256,7 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def _mean_of_all(values: Iterable[float | None]) -> float | None:
-    """Mean; None if any value is missing, since a mean over other seeds would not compare."""
+    """Return the mean, or None if any value is missing: means over different seeds are not comparable."""
     listed = list(values)
     return None if None in listed else mean_of_known(listed)
 
@@ -267,10 +266,10 @@ def _mean_final(trials: Iterable[TrialRecord], metric: str) -> float | None:
 
 
 def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
-    """Return a note on the trials that are in no mean, seeds with the same fate together.
+    """Return notes on the trials that are in no mean, one note for all seeds that ended alike.
 
-    For example `seeds 0, 2 pruned at round 3`, `seed 1 failed after round 4`; with `show`, which writes a value of the
-    metric, followed by the mean that they had reached, as in `seeds 0, 2 pruned at round 3 (48.12)`.
+    For example `seeds 0, 2 pruned at round 3`. With `show`, which formats a value of the metric, the note ends with
+    the mean that these seeds had reached: `seeds 0, 2 pruned at round 3 (48.12)`.
     """
     finished, fates = arm.finished(metric), dict[str, dict[int, TrialRecord]]()
     for trial in arm.trials:

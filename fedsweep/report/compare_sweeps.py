@@ -1,4 +1,4 @@
-"""Two sweeps arm by arm, or two arms: paired over the seeds that both finished."""
+"""Comparison of two sweeps arm by arm, or of two arms, paired over the seeds that both finished."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label
 
-SHOWN = 12
-"""Hyperparameters in which two sides differ that are named; of more, their number."""
+SHOWN = 12  # hyperparameters or arms that a sentence names at most
 OF_COMPARISON = HEAD[4:]
 LEFT_OUT_FIRST = (
     "95% bootstrap", "p", "exact p", "pairs", "seeds needed", "detectable", "effect", "n of A", "n of B", "Holm p",
 )  # fmt: skip
-"""Columns for which a terminal may have no room."""
+"""Columns that a narrow terminal leaves out, the first one first."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,7 @@ class Side:
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """Summarise all arms of a sweep, or the one with these values.
-
-        Raises:
-            UserError: none has them, or several do.
-        """
+        """Summarise all arms of a sweep, or the one with the values of `arm`; raise UserError unless there is one."""
         arms = summarise(manifest, trials)
         if not arm:
             return cls(name, manifest, tuple(arms))
@@ -55,7 +50,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Pairs of arms of two sides, with the differences of the second from the first."""
+    """Pairs of arms, one of each side, and their comparisons: second minus first."""
 
     sides: tuple[Side, Side]
     pairs: tuple[tuple[ArmStatistics, ArmStatistics], ...]
@@ -63,10 +58,10 @@ class Pairing:
 
     @classmethod
     def of(cls, first: Side, second: Side, by_arm: bool) -> Pairing:
-        """Compare the one arm of each, or with `by_arm` those that both have.
+        """Pair the arms that both sides have if `by_arm`, otherwise the one arm of each.
 
         Raises:
-            UserError: they have different objectives, are the same, or have no arm in common.
+            UserError: The sides have different objectives, are the same, or have no arm in common.
         """
         one, other = first.manifest, second.manifest
         if (one.metric, one.mode) != (other.metric, other.mode):
@@ -94,7 +89,7 @@ class Pairing:
         return Units.of(self.sides[0].manifest.metric, [one for pair in self.pairs for one in pair])
 
     def section(self) -> Section:
-        """Return a row for each pair: second minus first."""
+        """Return a table with one row per pair."""
         units = self.units
         rows = [
             [
@@ -113,7 +108,7 @@ class Pairing:
         return Section("Comparison", head, rows, 1, said)
 
     def csv(self) -> str:
-        """Return a row for each pair in full precision, in the objective's own unit, with the columns of table.csv."""
+        """Return one row per pair in full precision, in the objective's own unit, with the columns of table.csv."""
         rows = []
         for pair, found in zip(self.pairs, self.comparisons, strict=True):
             sides = zip("ab", self.sides, pair, strict=True)
@@ -131,7 +126,7 @@ class Pairing:
         return data_frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
-        """Return a sentence on each pair, and one on the hyperparameters in which the two sides differ."""
+        """Return one sentence per pair, and one on the hyperparameters in which the two sides differ."""
         seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
         said = [
@@ -147,7 +142,7 @@ class Pairing:
         return here if here == there else f"{here} / {there}"
 
     def _apart(self) -> str:
-        """The hyperparameters that differ between two trials of the first pair, of a common seed where there is one."""
+        """Compare the hyperparameters of two trials of the first pair, of a common seed if there is one."""
         first, second = (one.arm.trials for one in self.pairs[0])
         by_seed = {trial.plan.seed: trial for trial in second}
         pairs = [(trial, by_seed[trial.plan.seed]) for trial in first if trial.plan.seed in by_seed]
@@ -160,7 +155,6 @@ class Pairing:
         return f"A and B differ in {named}{more}."
 
     def _same_images(self, pair: tuple[ArmStatistics, ArmStatistics]) -> bool:
-        """Return whether the objective of both is over the same data and the same domains of it."""
         digests = {trial.plan.digests.get("data") for one in pair for trial in one.arm.trials}
         return len(digests) == 1 and same_images(self.sides[0].manifest.metric, pair)
 

@@ -1,7 +1,4 @@
-"""Main effects and interactions of a crossed grid, and importances of a search, as sections and sentences.
-
-The effects are those of an analysis of variance with repeated measures over common seeds.
-"""
+"""Main effects and interactions of a crossed grid (repeated-measures ANOVA over seeds), and importances of a search."""
 
 from __future__ import annotations
 
@@ -23,22 +20,19 @@ from fedsweep.report.units_and_labels import NOTHING, Units, names, short_names,
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import agrees, identity, setting
 
-Names = tuple[str, ...]
-"""One factor: a dotted name, or several that vary together."""
+Names = tuple[str, ...]  # one factor: a dotted name, or several that vary together
 Array = NDArray[np.float64]
-SHAKY = 1e-12
-"""Sums of squares below this part of the whole are rounding."""
-GRID = "grid"
-"""The search that tries all combinations."""
+SHAKY = 1e-12  # sums of squares below this share of the total are rounding errors
+GRID = "grid"  # the search over all combinations
 
 
 @dataclass(frozen=True)
 class Effect:
-    """A factor's main effect, or what the combination of two factors adds to both main effects."""
+    """A main effect of one factor, or the interaction of two."""
 
     factors: tuple[Names, ...]
     share: float
-    """Share of all variation between trials, 0 to 1 (eta squared)."""
+    """Share of the variation between all trials, 0 to 1 (eta squared)."""
     f: float | None
     """Mean square of the effect over that of its interaction with the seeds; None where that is zero."""
     degrees: tuple[float, float]
@@ -49,7 +43,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Level:
-    """A factor's value, over all values of the others."""
+    """The marginal mean of one value of a factor, over all values of the other factors."""
 
     names: Names
     value: Mapping[str, Json]
@@ -57,7 +51,7 @@ class Level:
     interval: Interval | None
     """95% interval of the mean over seeds."""
     difference: float | None
-    """To the baseline's level over the same seeds; None of that level itself, and where the baseline names none."""
+    """The difference from the baseline's level over the same seeds; None for this level itself, or without it."""
     difference_interval: Interval | None
 
 
@@ -67,19 +61,19 @@ class Factorial:
 
     seeds: tuple[int, ...]
     effects: tuple[Effect, ...]
-    """Main effects in the order of the grid, then those of pairs."""
+    """Main effects in the order of the grid, then the interactions of pairs."""
     levels: tuple[Level, ...]
     higher: float
-    """Share of the variation that is of three and more factors together."""
+    """Share of the variation from interactions of three or more factors."""
     of_seeds: float
-    """Share of the variation between seeds, the same in all arms."""
+    """Share of the variation between seeds that all arms have in common."""
     rest: float
-    """Share of the variation that neither explains: arms differ from seed to seed."""
+    """Residual share of the variation: arms differ from seed to seed."""
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """Values by (seed, level of each factor), every cell of them."""
+    """The objective in every cell, as an array of shape (seeds, levels of each factor)."""
 
     factors: tuple[Names, ...]
     levels: tuple[tuple[dict[str, Json], ...], ...]
@@ -90,11 +84,11 @@ class _Grid:
 def decompose(
     names: Sequence[str], arms: Sequence[ArmStatistics], baseline: Mapping[str, Json] | None
 ) -> Factorial | str:
-    """Decompose a grid of two factors or more, or return a clause on why that cannot be done.
+    """Decompose a grid of at least two factors, or return a clause on why this is impossible.
 
-    Each effect is tested against its own interaction with the seeds, which pairs the arms (repeated measures); the
-    degrees of freedom are those of Greenhouse and Geisser (1959), since variances of differences need not be equal.
-    Holm's correction is over all effects tested.
+    Each effect is tested against its own interaction with the seeds, which pairs the arms (repeated measures). Degrees
+    of freedom follow Greenhouse and Geisser (1959), since variances of differences need not be equal. Holm's correction
+    covers all tested effects.
     """
     grid = _grid(names, arms)
     if isinstance(grid, str):
@@ -140,13 +134,12 @@ def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
     seeds = tuple(sorted(set.intersection(*(set(values) for values in there))))
     if len(seeds) < 2:
         return "fewer than two seeds finished in every arm"
-    shape = [len(seeds), *map(len, levels)]
-    values = np.array([[values[seed] for values in there] for seed in seeds]).reshape(shape)
-    return _Grid(tuple(factors), tuple(levels), seeds, values)
+    values = np.array([[values[seed] for values in there] for seed in seeds])
+    return _Grid(tuple(factors), tuple(levels), seeds, values.reshape(len(seeds), *map(len, levels)))
 
 
 def _factors(names: Sequence[str], arms: Sequence[ArmStatistics]) -> list[Names]:
-    """Names that determine each other are one factor, those with one value in all arms none."""
+    """Group names that determine each other into one factor; leave out names with one value in all arms."""
     found: dict[tuple[int, ...], list[str]] = {}
     for name in names:
         values = [identity(one.arm.values[name]) for one in arms]
@@ -160,7 +153,6 @@ def _parts(arms: Sequence[Mapping[str, Json]], factor: Names) -> list[dict[str, 
 
 
 def _effect(grid: _Grid, chosen: tuple[int, ...], total: float) -> Effect:
-    """Sums of squares of an effect and of its interaction with the seeds."""
     contrast = grid.values
     for place in range(len(grid.factors)):
         mean = contrast.mean(place + 1, keepdims=True)
@@ -179,7 +171,7 @@ def _effect(grid: _Grid, chosen: tuple[int, ...], total: float) -> Effect:
 
 
 def _sphericity(own: Array, free: int) -> float:
-    """Greenhouse and Geisser's epsilon: 1 where the effect varies alike in all directions, 1 / free where in one."""
+    """Return Greenhouse and Geisser's epsilon: 1 if the effect varies equally in all directions, 1 / free if in one."""
     deviations = own - own.mean(0)
     gram = deviations @ deviations.T  # has the covariance's eigenvalues, and is as small as there are seeds
     return float(np.trace(gram) ** 2 / (free * (gram**2).sum()))
@@ -206,7 +198,7 @@ def _levels(grid: _Grid, baseline: Mapping[str, Json]) -> Iterator[Level]:
 
 @dataclass(frozen=True)
 class Effects:
-    """The decomposition of a grid with several factors, or the importances of a search, or why there is neither."""
+    """The decomposition of a grid with several factors, the importances of a search, or the reason for neither."""
 
     manifest: SweepManifest
     units: Units
@@ -216,7 +208,7 @@ class Effects:
 
     @classmethod
     def of(cls, manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Effects:
-        """Compute them from the finished trials."""
+        """Compute the effects or importances from the finished trials."""
         units = Units.of(manifest.metric, arms)
         if manifest.search == GRID:
             found = decompose(dotted := names(manifest, arms), arms, manifest.baseline)
@@ -229,14 +221,14 @@ class Effects:
         return cls(manifest, units, importances=tuple(drawn))
 
     def shares(self) -> list[Share]:
-        """Return the shares of the variation between trials by factor, or the importances; for a figure."""
+        """Return the shares of the variation between trials by factor, or the importances."""
         if self.factorial is None:
             return [*self.importances]
         known = [Share(effect_name(one), one.share) for one in self.factorial.effects]
         return [*known, *(Share(name, share) for name, share in _rest(self.factorial).items())]
 
     def findings(self) -> list[str]:
-        """Return one sentence on all factors; nothing where there is one."""
+        """Return one sentence on all factors, or nothing without effects or importances."""
         if self.factorial is not None:
             said = [f"{effect_name(one)} {100 * one.share:.0f}% ({_verdict(one)})" for one in self.factorial.effects]
             return [f"Of the variation between trials: {'; '.join(said)}."]
@@ -253,7 +245,7 @@ class Effects:
 
 
 def effect_name(effect: Effect) -> str:
-    """Return the name of an effect, e.g. `rank` or `rank x position`."""
+    """Return the name of an effect, such as `rank` or `rank x position`."""
     return " x ".join(", ".join(short_names(factor).values()) for factor in effect.factors)
 
 
@@ -264,7 +256,7 @@ def _verdict(effect: Effect) -> str:
 
 
 def _rest(found: Factorial) -> dict[str, float]:
-    """The shares above zero of what is neither a factor's nor a pair's."""
+    """Return the non-zero shares that neither single factors nor pairs explain."""
     rest = {"three and more together": found.higher, "seed": found.of_seeds, "arm by seed": found.rest}
     return {name: share for name, share in rest.items() if share > 0}
 
@@ -303,7 +295,7 @@ def _marginal(found: Factorial, units: Units) -> Section:
 
 def _importance(found: Sequence[Share]) -> Section:
     rows = [
-        [one.name, f"{100 * one.share:.1f}", NOTHING if one.spread is None else "{:.1f} to {:.1f}".format(*one.spread)]
+        [one.name, f"{100 * one.share:.1f}", " to ".join(f"{100 * end:.1f}" for end in one.spread or ()) or NOTHING]
         for one in found
     ]
     explained = (

@@ -1,4 +1,4 @@
-"""An arm against its baseline arm over the seeds that both finished: paired tests, Holm-corrected over the arms."""
+"""Paired tests of arms against their baseline arms over common seeds, Holm-corrected over the arms."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,42 +17,40 @@ from fedsweep.report.intervals_and_power import (
     t_interval,
 )
 
-ROUNDING = 1e-12
-"""Paired differences that spread less than this, relative to the values, differ by rounding only."""
-PATTERNS = 2**14
-"""Patterns of signs: all are tried with up to 14 pairs, and this many are drawn with more pairs."""
+ROUNDING = 1e-12  # paired differences with a smaller spread, relative to the values, differ only by rounding
+PATTERNS = 2**14  # sign patterns: all are tried for up to 14 pairs; this many are drawn for more pairs
 
 Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An arm minus the baseline arm; in the objective's own unit.
+    """An arm minus the baseline arm, in the objective's own unit.
 
-    `interval` and the p-values are None where they cannot be computed: fewer than two common seeds, or the same
-    non-zero difference on every seed (a spread of zero makes t infinite whatever the truth is).
+    `interval` and the p-values are None with fewer than two common seeds, and with the same non-zero difference on
+    every seed (a spread of zero makes t infinite whatever the truth is).
     """
 
     seeds: tuple[int, ...]
     difference: float | None
     interval: Interval | None = None
-    """Student's t, 95%, uncorrected."""
+    """The 95% interval by Student's t, uncorrected."""
     p: float | None = None
     """The p-value of the two-sided paired t-test."""
     p_holm: float | None = None
     bootstrap: Interval | None = None
-    """Studentized bootstrap, 95%, uncorrected; None of fewer than five pairs."""
+    """The 95% interval by the studentized bootstrap, uncorrected; None for fewer than five pairs."""
     p_exact: float | None = None
-    """The p-value of the sign-flip test, which assumes no distribution but symmetry: never below 2 / 2^n."""
+    """The p-value of the sign-flip test, which assumes symmetry only; never below 2 / 2^n."""
     p_exact_holm: float | None = None
     effect: float | None = None
-    """Hedges' g of paired differences: their mean over their standard deviation, corrected for few seeds."""
+    """Hedges' g of the paired differences."""
     detectable: float | None = None
-    """The smallest difference that so many seeds detect with a power of 0.8, at their spread and at `level`."""
+    """The smallest difference that this many seeds detect with a power of 0.8, at their spread and at `level`."""
     seeds_needed: int | None = None
-    """The seeds that would detect this difference, at this spread; None beyond 10,000 and where nothing is tested."""
+    """The number of seeds that would detect this difference at this spread; None above 10,000 or without a test."""
     level: float = LEVEL
-    """The level of Holm's first step, 0.05 over the number of tests: what planning must reckon with."""
+    """The level of Holm's first step, 0.05 over the number of tests, used for planning."""
 
     @property
     def verdict(self) -> Verdict:
@@ -67,12 +65,12 @@ class Comparison:
 
     @property
     def exact_can_tell(self) -> bool:
-        """Whether the exact test could fall to 0.05 after the correction, whatever the differences were."""
+        """Return whether the exact test can reach 0.05 after the correction with this number of pairs."""
         return least_exact(len(self.seeds)) <= self.level
 
 
 def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
-    """Test arms (value by seed), each against its baseline, with Holm's correction over those that can be tested."""
+    """Test pairs of arm and baseline (value by seed), with Holm's correction over the pairs that can be tested."""
     differences = [
         {seed: arm[seed] - baseline[seed] for seed in sorted(arm.keys() & baseline)} for arm, baseline in pairs
     ]
@@ -87,7 +85,7 @@ def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: max over j <= i of min(1, (m - j + 1) p_(j)), in the order given.
+    """Return Holm's adjusted p-values: max over j <= i of min(1, (m - j + 1) p_(j)), in the order given.
 
     Source: S. Holm (1979), A simple sequentially rejective multiple test procedure.
 
@@ -102,7 +100,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def least_exact(n: int) -> float:
-    """The smallest p of a two-sided sign-flip or Wilcoxon test of n pairs: all differences on one side.
+    """Return the smallest p of a two-sided sign-flip or Wilcoxon test of n pairs: that of differences of one sign.
 
     >>> least_exact(3), least_exact(5), least_exact(6)
     (0.25, 0.0625, 0.03125)
@@ -111,7 +109,7 @@ def least_exact(n: int) -> float:
 
 
 def pairs_for_exact(level: float) -> int:
-    """The fewest pairs with which an exact test can fall to this level.
+    """Return the fewest pairs with which an exact test can reach `level`.
 
     >>> pairs_for_exact(0.05), pairs_for_exact(0.05 / 3)
     (6, 7)
@@ -120,9 +118,9 @@ def pairs_for_exact(level: float) -> int:
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """Two-sided p of the sign-flip test of paired differences: the share of sign patterns with a mean as far from 0.
+    """Return the two-sided p of the sign-flip test: the share of sign patterns with a mean at least as far from 0.
 
-    All patterns of up to 14 pairs; of more, 16,384 that are the same in every call, and the observed one.
+    All patterns are tried for up to 14 pairs; for more, the observed one and 16,384 that are the same in every call.
     """
     test = stats.permutation_test(
         (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=PATTERNS, vectorized=True,
@@ -132,10 +130,10 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def hedges_g(differences: Sequence[float]) -> float:
-    """Mean over standard deviation (n - 1) of paired differences, times 1 - 3 / (4 (n - 1) - 1), at n > 2 seeds.
+    """Return mean over standard deviation (n - 1) of paired differences, times 1 - 3 / (4 (n - 1) - 1) for n > 2.
 
-    Source: L. Hedges (1981), Distribution theory for Glass's estimator of effect size; of two seeds uncorrected, where
-    the approximation to his correction is negative.
+    Source: L. Hedges (1981), Distribution theory for Glass's estimator of effect size. For n = 2 his approximate
+    correction is negative, so none is applied.
     """
     n = len(differences)
     correction = 1 - 3 / (4 * (n - 1) - 1) if n > 2 else 1.0
@@ -167,10 +165,7 @@ def _paired(by_seed: Mapping[int, float], arm: Mapping[int, float], baseline: Ma
 
 
 def _planned(one: Comparison, differences: Sequence[float]) -> Comparison:
-    """Add the smallest difference that this many seeds could have detected, and the seeds that the observed one needs.
-
-    Neither exists where all differences are zero.
-    """
+    """Add `detectable` and `seeds_needed`, which do not exist if all differences are zero."""
     if one.effect is None:
         return one
     spread = float(np.std(differences, ddof=1))

@@ -1,4 +1,4 @@
-"""The importance of the hyperparameters of a sampled search: fANOVA by Optuna, over the trials that finished."""
+"""Importance of the hyperparameters of a sampled search: Optuna's fANOVA over the finished trials."""
 
 from __future__ import annotations
 
@@ -17,34 +17,26 @@ from fedsweep.results.arms import identity
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-FORESTS = 5
-"""The forest is drawn so often, because one of few trials depends on its draw."""
-LEAST = 10
-"""Finished trials from which on a forest says anything."""
+FORESTS = 5  # several, since with few trials the result depends on the random draw of a forest
+LEAST = 10  # finished trials, at least, that a forest is fitted to
 
 
 @dataclass(frozen=True)
 class Share:
-    """The share, 0 to 1, of the whole that a hyperparameter, or several together, explain."""
+    """The share of the whole, 0 to 1, that one or several hyperparameters explain."""
 
     name: str
     share: float
     """The mean over forests for fANOVA; the shares of all hyperparameters and of their pairs would add up to 1."""
-    low: float | None = None
-    high: float | None = None
-    """Least and most of the forests: how much depends on their draw. It says nothing of other trials."""
-
-    @property
-    def spread(self) -> tuple[float, float] | None:
-        """Least and most of the forests in percent."""
-        return None if self.low is None or self.high is None else (100 * self.low, 100 * self.high)
+    spread: tuple[float, float] | None = None
+    """Lowest and highest share of any forest. The range reflects the random forests only, not the choice of trials."""
 
 
 def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
     """Return the fANOVA of the finished trials, most important first, or a clause on why there is none.
 
-    Ranges are those that the trials span, over a logarithm where the search draws them so. A hyperparameter that is
-    there in some trials only is left out.
+    Ranges are those that the trials span, on a logarithmic scale if the search samples on one. Hyperparameters that
+    only some trials have are left out.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown (2014), An efficient approach for assessing hyperparameter
     importance.
@@ -65,7 +57,7 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
         return "all trials ended alike"
     drawn = _forests(values, [value for _, value in known])
     by_name = {name: [one[name] for one in drawn] for name in values}
-    found = [Share(name, float(np.mean(shares)), min(shares), max(shares)) for name, shares in by_name.items()]
+    found = [Share(name, float(np.mean(shares)), (min(shares), max(shares))) for name, shares in by_name.items()]
     return sorted(found, key=lambda one: -one.share)
 
 
@@ -94,7 +86,7 @@ def _axis(values: Sequence[float | str]) -> BaseDistribution:
 
 
 def _coordinates(values: Sequence[Json], log: bool) -> list[float | str]:
-    """Numbers, or their logarithms, because Optuna's forests know no logarithmic axis; anything else as words."""
+    """Return numbers, or their logarithms, since Optuna's forests ignore logarithmic axes; other values as strings."""
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):
         return [identity(value) for value in values]

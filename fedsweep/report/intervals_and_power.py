@@ -1,4 +1,4 @@
-"""Confidence intervals of paired differences, detectable differences, and the seeds that a difference needs."""
+"""Confidence intervals of paired differences, detectable differences, and numbers of seeds needed."""
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -11,15 +11,15 @@ from scipy.optimize import brentq
 from fedsweep.common.randomness import stream
 
 LEVEL = 0.05
-"""Two-sided level of the tests after Holm's correction; intervals are at 1 - LEVEL, uncorrected."""
+"""Two-sided level of the tests after Holm's correction; intervals have coverage 1 - LEVEL, uncorrected."""
 LEAST_RESAMPLED = 5
-"""Values from which on a bootstrap can hold its level: of three or four there are too few different resamples."""
+"""Least number of values for a bootstrap: with fewer, there are too few different resamples to keep the level."""
 RESAMPLES = 9_999
 Interval = tuple[float, float]
 
 
 def t_interval(values: Sequence[float]) -> Interval | None:
-    """Student's t interval of the mean; None of fewer than two values, or where they do not differ."""
+    """Return Student's t interval of the mean; None for fewer than two values, and if all are equal."""
     if len(values) < 2 or not np.ptp(values):
         return None
     mean, error = float(np.mean(values)), float(stats.sem(values))
@@ -28,11 +28,11 @@ def t_interval(values: Sequence[float]) -> Interval | None:
 
 
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
-    """The studentized bootstrap interval of the mean, from 9,999 resamples that are the same in every call.
+    """Return the studentized bootstrap interval of the mean, from 9,999 resamples that are the same in every call.
 
-    Percentile and BCa intervals of so few values are too short: at n = 6 they hold the mean in 85% of samples, this
-    one in 94 to 95% (`benchmarks/honesty.py`). None of fewer than five values, or where too many resamples have no
-    spread.
+    Return None for fewer than five values, and if too many resamples have no spread. Percentile and BCa intervals of so
+    few values are too short: at n = 6 they contain the mean in 85% of samples, this one in 94 to 95%
+    (`benchmarks/honesty.py`).
 
     Source: B. Efron (1981), Nonparametric standard errors and confidence intervals; P. Hall (1988).
     """
@@ -57,17 +57,16 @@ def _places(n: int) -> NDArray[np.int64]:
     return stream(0, "bootstrap", n).integers(n, size=(RESAMPLES, n))
 
 
-POWER = 0.8
-"""Share of sweeps in which a difference is to be detected."""
+POWER = 0.8  # the probability of detecting a difference, used for planning
 MOST_SEEDS = 10_000
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(256)
-"""Quadrature over -1 to 1; scipy's noncentral t is not a number for many arguments."""
+"""Quadrature over -1 to 1, since scipy's noncentral t returns NaN for many arguments."""
 
 
 def power(effect: float, n: int, level: float) -> float:
-    """Probability that a two-sided paired t-test at this level detects a difference of `effect` standard deviations.
+    """Return the power of a two-sided paired t-test; `effect` is in standard deviations of the paired differences.
 
-    The deviation is that of the paired differences. Source: J. Cohen (1988), Statistical power analysis, chapter 2.
+    Source: J. Cohen (1988), Statistical power analysis, chapter 2.
     """
     free = n - 1
     # T = (Z + shift) / S, and S^2 is chi-squared over its degrees of freedom: an integral over the quantiles of S.
@@ -79,7 +78,7 @@ def power(effect: float, n: int, level: float) -> float:
 
 @cache
 def detectable_effect(n: int, level: float) -> float:
-    """The difference, in standard deviations of the paired differences, that n seeds detect with a power of 0.8."""
+    """Return the difference, in standard deviations of the paired differences, that n seeds detect with power 0.8."""
     high = 1.0
     while power(high, n, level) < POWER:
         high *= 2
@@ -88,7 +87,7 @@ def detectable_effect(n: int, level: float) -> float:
 
 @cache
 def seeds_needed(effect: float, level: float) -> int | None:
-    """The fewest seeds that detect such a difference with a power of 0.8; None where that is more than 10,000."""
+    """Return the fewest seeds that detect `effect` with a power of 0.8; None if more than 10,000."""
     if power(effect, MOST_SEEDS, level) < POWER:
         return None
     low, high = 1, MOST_SEEDS

@@ -1,4 +1,4 @@
-"""A population's hyperparameters by round: the schedule of each member, as a table and a sentence."""
+"""Schedules of a population: the hyperparameters of each member by round, as CSV and as sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,19 +10,18 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ended, final, recorded
 from fedsweep.results import SweepManifest, TrialRecord
 
-POPULATION = "pbt"
-"""The scheduler whose trials go on from one another."""
+POPULATION = "pbt"  # the scheduler whose trials continue one another
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """A trial with all that it continues, the first one first."""
+    """A trial and its ancestors, oldest first."""
 
     trials: tuple[TrialRecord, ...]
 
     @classmethod
     def of(cls, trial: TrialRecord, by_key: Mapping[str, TrialRecord]) -> "Lineage":
-        """Follow a trial back as far as its ancestors are known."""
+        """Follow a trial back to its oldest known ancestor."""
         found = [trial]
         while (start := found[-1].plan.start) is not None and start.key in by_key:
             found.append(by_key[start.key])
@@ -30,18 +29,18 @@ class Lineage:
 
     @property
     def end(self) -> TrialRecord:
-        """The trial itself, whose history is that of the whole lineage."""
+        """The trial itself, with the history of the whole lineage."""
         return self.trials[-1]
 
     def segments(self) -> list[tuple[int, int, TrialRecord]]:
-        """Return first and last round that each trial of the lineage played, from round 1 on, if it played any."""
+        """Return first and last round of each trial of the lineage that played any, from round 1 on."""
         firsts = [one.plan.start.round + 1 if one.plan.start else 1 for one in self.trials]
         lasts = [*(first - 1 for first in firsts[1:]), self.end.last_round]
         found = zip(firsts, lasts, self.trials, strict=True)
         return [(first, last, one) for first, last, one in found if last >= first]
 
     def values(self, name: str) -> list[tuple[int, int, float]]:
-        """Return first and last round of each segment, and the value of a hyperparameter there."""
+        """Return first and last round of each segment, and its value of a numeric hyperparameter."""
         return [
             (first, last, float(value))
             for first, last, one in self.segments()
@@ -50,13 +49,13 @@ class Lineage:
 
 
 def lineages(trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """Return the lineages of all members, in the order of the plan; trials that were replaced are no members."""
+    """Return the lineages of all members, in the order of the plan; replaced trials are not members."""
     by_key = {one.plan.key: one for one in trials}
     return [Lineage.of(one, by_key) for one in trials if ended(one) != "pruned"]
 
 
 def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
-    """Return the finished lineage with the best last value of the objective."""
+    """Return the finished lineage with the best last value of the objective, or None."""
     sign = 1 if manifest.mode == "max" else -1
     ends = [(final(one.end, manifest.metric), one) for one in found if ended(one.end) == "finished"]
     ranked = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]
@@ -64,12 +63,12 @@ def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
 
 
 def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """Return the members that have played a round; none where there is no population."""
+    """Return the members that have played a round; empty without a population."""
     return [one for one in lineages(trials) if one.segments()] if manifest.scheduler == POPULATION else []
 
 
 def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[str]:
-    """Return how many trials continue others, and the best schedule; nothing where there is no population."""
+    """Return sentences on continued trials and on the best schedule; empty without a population."""
     if manifest.scheduler != POPULATION:
         return []
     found = lineages(trials)
@@ -89,9 +88,9 @@ def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -
 
 
 def write_schedules(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> bool:
-    """Write a population's hyperparameters as CSV; return whether there is a population that has played a round.
+    """Write a population's hyperparameters as CSV; return whether a population has played a round.
 
-    Each member has a row for every round: the trial that played it, its hyperparameters, and the objective after it.
+    Each member has one row per round: the trial that played it, its hyperparameters, and the objective after it.
     """
     rows: list[dict[str, Json]] = []
     for lineage in (found := played(manifest, trials)):

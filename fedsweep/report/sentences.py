@@ -1,4 +1,4 @@
-"""Plain sentences: what was found, and what a reader needs to judge the numbers."""
+"""Sentences of a report: the findings, and the caption that a reader needs to judge the numbers."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -24,8 +24,7 @@ from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.provenance import stand_in, warning
 
 SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
-LABELLED = 8
-"""Efficient arms that are named in the sentence; all of them are marked in the table."""
+LABELLED = 8  # efficient arms that a sentence names at most; the table marks all of them
 PAPER = (
     "Paper: {}, as printed there and in no mean or test; "
     "from other data, weights or seeds than these unless they were made the same."
@@ -33,7 +32,7 @@ PAPER = (
 
 
 def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Return one sentence per arm compared with the baseline; without a baseline, what may be said of the best arm."""
+    """Return one sentence per comparison with the baseline, or without a baseline, sentences on the best arm."""
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     if manifest.baseline is None or not any(one.is_baseline for one in arms):
         return _about_best(manifest, arms, dotted, units)
@@ -49,7 +48,6 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
 
 
 def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Name the efficient arms, with both values; nothing where there is one objective or no finished arm."""
     best = efficient_arms(manifest, arms)
     if manifest.against is None or not best:
         return []
@@ -66,7 +64,7 @@ def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
-    """Return objective, rounds, seeds, baseline, test, columns shown, and how many trials are in no mean."""
+    """Return sentences on objective, rounds, seeds, baseline, test, shown columns, and unfinished trials."""
     units = Units.of(manifest.metric, arms)
     seeds = ", ".join(map(str, manifest.seeds))
     return [
@@ -128,7 +126,6 @@ def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatist
 
 
 def _about_held_out(metric: str, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
-    """Explain what is in and out of domain, and that arms differ in it; nothing where no arm holds a domain out."""
     if not any(one.held_out for one in arms):
         return []
     inside, outside = "the domains of an arm's clients", "the domains that no client of an arm has"
@@ -176,9 +173,7 @@ def _about_best(
     best = finished[0]
     value = units.value(best.mean) + ("%" if units.percent else "")
     found = f"Best: {arm_words(best.arm.values, dotted)} with {manifest.metric} {value} (n = {best.n})."
-    if len(arms) == 1:
-        return [found]
-    return [found, _about_choice(len(arms), "It was", "it")]
+    return [found, *([_about_choice(len(arms), "It was", "it")] if len(arms) > 1 else [])]
 
 
 def _about_choice(count: int, they_were: str, them: str) -> str:
@@ -187,10 +182,7 @@ def _about_choice(count: int, they_were: str, them: str) -> str:
 
 
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
-    """`rank 4 against 8` where one name differs, otherwise every name that differs on both sides.
-
-    What the baseline leaves open, and the other arm has too, stands before: `lr 0.1, rank 4 against 8`.
-    """
+    """Return `rank 4 against 8`, or after hyperparameters that the baseline leaves open, `lr 0.1, rank 4 against 8`."""
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name in other and name not in baseline]
     here = f"{arm_words(arm, shared)}, " if shared else ""
@@ -200,7 +192,7 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
 
 
 def about_comparison(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
-    """Return what may be said of one comparison, without a full stop."""
+    """Return a clause on the result of one comparison, without a full stop."""
     seeds, verdict = len(comparison.seeds), comparison.verdict
     if comparison.difference is None:
         return "no seed that both finished, too few seeds to compare"
@@ -224,7 +216,7 @@ def about_comparison(manifest: SweepManifest, comparison: Comparison, units: Uni
 
 
 def _plan(comparison: Comparison, units: Units) -> str:
-    """Name, for a difference that was not detected, one that would have been, and the seeds that this one takes."""
+    """Describe the power of a test that detected nothing."""
     if comparison.verdict != "no detectable difference" or comparison.detectable is None:
         return ""
     needed = comparison.seeds_needed
@@ -238,7 +230,7 @@ def _plan(comparison: Comparison, units: Units) -> str:
 
 
 def _doubt(comparison: Comparison, units: Units) -> str:
-    """Name the methods without the assumption of a normal spread that miss a difference which the t-test detects."""
+    """Name the tests that do not assume normality and miss a difference that the t-test detects."""
     if comparison.verdict not in ("higher", "lower"):
         return ""
     against = []

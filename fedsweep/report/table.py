@@ -1,4 +1,4 @@
-"""The ablation table and its columns: one set of cells for the terminal, Markdown, LaTeX and the page."""
+"""The ablation table: one set of cells for the terminal, Markdown, LaTeX and the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,35 +32,35 @@ from fedsweep.results import SweepManifest
 from fedsweep.results.columns import TARGET, Column
 
 PROSE = {"arm", "worst domain", "efficient", "note"}
-"""Columns that are words: left-aligned, as are the hyperparameters."""
+"""Columns that are left-aligned besides the hyperparameters."""
 
 
 @dataclass(frozen=True)
 class AblationTable:
-    """A sweep's arms as a table; `arms` in the order of its rows, one at least."""
+    """A sweep's arms as a table; `arms` is in the order of the rows and not empty."""
 
     manifest: SweepManifest
     arms: Sequence[ArmStatistics]
 
     @property
     def names(self) -> list[str]:
-        """Dotted names of the columns that tell arms apart."""
+        """The dotted names of the hyperparameters that differ between arms."""
         return names(self.manifest, self.arms)
 
     @property
     def compared(self) -> bool:
-        """Whether the baseline arm is among the rows."""
+        """Return whether the baseline arm is among the rows."""
         return any(one.is_baseline for one in self.arms)
 
     @property
     def means(self) -> dict[str, str]:
-        """The metrics of mean accuracy by column if an arm holds out domains, without the one in column `mean`."""
+        """The metrics of mean accuracy by column, except the objective; empty if no arm holds out domains."""
         columns = {IN_DOMAIN: MEAN_ACCURACY, OUT_OF_DOMAIN: MEAN_OUT_OF_DOMAIN}
         held_out = any(one.held_out for one in self.arms)
         return {name: metric for name, metric in columns.items() if held_out and metric != self.manifest.metric}
 
     def cells(self) -> list[dict[str, str]]:
-        """Return the rows as text by column, without columns that are empty in every row."""
+        """Return the cells of each row by column, without columns that are empty in every row."""
         rows = [settings(one, self.names) | self._numbers(one) for one in self.arms]
         optional = {"paper", "sd", *self.means, "worst client", "worst domain", "MB sent", "note"}
         optional -= {column.heading for column in asked_columns(self.manifest)}
@@ -94,7 +94,7 @@ class AblationTable:
         return row | {"MB sent": Units(percent=False, decimals=digits).value(one.megabytes)}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
-        """A mean over seeds; where some never reached a target, how many did."""
+        """Return the mean over seeds, or the number of seeds that reached a target if some did not."""
         value = one.columns[column.name]
         if value is None and column.name.startswith(TARGET) and one.n:
             return f"by {self.reached(one, column)} of {one.n}"
@@ -107,35 +107,35 @@ class AblationTable:
 
     @cached_property
     def targets(self) -> list[Column]:
-        """The columns that ask after how many rounds something was reached."""
+        """The columns for the number of rounds to a target."""
         return [column for column in asked_columns(self.manifest) if column.name.startswith(TARGET)]
 
     def reached(self, one: ArmStatistics, target: Column) -> int:
-        """Return the number of finished seeds that reached the target."""
+        """Return the number of finished seeds that reached `target`."""
         return sum(target.of(trial) is not None for trial in one.arm.finished(self.manifest.metric).values())
 
     @property
     def second_column(self) -> tuple[str, ...]:
-        """The metric of the second objective, unless it has a column in any case."""
+        """The metric of the second objective, unless it is a default column."""
         against = self.manifest.against
         return () if against is None or against.metric == "megabytes/sent" else (against.metric,)
 
     @cached_property
     def efficient(self) -> set[str]:
-        """The keys of the arms that no other beats in two objectives."""
+        """The keys of the Pareto-efficient arms."""
         return {one.key for one in efficient_arms(self.manifest, self.arms)}
 
     def paper(self, one: ArmStatistics) -> float | None:
-        """Return what a paper printed for the objective of this arm."""
+        """Return the value that the reference paper printed for the objective of this arm."""
         return printed(self.manifest, one, self.manifest.metric)
 
     def findings(self) -> list[str]:
-        """Return plain sentences on the arms and factors, for below the table."""
+        """Return sentences on the arms and factors, for below the table."""
         return [*findings(self.manifest, self.arms), *self.effects.findings()]
 
     @cached_property
     def effects(self) -> Effects:
-        """The effects of several factors."""
+        """The effects of the factors, or their importances."""
         return Effects.of(self.manifest, self.arms)
 
     @property
@@ -146,11 +146,10 @@ class AblationTable:
 
     def caption(self) -> list[str]:
         """Return the sentences that a reader needs to judge the numbers."""
-        said = caption(self.manifest, self.arms, self.cells()[0].keys())
-        return [*said, *filter(None, [self.effects.missing])]
+        return [*caption(self.manifest, self.arms, self.cells()[0]), *filter(None, [self.effects.missing])]
 
     def markdown(self) -> str:
-        """Return title, table, findings and caption, then the sections."""
+        """Return title, table, findings, caption and sections as Markdown."""
         rows = self.cells()
         words = [name in PROSE or name in self.names for name in rows[0]]
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)

@@ -1,4 +1,4 @@
-"""Tables of text for Markdown and for terminals of any width; those below the main table: comparisons, domains."""
+"""Text tables for Markdown and terminals, and the tables of comparisons and domains below the main one."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from fedsweep.report.intervals_and_power import LEAST_RESAMPLED
 from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, PERCENT, Units, names, settings, shown_p
 from fedsweep.results import SweepManifest
 
-GAP = 2
-"""Blanks between columns on a terminal."""
+GAP = 2  # spaces between columns on a terminal
 
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A column of a table on a terminal."""
+    """A column of a terminal table."""
 
     name: str
     cells: Sequence[str]
     heading: str
-    """May have several lines."""
+    """One or several lines."""
     words: bool
-    """Aligned to the left, unlike numbers."""
+    """Left-aligned if true, otherwise right-aligned."""
     wraps: bool
-    """Cells may be broken between words; otherwise never."""
+    """Cells may be broken between words."""
     enough: int | None = None
-    """A width, in cells of the terminal, that is enough even for longer texts."""
+    """An upper bound of `width`, in terminal cells."""
 
     @property
     def width(self) -> int:
-        """The least width, in cells of the terminal, at which nothing but words between spaces is broken."""
+        """The least width, in terminal cells, at which text breaks only between words."""
         texts = [*self.heading.splitlines(), *self.cells]
         if self.enough is not None:
             return min(self.enough, max(map(cell_len, texts)))
@@ -45,12 +44,12 @@ class TextColumn:
 
 
 def width_of(columns: Sequence[TextColumn]) -> int:
-    """Return the least width of columns side by side, in cells of the terminal."""
+    """Return the least width of columns side by side, in terminal cells."""
     return sum(one.width + GAP for one in columns) - GAP
 
 
 def fitting(columns: Sequence[TextColumn], width: int, order: Sequence[str]) -> tuple[list[TextColumn], Sequence[str]]:
-    """Leave out as few columns as `width` takes, those first in `order` first; return the others and the left out."""
+    """Leave out the fewest columns, from the start of `order`, so that the rest fits `width`; return rest and names."""
     for many in range(len(order) + 1):
         kept = [one for one in columns if one.name not in order[:many]]
         if width_of(kept) <= width:
@@ -59,7 +58,7 @@ def fitting(columns: Sequence[TextColumn], width: int, order: Sequence[str]) -> 
 
 
 def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold: Iterable[bool] = ()) -> Table:
-    """Return a table for a `rich` console, with rows in bold where `bold` says so; numbers are never cut."""
+    """Return a table for a `rich` console; `bold` marks the rows in bold, and numbers are never cut."""
     grid = Table(
         box=SIMPLE_HEAD, title=title, title_justify="left", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
@@ -74,7 +73,7 @@ def terminal_table(columns: Sequence[TextColumn], title: str | None = None, bold
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool]) -> str:
-    """Return a table in Markdown; columns of words are aligned to the left, others to the right."""
+    """Return a Markdown table; columns are left-aligned where `words` is true."""
     rules = ["---" if word else "---:" for word in words]
     cells = [[*map(_escaped, head)], rules, *([*map(_escaped, row)] for row in rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
@@ -86,26 +85,26 @@ def _escaped(cell: str) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A titled table with an explanation. Cells are text; all rows are as long as the head."""
+    """A titled text table with an explanation; all rows are as long as the head."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: int
-    """The number of columns, from the left, that are words; the others are numbers."""
+    """The number of text columns, from the left; the others are numbers."""
     explained: str
     papers: Sequence[bool] = ()
-    """For each row, whether it is what a paper printed for the arm above; empty where none is."""
+    """For each row, whether it holds a paper's values for the arm above; empty if no row does."""
 
     def markdown(self) -> str:
-        """Return heading, table and explanation."""
+        """Return heading, table and explanation as Markdown."""
         papers = self.papers or [False] * len(self.rows)
         rows = [[f"*{row[0]}*", *row[1:]] if paper else row for row, paper in zip(self.rows, papers, strict=True)]
         table = markdown_table(self.head, rows, [place < self.words for place in range(len(self.head))])
         return "\n\n".join([f"## {self.title}", table, self.explained])
 
     def terminal(self, width: int, order: Sequence[str]) -> tuple[Table, list[str]]:
-        """Return the table without as many of the columns in `order` as `width` takes, and those left out."""
+        """Return the table without the first columns in `order` that do not fit into `width`, and their names."""
         columns = []
         for place, name in enumerate(self.head):
             words, cells = place < self.words, [row[place] for row in self.rows]
@@ -117,12 +116,11 @@ class Section:
 EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials."
 MARK = "*"
 MARKED = f"With {MARK}: out of domain, no client of that arm has images of the domain."
-PAPER = "paper"
-"""The label of a paper's row, in the place of an arm."""
+PAPER = "paper"  # the label of a paper's row, in place of an arm
 
 
 def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """Return the accuracies by domain; None where there is one domain, or no finished trial."""
+    """Return the accuracies by domain; None with a single domain or no finished trial."""
     arms = [one for one in arms if one.n]
     if len(manifest.domains) < 2 or not arms:
         return None
@@ -146,7 +144,6 @@ def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section
 
 
 def _cell(one: ArmStatistics, metric: str, value: float | None) -> str:
-    """A value in percent, marked where it is of a domain that the arm's clients do not have."""
     marked = value is not None and metric in map(one.metric_on, one.held_out)
     return PERCENT.value(value) + MARK * marked
 
@@ -158,7 +155,7 @@ HEAD = (
 
 
 def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
-    """Return the comparisons of the arms with a finished trial; None where the baseline has none."""
+    """Return the comparisons of all arms with a finished trial; None if the baseline has no finished trial."""
     arms = [one for one in arms if one.n]
     if not any(one.is_baseline for one in arms):
         return None
@@ -176,7 +173,7 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 
 
 def cells(found: Comparison, units: Units) -> list[str]:
-    """Return the cells of one comparison, without the exact p where it could not fall to the level."""
+    """Return the cells of one comparison; the exact p only if it can reach the level."""
     return [
         str(len(found.seeds)),
         units.difference(found.difference),
@@ -218,7 +215,7 @@ def explained(tested: Sequence[Comparison], units: Units) -> list[str]:
 
 
 def exact(tested: Sequence[Comparison]) -> str:
-    """Return a sentence on whether exact tests are shown and how many pairs they take; `tested` is not empty."""
+    """Return a sentence on the exact tests and the number of pairs they need; `tested` must not be empty."""
     pairs = max(len(one.seeds) for one in tested)
     if any(one.exact_can_tell for one in tested):
         all_can = all(one.exact_can_tell for one in tested)

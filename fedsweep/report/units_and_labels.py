@@ -1,4 +1,4 @@
-"""Numbers with their units, and labels of arms and metrics: the same in every format and figure."""
+"""Formats of numbers and labels of arms and metrics, for all tables and figures."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +10,8 @@ from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, is_accuracy, setting, shown_setting
 
-IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"
-"""Columns of arms' mean accuracies where some arm holds domains out of the clients."""
-NOTHING = "-"
-"""A cell for which there is no number."""
+IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"  # columns of mean accuracy if an arm holds out domains
+NOTHING = "-"  # an empty cell
 TITLES = {
     "accuracy/mean": "Mean accuracy over domains (%)",
     "accuracy/out_of_domain_mean": "Mean accuracy out of domain (%)",
@@ -24,19 +22,19 @@ TITLES = {
     "loss/test": "Test loss, mean over domains (nats)",
     "loss/train": "Training loss (nats)",
 }
-"""Metrics on an axis, with their units."""
+"""Titles of metrics on an axis, with units."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """The format of a metric: accuracies in percent with two decimals, others as they are with common decimals."""
+    """The format of a metric: accuracies in percent with two decimals, others with common decimals."""
 
     percent: bool
     decimals: int
 
     @classmethod
     def of(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
-        """Return units whose decimals show a typical arm in four significant digits, so that numbers line up."""
+        """Return the units of `metric`, with the decimals that show a typical arm in four significant digits."""
         if is_accuracy(metric):
             return cls(percent=True, decimals=2)
         ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
@@ -44,7 +42,7 @@ class Units:
 
     @classmethod
     def of_second(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
-        """Return the units of the second objective, with the decimals that suit all arms."""
+        """Return the units of the second objective `metric`, with common decimals."""
         percent = is_accuracy(metric)
         return cls(percent, 2 if percent else decimals(one.second for one in arms))
 
@@ -73,7 +71,7 @@ PERCENT = Units(percent=True, decimals=2)
 
 
 def decimals(values: Iterable[float | None]) -> int:
-    """Return the decimals that show the median (since a run may diverge) of the values in four significant digits.
+    """Return the decimals that show the median, robust to diverged runs, in four significant digits.
 
     >>> decimals([0.4112, 0.3845, None]), decimals([33.8, 34.1, 512.0]), decimals([604_000.0])
     (4, 2, 0)
@@ -102,13 +100,13 @@ def title(metric: str) -> str:
 
 
 def names(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Return the dotted names that some arm has, in the manifest's order."""
+    """Return the dotted names of all hyperparameters in `arms`, in the manifest's order."""
     present = dict.fromkeys([*manifest.varied, *(name for one in arms for name in one.arm.values)])
     return [name for name in present if any(name in one.arm.values for one in arms)]
 
 
 def short_names(dotted: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each name where no other ends like it, otherwise the whole name.
+    """Return the last part of each dotted name if it is unique, otherwise the whole name.
 
     >>> short_names(["lora.rank", "optimizer.lr"])
     {'lora.rank': 'rank', 'optimizer.lr': 'lr'}
@@ -120,13 +118,13 @@ def short_names(dotted: Sequence[str]) -> dict[str, str]:
 
 
 def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:
-    """Return the label of an arm in a sentence or a figure, e.g. `rank 4, lr 0.1`."""
+    """Return the label of an arm in a sentence or a figure, such as `rank 4, lr 0.1`."""
     short = short_names(dotted)
     return ", ".join(setting(short[name], arm[name]) for name in dotted if name in arm) or "as is"
 
 
 def settings(one: ArmStatistics, dotted: Sequence[str]) -> dict[str, str]:
-    """Return the cells that name an arm, by column; one of words for named arms and for left-out components."""
+    """Return the cells that name an arm, by column; named arms and left-out components share column `arm`."""
     values = one.arm.values
     cells = {
         name: shown_setting(values[name]) if name in values else NOTHING for name in dotted if name not in IN_WORDS

@@ -1,4 +1,4 @@
-"""The only room for mlflow: runs as a view of what the store holds, written by one process, the driver."""
+"""MLflow runs of what the store contains; no other package imports mlflow, and only the driver writes."""
 
 from fedsweep.tracking.destination import Destination, check_writable, tracking_uri
 from fedsweep.tracking.experiment import check_server

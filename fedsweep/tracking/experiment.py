@@ -1,10 +1,11 @@
-"""One MLflow experiment: its runs, found by their tags, and whether its server can be used."""
+"""One MLflow experiment: its runs, found by their tags, and the check of its server."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -18,24 +19,23 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
-DESCRIBED = "fedsweep.described"
-"""The tag of a run that has its parameters."""
+DESCRIBED = "fedsweep.described"  # the tag of a run whose parameters are recorded
 KEY = "fedsweep.key"
 PARENT = "mlflow.parentRunId"
 
 
 def sweep_tags(sweep_id: str) -> dict[str, str]:
-    """Return the tags by which the parent run of a sweep is found."""
+    """Return the tags that identify the parent run of a sweep."""
     return {"fedsweep.kind": "sweep", "fedsweep.sweep": sweep_id}
 
 
 def trial_tags(key: str, parent: str | None) -> dict[str, str]:
-    """Return the tags by which the run of a trial is found; `parent` is the run's id of its sweep."""
+    """Return the tags that identify the run of a trial; `parent` is the id of its sweep's run."""
     return {KEY: key, "fedsweep.kind": "trial", **({PARENT: parent} if parent else {})}
 
 
 def tag_filter(tags: Mapping[str, str]) -> str:
-    """Return the filter of a search for runs with these tags."""
+    """Return MLflow's search filter for runs with these tags."""
     return " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
 
 
@@ -46,41 +46,34 @@ def find_run(client: MlflowClient, experiment_id: str, tags: Mapping[str, str]) 
 
 
 class Experiment:
-    """One MLflow experiment. Raises what MLflow raises."""
+    """One MLflow experiment. Its methods pass on MLflow's exceptions."""
 
     def __init__(self, destination: Destination, name: str) -> None:
         self.destination, self.name = destination, name
         self.client = destination.client()
-        self._id: str | None = None
-        self._unanswered: set[str] = set()  # keys of runs whose creation got no answer
+        self._unanswered: set[str] = set()  # keys of runs whose creation was not confirmed
 
-    @property
+    @cached_property
     def id(self) -> str:
-        """The experiment's id; the first use creates the experiment."""
-        if self._id is None:
-            self._id = self._open()
-        return self._id
-
-    def _open(self) -> str:
+        """The id of the experiment, which is created on first use."""
         found = self.client.get_experiment_by_name(self.name)
         if found is None:
             folder = self.destination.artifacts
             location = None if folder is None else inside(folder, self.name).as_uri()
             try:
                 return str(self.client.create_experiment(self.name, artifact_location=location))
-            except Exception:  # another process made it just now, or it was made and the answer lost
+            except Exception:  # another process created it just now, or the answer was lost
                 found = self.client.get_experiment_by_name(self.name)
                 if found is None:
                     raise
-        if found.lifecycle_stage == "deleted":  # on MLflow's page; whoever runs it again wants to see it again
+        if found.lifecycle_stage == "deleted":  # by the user on MLflow's page, before running it again
             self.client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
 
     def create(self, key: str, name: str, tags: dict[str, str]) -> Run:
-        """Create a run; `key` is of its trial or sweep."""
-        now = int(time.time() * 1000)
+        """Create the run of the trial or sweep `key`."""
         try:
-            return self.client.create_run(self.id, start_time=now, run_name=name, tags=tags)
+            return self.client.create_run(self.id, start_time=int(time.time() * 1000), run_name=name, tags=tags)
         except Exception:
             self._unanswered.add(key)
             raise
@@ -99,31 +92,25 @@ class Experiment:
         return found
 
     def keep_one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:
-        """Return the run to continue among those with the same tags, and delete the others.
-
-        A server made these, but its answer was lost, or it made one only after we had asked again.
-        """
+        """Return the run to continue among duplicates, which arise when an answer is lost, and delete the others."""
         runs = sorted(same, key=lambda run: (run.info.run_id != keep, DESCRIBED not in run.data.tags))
         for late in runs[1:]:
             self.client.delete_run(late.info.run_id)
         return runs[0] if runs else None
 
     def delete_late(self, key: str, tags: Mapping[str, str], keep: str) -> None:
-        """Delete a second run that a slow server made after its creation had no answer."""
+        """Delete the duplicate that a slow server may have created without an answer."""
         if key in self._unanswered:
             self.keep_one(self.search(tags), keep)
             self._unanswered.discard(key)
 
 
 def check_server(destination: Destination, experiment: str | None = None) -> None:
-    """Find out before anything starts whether a server can be written to; the store's own database needs no question.
+    """Raise UserError if a server does not answer, denies access, or keeps artifacts in a local folder of its own.
 
-    With `experiment`, that is made where it is missing, and tagged: who may only read is told so at once.
-
-    Raises:
-        UserError: it does not answer, refuses access, or would leave artifacts on this machine's disk.
+    With `experiment`, create it if needed and tag it, which needs the right to write.
     """
-    if not destination.is_server:
+    if not destination.server:
         return
     asked = Experiment(destination, experiment or "")
     try:
@@ -131,7 +118,7 @@ def check_server(destination: Destination, experiment: str | None = None) -> Non
         if experiment is not None:
             asked.client.set_experiment_tag(asked.id, "fedsweep.version", metadata.version("fedsweep"))
             location = asked.client.get_experiment(asked.id).artifact_location
-    except Exception as error:  # MLflow's own, and those of what it is built on
+    except Exception as error:  # of MLflow, or of a library under it
         raise UserError(error_sentence(destination, error)) from None
     if experiment is not None and urlsplit(location).scheme in ("", "file"):
         raise UserError(
@@ -142,9 +129,9 @@ def check_server(destination: Destination, experiment: str | None = None) -> Non
 
 
 def error_sentence(destination: Destination, error: Exception) -> str:
-    """Return one sentence on why a server, or the store's own database, cannot be used."""
+    """Return one sentence on the reason why a server or the store's own database cannot be used."""
     whole = one_line(error)
-    if not destination.is_server:
+    if not destination.server:
         return f"MLflow's database {destination.uri.removeprefix('sqlite:///')} cannot be used: {_short(whole)}."
     status = getattr(error, "get_http_status_code", lambda: None)()
     if status in (401, 403):
@@ -158,7 +145,6 @@ def error_sentence(destination: Destination, error: Exception) -> str:
 
 
 def _reason(whole: str) -> str:
-    """Return the part of MLflow's long message that a person needs."""
     if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", whole):
         return system[1]
     if "timed out" in whole:

@@ -1,4 +1,4 @@
-"""A model version in MLflow's registry: an exported folder among the artifacts of the run that it comes from."""
+"""Model versions in MLflow's registry, stored as artifacts of the run that trained the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Registration:
-    """What is known before anything is exported: the run, and that the registry can be asked."""
+    """The run and the model's name for a new version; found before the export begins."""
 
     client: MlflowClient
     model: str
@@ -26,45 +26,36 @@ class Registration:
 
     @classmethod
     def of(cls, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> Registration:
-        """Find the run of a trial in the MLflow experiment of its search space, or of a single run in that of its own.
-
-        Raises:
-            UserError: MLflow refuses the model's name, does not answer, or has no such run.
-        """
+        """Find the run of a trial, below the parent run of `sweep` if given; raise UserError if this fails."""
         if not model.strip() or any(one in model for one in "/:"):
             raise UserError(f"`--register` must be a name without / and :, but it is `{model}`.")
         check_server(destination)
         missing = f"MLflow has no run of trial {key}; `fedsweep ui --deliver` brings it there."
         database = Path(destination.uri.removeprefix("sqlite:///"))
-        if not destination.is_server and not database.exists():  # to ask would make an empty one
+        if not destination.server and not database.exists():  # connecting would create an empty one
             raise UserError(missing)
         try:
             run_id = _run_id(destination.client(), experiment, key, sweep)
-        except Exception as error:  # MLflow's own, and those of what it is built on
+        except Exception as error:  # of MLflow, or of a library under it
             raise UserError(error_sentence(destination, error)) from None
         if run_id is None:
             raise UserError(missing)
         return cls(destination.client(), model, run_id)
 
     def add(self, folder: Path, path: str, tags: Mapping[str, str]) -> str:
-        """Log the folder among the run's artifacts below `path`, and make it a new version; its number.
-
-        Raises:
-            UserError: MLflow does not take it; the folder is as it was.
-        """
+        """Log a folder as artifacts below `path`, register it as a new version, and return the version's number."""
         try:
             self.client.log_artifacts(self.run_id, str(folder), path)
-            with contextlib.suppress(Exception):  # it is there already, or the next call says why not
+            with contextlib.suppress(Exception):  # it already exists, or the next call fails too
                 self.client.create_registered_model(self.model)
             source = f"runs:/{self.run_id}/{path}"
             made = self.client.create_model_version(self.model, source, self.run_id, tags=dict(tags))
-        except Exception as error:  # MLflow's own, and those of what it is built on
+        except Exception as error:  # of MLflow, or of a library under it
             raise UserError(f"{folder} is written, but MLflow did not register it: {one_line(error)}.") from error
         return str(made.version)
 
 
 def _run_id(client: MlflowClient, experiment: str, key: str, sweep: str | None) -> str | None:
-    """Return the run with the trial's key, below the sweep's if it is of one; a trial may be in several sweeps."""
     found = client.get_experiment_by_name(experiment)
     parent = find_run(client, found.experiment_id, sweep_tags(sweep)) if found and sweep else None
     if found is None or (sweep and parent is None):

@@ -1,8 +1,4 @@
-"""Runs are written to MLflow by one thread, so that the driver of a sweep never waits for a database or a server.
-
-What is due is kept here as the newest record of each trial, and lies in the store's files anyway. It leaves the list
-once MLflow has it.
-"""
+"""A thread that writes runs to MLflow, so that the driver of a sweep never waits for a database or a server."""
 
 from __future__ import annotations
 
@@ -27,32 +23,27 @@ Tell = Callable[[int], None]
 PARENT, END = "the parent run", "the parent run's end"
 PATIENCE = 20.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds until MLflow is asked again after a failure; the pause doubles from one failure to the next."""
-TRIES = 3
-"""How often one write is tried while MLflow takes others, before it is left until the next sync or the end."""
+"""Seconds between attempts; the pause doubles from one failure to the next."""
+TRIES = 3  # attempts at one write while others succeed, before it waits for the next sync or the end
 
 
 def silently(left: int) -> None:
-    """Say nothing of what is still due."""
+    """Ignore the number of runs that are still due."""
 
 
 class Recorder:
-    """Writes trials of one MLflow experiment, below a parent run where they belong to a sweep.
+    """A writer of the trials of one MLflow experiment, below a parent run if they belong to a sweep.
 
-    No method waits for MLflow but `deliver` and `close_sweep`, and none raises because of it: what is not written is
-    in `unsynced`, and the store has everything.
+    Only `deliver` and `close_sweep` wait for MLflow. No method raises its errors: `unsynced` lists runs that are not
+    written, and the store contains everything.
     """
 
     def __init__(self, store: Store, experiment: str, destination: Destination | None = None) -> None:
-        """Open the store's own database, which the first use creates; a server is asked when something is written.
-
-        Raises:
-            UserError: the database cannot be opened.
-        """
+        """Open or create the store's own database, or raise UserError; a server is contacted on the first write."""
         self.destination = destination or Destination.of(store.root)
         self.runs = Runs(self.destination, experiment)
         self.outage: str | None = None
-        """Why MLflow takes nothing at this moment, as a sentence."""
+        """The sentence on why MLflow cannot be reached at the moment, or None."""
         self._news = threading.Condition()
         self._due: dict[str, Job] = {}
         self._refused: dict[str, Job] = {}
@@ -60,7 +51,7 @@ class Recorder:
         self._tries: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._now = threading.Event()
-        if not self.destination.is_server:
+        if not self.destination.server:
             try:
                 self.runs.open_database(store.root)
             except Exception as error:
@@ -74,8 +65,8 @@ class Recorder:
         self.deliver()
 
     def open_sweep(self, manifest: SweepManifest, folder: Path) -> None:
-        """Find or make the parent run of a sweep, with its YAMLs, versions and commit; its trials come after."""
-        if self.destination.is_server:
+        """Find or create the parent run of a sweep; call this before `sync` for its trials."""
+        if self.destination.server:
             write_atomically(folder / SERVER, f"{self.destination.uri}\n".encode())
         self.runs.belong(manifest)
         self._put(PARENT, lambda: self.runs.open_sweep(folder))
@@ -88,30 +79,28 @@ class Recorder:
         tell: Tell = silently,
         patience: float = PATIENCE,
     ) -> None:
-        """End the parent run with its summary and the report, after everything else; waits as `deliver` does."""
+        """End the parent run with its summary and the report, then wait like `deliver`."""
         self._put(END, lambda: self.runs.close_sweep(status, metrics, artifacts))
         self.deliver(patience, tell)
 
     def sync(self, trial: TrialRecord) -> None:
-        """Bring MLflow up to what the store holds of one trial, soon."""
+        """Queue the update of one trial's run."""
         self._put(trial.plan.key, lambda: self.runs.sync(trial))
 
     def interrupt(self, trial: TrialRecord) -> None:
-        """Show a trial that was stopped before its end; a resumed sweep goes on with the same run."""
+        """Queue a trial that was stopped before its end; a resumed sweep continues the same run."""
         self._put(trial.plan.key, lambda: self.runs.interrupt(trial))
 
     @property
     def unsynced(self) -> dict[str, str]:
-        """What MLflow does not have, by trial's key, and why."""
+        """The reason why MLflow lacks a run, by the trial's key."""
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
 
     def deliver(self, patience: float = PATIENCE, tell: Tell = silently) -> bool:
-        """Wait until MLflow has everything, or until nothing has moved for some seconds; Ctrl-C ends the wait.
+        """Wait until MLflow has everything, no write succeeds for `patience` seconds, or Ctrl-C.
 
-        Args:
-            patience: seconds without any write done.
-            tell: called about once a second with the number of runs that are still due.
+        `tell` is called about once a second with the number of runs that are still due.
         """
         with self._news:
             refused, self._refused = self._refused, {}
@@ -133,7 +122,7 @@ class Recorder:
         return not self.unsynced
 
     def _put(self, what: str, job: Job) -> None:
-        """Make something due; an older state of the same gives way."""
+        """Queue a write, which replaces an older one for the same run."""
         with self._news:
             self._refused.pop(what, None)
             self._due[what] = job
@@ -142,7 +131,7 @@ class Recorder:
                 self._thread.start()
 
     def _write(self) -> None:
-        """The thread: one write after the other until nothing is due."""
+        """Run in the thread: write until nothing is due."""
         pause = FIRST_PAUSE
         while (next_one := self._next()) is not None:
             what, job = next_one
@@ -169,12 +158,12 @@ class Recorder:
             self.outage = None
             self._errors.pop(what, None)
             self._tries.pop(what, None)
-            if self._due[what] is job:  # else there is more by now
+            if self._due[what] is job:  # otherwise a newer write is due
                 del self._due[what]
             self._news.notify_all()
 
     def _failed(self, what: str, job: Job, error: Exception) -> None:
-        """Tell an outage, which ends for everything at once, from a write that MLflow does not take."""
+        """Distinguish an outage, which concerns all writes, from a write that MLflow rejects."""
         text = "".join(traceback.format_exception(error))
         try:
             self.runs.client.search_experiments(max_results=1)
@@ -196,12 +185,9 @@ class Recorder:
 
 
 def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -> Iterator[tuple[str, dict[str, str]]]:
-    """Bring MLflow up to what a store holds: after an outage, for a lost database, or for another server.
+    """Write everything in a store to MLflow; yield the name of each sweep and run, and its `unsynced`.
 
-    Sweeps that another process is running are left to it.
-
-    Yields:
-        The name of each sweep and run, and what MLflow did not take of it.
+    Sweeps that another process is running are skipped.
     """
     for sweep in store.sweeps():
         sweep.fetch()
@@ -212,7 +198,7 @@ def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -
     runs = store.root / "runs"
     for run in store.runs():
         recorder = Recorder(store, run.folder.parent.relative_to(runs).as_posix(), destination)
-        recorder.sync(run.read())  # one without an end may be running
+        recorder.sync(run.read())  # a run without an outcome may be running
         recorder.deliver(tell=tell)
         yield run.folder.relative_to(runs).as_posix(), recorder.unsynced
 

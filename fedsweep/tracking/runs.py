@@ -1,4 +1,4 @@
-"""The runs of sweeps and trials in MLflow: their parameters, rounds and outcomes, each written once."""
+"""MLflow runs of sweeps and trials: parameters, rounds and outcomes, each written once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NO_PARAMETERS: Mapping[str, bool | Mapping[str, bool]] = {
     **dict.fromkeys(("id", "name", "digests"), True),
     "reference": {"arms": True},
 }
-"""Of a sweep's manifest: what tags say, and what may be longer than a parameter of MLflow; sweep.json has all."""
+"""Entries of the manifest that are not parameters: they are tags, or may exceed MLflow's length limit."""
 
 
 @dataclass(frozen=True)
 class _Written:
-    """What MLflow holds of a trial."""
+    """The state of a trial's run in MLflow."""
 
     run_id: str
     start: int
@@ -38,13 +38,13 @@ class _Written:
     state: trial_description.State
     marks: Mapping[str, str]
     step: int | None
-    """The last round, -1 before the first, None where MLflow was not asked."""
+    """The last round, -1 before the first, None if unknown."""
 
 
 class Runs:
-    """The runs of one MLflow experiment, below a parent run where they belong to a sweep.
+    """The runs of one MLflow experiment, below a parent run if they belong to a sweep.
 
-    Raises what MLflow raises; what was being written then is asked for anew by the next call. For one thread at a time.
+    Methods pass on MLflow's exceptions, after which the next call reads the run again. Not thread-safe.
     """
 
     def __init__(self, destination: Destination, experiment: str) -> None:
@@ -53,31 +53,31 @@ class Runs:
         self.client = self._found.client
         self.sweep: SweepManifest | None = None
         self.parent: str | None = None
-        self._question = ""  # what the search space says of itself
+        self._question = ""  # of the search space
         self._summary = TrialsSummary()
         self._written: dict[str, _Written] = {}
-        self._children: dict[str, Run] | None = None  # of the parent, as MLflow had them; None: ask for each
+        self._children: dict[str, Run] | None = None  # of the parent when it was opened; None: search for each
         self._opened: set[str] = set()  # trials that this session found or created
 
     @property
     def experiment_id(self) -> str:
-        """The experiment's id; the first use creates the experiment."""
+        """The id of the experiment, which is created on first use."""
         return self._found.id
 
     def open_database(self, root: Path) -> None:
-        """Open the store's own database, which the first use creates; that is not safe in two processes at once."""
+        """Open or create the store's own database, under a lock: two processes must not create it at once."""
         with FileLock(root / ".mlflow.lock"):
             _ = self.experiment_id
 
     def belong(self, sweep: SweepManifest) -> None:
-        """From now on trials are those of this sweep. Asks MLflow nothing."""
+        """Assign later trials to a sweep, without a request to MLflow."""
         self.sweep, self.parent, self._children = sweep, None, None
         self._summary = TrialsSummary()
         self._written.clear()
         self._opened.clear()
 
     def open_sweep(self, folder: Path) -> None:
-        """Show the sweep as running, with its YAMLs, package versions and commit."""
+        """Mark the sweep as running, and record its YAML files, package versions and commit."""
         run = self.client.get_run(self._open_parent())
         run_id = run.info.run_id
         self._question = sweep_description.question(folder)
@@ -88,8 +88,7 @@ class Runs:
             values = self._manifest.model_dump(mode="json", exclude=NO_PARAMETERS)
             if self._question:
                 self.client.set_experiment_tag(self.experiment_id, NOTE, self._question)
-            described = {NOTE: sweep_note(self._manifest, self._question), DESCRIBED: "yes"}
-            self._send(run_id, (), values, described)
+            self._send(run_id, (), values, {NOTE: sweep_note(self._manifest, self._question), DESCRIBED: "yes"})
         if run.info.status != "RUNNING":
             self.client.update_run(run_id, status="RUNNING")
         self._save_view(run_id)
@@ -105,14 +104,13 @@ class Runs:
                 self.client.log_metric(run_id, name, value)
         if self._summary.images:
             self.client.log_inputs(run_id, trial_description.dataset_inputs(self._summary.images))
-        note = sweep_note(self._manifest, self._question, artifacts)
-        self._send(run_id, (), {}, {**self._summary.tags, NOTE: note})
+        self._send(run_id, (), {}, {**self._summary.tags, NOTE: sweep_note(self._manifest, self._question, artifacts)})
         self.client.set_terminated(run_id, status)
         self._found.delete_late(self._manifest.id, sweep_tags(self._manifest.id), run_id)
         self._save_view(run_id)
 
     def sync(self, trial: TrialRecord) -> None:
-        """Bring MLflow up to what the store holds of one trial: its parameters, missing rounds and outcome."""
+        """Write the missing parameters, rounds and outcome of one trial."""
         self._summary.add(trial)
         key, state = trial.plan.key, trial_description.state(trial)
         written = self._written.pop(key, None) or self._open(trial.plan)
@@ -128,7 +126,7 @@ class Runs:
         rounds += trial_description.final_metrics(trial, written.start) if changed else []
         marks = trial_description.provenance_tags(trial.plan)
         news = {name: mark for name, mark in marks.items() if written.marks.get(name) != mark}
-        # The outcome last: all else is there then.
+        # The outcome comes last, once all else is written.
         tags = {**described, **news, **(trial_description.outcome_tags(trial) if changed else {})}
         self._send(written.run_id, rounds, trial.plan.config if described else {}, tags)
         if trial.outcome is not None:
@@ -137,7 +135,7 @@ class Runs:
         self._written[key] = replace(written, described=True, state=state, marks=marks, step=step)
 
     def interrupt(self, trial: TrialRecord) -> None:
-        """Show a trial that was stopped before its end; a resumed sweep continues the same run."""
+        """Mark a trial as stopped before its end; a resumed sweep continues the same run."""
         self.sync(trial)
         written = self._written.pop(trial.plan.key)
         self.client.set_terminated(written.run_id, "KILLED")
@@ -153,7 +151,7 @@ class Runs:
         return self.sweep
 
     def _open_parent(self) -> str:
-        """Find or create the parent run, and find all its children that MLflow has: none of a new one."""
+        """Find or create the parent run, and find all its children."""
         if self.parent is not None:
             return self.parent
         sweep, tags = self._manifest, sweep_tags(self._manifest.id)
@@ -173,7 +171,7 @@ class Runs:
         return trial_tags(key, None if self.sweep is None else self._open_parent())
 
     def _open(self, plan: TrialPlan) -> _Written:
-        """Find or create the trial's run, and return what it holds."""
+        """Find or create the trial's run."""
         tags = self._tags(plan.key)
         if self._children is not None and plan.key not in self._opened:
             found = self._children.pop(plan.key, None)
@@ -193,11 +191,11 @@ class Runs:
     # Writing
 
     def _last_step(self, run_id: str) -> int:
-        """Return the last round on record: every round has this metric, and rounds are written whole or not at all."""
+        """Return the last recorded round, by a metric that every round has; rounds are written whole or not at all."""
         return max((one.step for one in self.client.get_metric_history(run_id, "seconds/round")), default=-1)
 
     def _change(self, run_id: str, trial: TrialRecord) -> None:
-        """Show how the trial ended, or that it continues, but for the tags."""
+        """Record the end of the trial, or that it continues, except in tags."""
         if trial.outcome is None:
             self.client.update_run(run_id, status="RUNNING")
             return

@@ -1,4 +1,4 @@
-"""One run outside a sweep, kept in the store and in MLflow like a trial."""
+"""A run outside a sweep, recorded in the store and in MLflow like a trial."""
 
 import contextlib
 import datetime
@@ -24,13 +24,13 @@ def record_run(
     destination: Destination | None = None,
     system_metrics: bool = False,
 ) -> tuple[TrialStore, Recorder]:
-    """Play a run, hand every round to `show`, and keep everything, an error's traceback included."""
+    """Play a run, pass each round to `show`, and record everything, including an error's traceback."""
     stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     trial = store.run(name, stamp)
     resolved, digests = config.model_dump(mode="json"), content_digests(config)
     marks = config.marks()
     trial.plan(TrialPlan(key=stamp, number=0, arm={}, seed=config.seed, config=resolved, digests=digests, marks=marks))
-    with Recorder(store, name, destination) as recorder:  # which waits for MLflow at the end
+    with Recorder(store, name, destination) as recorder:  # waits for MLflow at the end
         recorder.sync(trial.read())
         try:
             measure = SystemMeter().read if system_metrics else dict
@@ -48,6 +48,6 @@ def record_run(
             raise
         trial.end(Outcome(outcome="finished", round=config.federation.rounds))
         recorder.sync(trial.read())
-        with contextlib.suppress(UnreachableError):  # what is not sent is told
+        with contextlib.suppress(UnreachableError):  # the caller reports it
             trial.remote.push(needed=True)
     return trial, recorder

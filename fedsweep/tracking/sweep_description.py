@@ -16,14 +16,12 @@ from fedsweep.results.arms import arm_label
 from fedsweep.results.provenance import TAKEN_FROM
 from fedsweep.tracking.trial_description import Images, images_of
 
-MOST = 30
-"""Dataset inputs of a parent; each trial has its own anyway."""
-LONGEST_TAG = 500
-"""Characters of a tag that lists what trials say."""
+MOST = 30  # dataset inputs of a parent run, at most; each trial has its own
+LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 
 def description_tags(manifest: SweepManifest) -> dict[str, str]:
-    """Return the tags to search and compare sweeps by."""
+    """Return the tags for searching and comparing sweeps."""
     goals = [(manifest.metric, manifest.mode)]
     if manifest.against is not None:
         goals.append((manifest.against.metric, manifest.against.mode))
@@ -40,15 +38,15 @@ def description_tags(manifest: SweepManifest) -> dict[str, str]:
 
 @dataclass
 class TrialsSummary:
-    """The images, metric ranges and provenance of all trials that were added."""
+    """The images, metric ranges and provenance of all added trials."""
 
     images: dict[Images, None] = field(default_factory=dict)
     extent: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """The least and the largest value of each metric of a round."""
+    """The smallest and the largest value of each metric."""
     _marks: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, trial: TrialRecord) -> None:
-        """Add a trial, again or for the first time."""
+        """Add a trial; a trial may be added repeatedly."""
         for name, mark in trial.plan.marks.items():
             if name != TAKEN_FROM:  # of single trials
                 self._marks.setdefault(name, set()).add(mark)
@@ -61,25 +59,23 @@ class TrialsSummary:
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """All marks of the trials by name, such as what stood in for a generator of synthetic images."""
+        """The provenance of all trials, such as the stand-in for a generator of synthetic images."""
         return {f"fedsweep.{name}": ", ".join(sorted(values))[:LONGEST_TAG] for name, values in self._marks.items()}
 
 
-NOTE = "mlflow.note.content"
-"""MLflow's tag for the description of a run or an experiment, in Markdown."""
-LONGEST_NOTE = 7800
-"""Characters; MLflow takes 8,000 of a run's tag."""
+NOTE = "mlflow.note.content"  # MLflow's tag for the description of a run or an experiment, in Markdown
+LONGEST_NOTE = 7800  # characters; MLflow's limit for a run's tag is 8,000
 REST = "\n\n(More than fits here: the whole table is `report/table.md` among the artifacts.)"
 
 
 def question(folder: Path) -> str:
-    """Return the first comment of a sweep's search space; empty where it has none."""
+    """Return the first comment of a sweep's search space, or an empty string."""
     path = folder / "search_space.yaml"
     return summary(path) if path.exists() else ""
 
 
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
-    """Return the description of a parent run: the question, the table with what was found, the commands."""
+    """Return the description of a parent run: the question, the table with its findings, and commands."""
     table = report / "table.md" if report is not None else None
     if table is not None and table.exists():
         _, _, found = table.read_text(encoding="utf-8").partition("\n")  # its title is the run's name
@@ -94,7 +90,7 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return whole lines of a Markdown text, and a sentence where some are left out.
+    """Return at most `longest` characters of a Markdown text, cut between lines and with a note on the cut.
 
     >>> shortened("a table", 100)
     'a table'
@@ -109,13 +105,13 @@ PACKAGES = ("fedsweep", "torch", "timm", "peft", "ray", "optuna", "mlflow", "num
 
 
 def environment() -> dict[str, str]:
-    """Return package versions, Python and platform."""
+    """Return the versions of packages and Python, and the platform."""
     versions = {name: metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), "platform": platform.platform(), **versions}
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout that the package is run from, with `+` where it has uncommitted changes."""
+    """Return the commit of the checkout that contains the package, with `+` for uncommitted changes, or None."""
     folder = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -128,8 +124,8 @@ def git_commit() -> str | None:
         return None
 
 
-@cache  # asked for every run; git is three processes
+@cache  # called for every run, and starts three git processes
 def origin() -> dict[str, str]:
-    """Return the tags of every run: fedsweep's version, and the commit where there is one."""
+    """Return the tags of every run: fedsweep's version, and the commit if there is one."""
     version, commit = {"fedsweep.version": metadata.version("fedsweep")}, git_commit()
     return {**version, "mlflow.source.git.commit": commit} if commit else version

@@ -1,4 +1,4 @@
-"""The child run of a trial: name, tags, parameters, and the data sets that it used."""
+"""The child run of a trial: name, tags, parameters, metrics and data sets."""
 
 from __future__ import annotations
 
@@ -22,30 +22,28 @@ if TYPE_CHECKING:
 
 
 METRICS, PARAMETERS = 800, 100
-"""In one request. MLflow takes at most 1,000 items, and of these at most 100 parameters."""
+"""Limits per request; MLflow accepts 1,000 items, of which at most 100 parameters."""
 STATUS = {"finished": "FINISHED", "pruned": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
 OUTCOME = "fedsweep.outcome"
 ROUND = "fedsweep.round"
-ARM = "arm"
-"""The tag that MLflow's page groups runs by: the run's name without its seed."""
-State = tuple[str, str | None]
-"""The outcome and, of a trial that has ended, its round, as tags say them."""
+ARM = "arm"  # the tag by which MLflow's page groups runs: the run's name without its seed
+State = tuple[str, str | None]  # the outcome, and the round of an ended trial, as in tags
 RUNNING: State = ("running", None)
 
 
 def state(trial: TrialRecord) -> State:
-    """Return the state of a trial."""
+    """Return the state of a trial in the store."""
     return (trial.outcome.outcome, str(trial.outcome.round)) if trial.outcome else RUNNING
 
 
 def recorded_state(tags: Mapping[str, str]) -> State:
-    """Return the state of a trial by its run's tags."""
+    """Return the state of a trial from its run's tags."""
     outcome = tags.get(OUTCOME, "")
     return outcome, tags.get(ROUND) if outcome in STATUS else None
 
 
 def start_tags(plan: TrialPlan, varied: Iterable[str] = ()) -> dict[str, str]:
-    """Return the tags of a run from its start; `varied` names what differs between arms of its sweep."""
+    """Return the tags of a run at its start; `varied` are the hyperparameters that differ between arms."""
     tags = {"fedsweep.arm": plan.label, "fedsweep.seed": str(plan.seed), OUTCOME: RUNNING[0]}
     tags |= {f"fedsweep.{name}_digest": digest for name, digest in plan.digests.items()}
     if plan.start is not None:
@@ -54,7 +52,7 @@ def start_tags(plan: TrialPlan, varied: Iterable[str] = ()) -> dict[str, str]:
 
 
 def _grouping_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
-    """Return the tags to group runs by: each varied hyperparameter under its short name, and the arm in words."""
+    """Return tags for grouping runs: each varied hyperparameter under its short name, and the arm's label."""
     short = short_names(dict.fromkeys([*varied, *plan.arm]))
     tags = {
         short[name]: setting(name, value) if name in IN_WORDS else shown_setting(value, 6)
@@ -64,7 +62,7 @@ def _grouping_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """For each dotted name the shortest end of it that no other has.
+    """Return, for each dotted name, its shortest suffix that is unique among the names.
 
     >>> short_names(["lora.rank", "optimizer.lr", "server.lr", "without"])
     {'lora.rank': 'rank', 'optimizer.lr': 'optimizer.lr', 'server.lr': 'server.lr', 'without': 'without'}
@@ -75,12 +73,12 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def provenance_tags(plan: TrialPlan) -> dict[str, str]:
-    """Return the tags of what a reader of a trial's numbers must know; some of it shows only while it runs."""
+    """Return the tags of a trial's provenance, some of which is known only while it runs."""
     return {f"fedsweep.{name}": mark for name, mark in plan.marks.items()}
 
 
 def outcome_tags(trial: TrialRecord) -> dict[str, str]:
-    """Return the tags of a trial's state, the outcome last."""
+    """Return the tags of a trial's outcome; the tag of the outcome itself is last."""
     if trial.outcome is None:
         return {OUTCOME: RUNNING[0]}
     lines = (trial.outcome.error or "").strip().splitlines()
@@ -90,10 +88,10 @@ def outcome_tags(trial: TrialRecord) -> dict[str, str]:
 
 
 def round_metrics(trial: TrialRecord, start: int, after: int) -> list[list[Metric]]:
-    """Return the metrics of each round after round `after`; `start` is that of the run, in milliseconds.
+    """Return the metrics of each round after round `after`; `start` is the run's start in milliseconds.
 
-    A round is dated by the run's start and the seconds that rounds took, so that it is the same point whenever it is
-    written: of two equal points MLflow keeps one.
+    Timestamps follow from the start and the duration of rounds, so that a repeated write gives the same point, which
+    MLflow keeps once.
     """
     return [
         _metrics({**record.metrics, **record.system, "seconds/round": record.seconds}, moment, record.round)
@@ -103,7 +101,7 @@ def round_metrics(trial: TrialRecord, start: int, after: int) -> list[list[Metri
 
 
 def final_metrics(trial: TrialRecord, start: int) -> list[list[Metric]]:
-    """Return the metrics of a whole trial that has ended, dated by its last round."""
+    """Return the summary metrics of an ended trial, with the timestamp of its last round."""
     if trial.outcome is None or trial.last_round <= 0:
         return []
     last = mean_of_last(trial.history, "accuracy/mean")
@@ -124,10 +122,7 @@ def _metrics(values: Mapping[str, float], moment: int, step: int) -> list[Metric
 def requests(
     rounds: Iterable[list[Metric]], parameters: Mapping[str, Json], tags: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of `log_batch`: as few requests as MLflow takes, no round cut in two.
-
-    Tags come last; within a request MLflow itself writes them last.
-    """
+    """Yield the arguments of as few `log_batch` calls as possible, without splitting a round; tags come last."""
     from mlflow.entities import Param, RunTag
 
     values = flat(parameters).items()
@@ -146,7 +141,7 @@ def requests(
 
 
 def run_name(plan: TrialPlan) -> str:
-    """For people: `rank 4 · seed 0`, `without momentum · seed 0`."""
+    """Return the name of a run, such as `rank 4 · seed 0` or `without momentum · seed 0`."""
     arm = _in_words(plan)
     return f"{arm} · seed {plan.seed}" if arm else f"seed {plan.seed}"
 
@@ -155,28 +150,27 @@ def _in_words(plan: TrialPlan) -> str:
     return " · ".join(setting(name.rsplit(".", 1)[-1], value) for name, value in plan.arm.items())
 
 
-SHOWN = 12
-"""Letters of a digest: enough to tell apart by eye. MLflow takes 36."""
+SHOWN = 12  # digits of a digest; MLflow's limit is 36
 COLUMNS = [{"name": "image", "type": "uint8 (3, size, size)"}, {"name": "label", "type": "class"}]
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images that a trial reads, by name and digest."""
+    """One data set that a trial uses, as MLflow records it."""
 
     name: str
     digest: str
     context: str
     """`train` or `eval`."""
     profile: str
-    """JSON: the domains, the clients."""
+    """JSON with domains and clients."""
 
 
 def images_of(plan: TrialPlan) -> list[Images]:
-    """What a trial is tested on, and what its clients train on; none where the plan says nothing of its images.
+    """Return the test images and the clients' training images; empty if the plan does not describe them.
 
-    The digest for `eval` is that of all images and labels; that for `train` is of how they are divided too: data,
-    partition and seed. Where it is the same, each client holds the same images.
+    The digest for `eval` covers all images and labels. The digest for `train` also covers data options, partition and
+    seed: if two are equal, each client has the same images.
     """
     data, partition = plan.config.get("data"), plan.config.get("partition")
     content, _, of_synthetic = plan.digests.get("data", "").partition(" ")
@@ -198,7 +192,7 @@ def images_of(plan: TrialPlan) -> list[Images]:
 
 
 def dataset_inputs(images: Iterable[Images]) -> list[DatasetInput]:
-    """Return the images as arguments of `log_inputs`, which takes two equal ones as one."""
+    """Return the arguments of `log_inputs`, which ignores duplicates."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     schema = json.dumps({"mlflow_colspec": COLUMNS})
@@ -212,7 +206,7 @@ def dataset_inputs(images: Iterable[Images]) -> list[DatasetInput]:
 
 
 def _clients(partition: Mapping[str, Json], domains: int) -> Json:
-    """How many there are: said, or one or some for each domain."""
+    """Return the number of clients."""
     if partition["name"] == "centralized":
         return 1
     return partition.get("clients") or domains * int(str(partition.get("clients_per_domain", 1)))

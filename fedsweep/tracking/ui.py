@@ -1,4 +1,4 @@
-"""MLflow's page over a results folder, and the saved view of a sweep by arm."""
+"""MLflow's page for a results folder, and the saved view of a sweep by arm."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-TAG = "mlflow.sharedViewState."
-"""The experiment's tag of a view, but for its key."""
+TAG = "mlflow.sharedViewState."  # the prefix of the experiment's tag for a saved view
 BEYOND = ("accuracy/mean_of_last_4", "megabytes/sent", "seconds/round")
-"""Metrics of a trial that are none of its rounds' records."""
+"""Metrics of a trial that are not in its records of rounds."""
 BY_ROUND = ("accuracy/worst_domain", "loss/test", "loss/train")
 COST = "megabytes/sent"
 
@@ -47,34 +46,30 @@ def save_view(
     parent: str,
     extent: Mapping[str, tuple[float, float]],
 ) -> bool:
-    """Save the view of a sweep for MLflow's page, and return whether MLflow took it.
+    """Save the view of a sweep for MLflow's page, and return whether this succeeded.
 
-    The form of a view is MLflow's own and undocumented, and some servers let us only read. So nothing depends on it.
+    The format is undocumented, and some servers are read-only, so nothing depends on success.
     """
     with contextlib.suppress(Exception):
-        view = encoded(sweep_view(manifest, parent, extent))
-        client.set_experiment_tag(experiment_id, TAG + manifest.id, view)
+        client.set_experiment_tag(experiment_id, TAG + manifest.id, encoded(sweep_view(manifest, parent, extent)))
         return True
     return False
 
 
 def encoded(view: Json) -> str:
-    """Return the tag's value, as MLflow's page reads it."""
+    """Return a view as the tag's value that MLflow's page reads."""
     content = json.dumps(view, separators=(",", ":"), ensure_ascii=False).encode()
     return "deflate;" + base64.b64encode(zlib.compress(content, 9)).decode()
 
 
 def sweep_view(manifest: SweepManifest, parent: str, extent: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
-    """Charts over the trials below a parent run, grouped by arm, with the mean over seeds and their range.
+    """Return charts of the trials below run `parent`, grouped by arm, with mean and range over seeds.
 
-    Args:
-        manifest: of the sweep.
-        parent: the run's id.
-        extent: the least and the largest value of each metric so far; without it curves are drawn from zero.
+    `extent` is the smallest and largest value of each metric; without it, vertical axes begin at zero.
     """
     return {
         "searchFilter": tag_filter({PARENT: parent}),
-        # Ordered by a metric the page shows trials alone; otherwise it folds them below their parent.
+        # The page folds trials below their parent unless they are ordered by a metric.
         "orderByKey": f"metrics.`{manifest.metric}`",
         "orderByAsc": manifest.mode == "min",
         "startTime": "ALL",
@@ -104,14 +99,14 @@ def _parameters(manifest: SweepManifest) -> list[str]:
 
 
 def _folded(extent: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Sections that the page makes of all metrics by the first parts of their names; they stay closed below ours."""
+    """Return the sections that the page derives from prefixes of metrics; they stay closed, below ours."""
     first = {name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)}
     return sorted({"System metrics" if name == "system" else name for name in first})
 
 
 def _charts(manifest: SweepManifest, extent: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
     objective, against = manifest.metric, manifest.against.metric if manifest.against else COST
-    other = COST if against in ACCUMULATED else against  # the page knows the last round's value only
+    other = COST if against in ACCUMULATED else against  # the page only has the value of the last round
     by_round = dict.fromkeys([objective, *([other] if other != COST else []), *BY_ROUND])
     parameters = _parameters(manifest)
     charts = [
@@ -142,7 +137,6 @@ LINE: dict[str, Any] = {
 
 
 def _range(extent: tuple[float, float] | None) -> dict[str, float]:
-    """Return the range of the vertical axis, with a margin."""
     if extent is None or extent[0] == extent[1]:
         return {}
     margin = 0.05 * (extent[1] - extent[0])
@@ -160,19 +154,14 @@ def _section(name: str, opened: bool = False) -> dict[str, Any]:
 
 
 LOOPBACK = "127.0.0.1"
-ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (compared with what the user asks for)
+ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (compared with the user's choice)
 TRAINING = "workflowType=machine_learning"
-"""In an address: the page for training; MLflow's other one is for language models."""
-SIDE_BY_SIDE = 100
-"""Runs in one address: more would neither fit into it nor be told apart."""
+"""The query for MLflow's page for training; its other page is for language models."""
+SIDE_BY_SIDE = 100  # runs in one URL, limited by its length and for readable charts
 
 
 def check_free(host: str, port: int) -> bool:
-    """Whether only this machine can open a page on that host and port.
-
-    Raises:
-        UserError: the port is taken or not allowed, or the host is none of this machine's.
-    """
+    """Return whether only this machine can reach `host`; raise UserError unless a server can listen on the port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or "nowhere.invalid", port, type=socket.SOCK_STREAM
@@ -193,10 +182,9 @@ def check_free(host: str, port: int) -> bool:
 
 
 def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[str], dict[str, str]]:
-    """The command of MLflow's server over a store, and the environment that keeps it small.
+    """Return the command of MLflow's server for a results folder, and environment variables that keep it small.
 
-    MLflow refuses requests for a name that it does not know, and those that come from another site's page. On loopback
-    it knows its names; for other hosts they are given.
+    MLflow rejects requests for unknown host names and from pages of other sites. It only knows the names of loopback.
     """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking_uri(root)]
     command += ["--default-artifact-root", (root / "artifacts").as_uri(), "--host", host, "--port", str(port)]
@@ -209,7 +197,7 @@ def server_command(root: Path, port: int, host: str = LOOPBACK) -> tuple[list[st
 
 
 def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
-    """Wait until a server that was just started takes connections; False if it ends before."""
+    """Wait until a new server accepts connections; return False if it ends before."""
     while server.poll() is None:
         with contextlib.suppress(OSError):
             socket.create_connection((LOOPBACK if host in ANYWHERE else host, port), timeout=1).close()
@@ -219,15 +207,15 @@ def answers(server: subprocess.Popen[bytes], host: str, port: int) -> bool:
 
 
 def page_url(host: str, port: int) -> str:
-    """The page's address; that of all interfaces is shown by the machine's name."""
+    """Return the URL of the page; for all interfaces, with the machine's name."""
     return f"http://{_bracketed(socket.gethostname() if host in ANYWHERE else host)}:{port}"
 
 
 def _names(host: str) -> list[str]:
-    """Return the names and addresses under which this machine is asked for its page."""
+    """Return the names and addresses by which this machine can be reached."""
     own = socket.gethostname()
     names = ["localhost", LOOPBACK, "::1", own, socket.getfqdn(), *([] if host in ANYWHERE else [host])]
-    with contextlib.suppress(OSError):  # a name that resolves nowhere
+    with contextlib.suppress(OSError):  # the name does not resolve
         names += [str(address[4][0]) for address in socket.getaddrinfo(own, None)]
     for addresses in psutil.net_if_addrs().values():
         names += [one.address for one in addresses if one.family in (socket.AF_INET, socket.AF_INET6)]
@@ -241,9 +229,9 @@ def _bracketed(name: str) -> str:
 def page_links(
     store: Store, url: str, destination: Destination | None = None, sweep: SweepStore | None = None
 ) -> dict[str, str]:
-    """Addresses within MLflow's page for a sweep, the newest by default: its saved view, runs, curves, trials.
+    """Return labelled URLs for a sweep, by default the newest: saved view, parent run, runs, curves, trials.
 
-    The view is saved here where it is missing, as for a sweep of an older version; what refuses it has none.
+    A missing view, as of a sweep of an older version, is saved if possible.
     """
     sweeps = [sweep] if sweep is not None else store.sweeps()[-1:]
     if not sweeps:
@@ -258,7 +246,7 @@ def page_links(
     below = tag_filter({PARENT: parent} if parent else {"fedsweep.kind": "trial"})
     ids = ",".join(f'"{run.info.run_id}"' for run in client.search_runs([number], below, max_results=SIDE_BY_SIDE))
     runs = f"{url}/#/experiments/{number}/runs?{TRAINING}"
-    # Ordered by a metric, MLflow shows children beside their parent; otherwise it folds them below it.
+    # The page folds trials below their parent unless they are ordered by a metric.
     metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")
     ascending = "false" if manifest.mode == "max" else "true"
     charts = f"{runs}&compareRunsMode=CHART&orderByKey={metric}&orderByAsc={ascending}"

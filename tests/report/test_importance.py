@@ -47,7 +47,7 @@ def test_what_decides_the_objective_comes_first_and_the_rest_is_little(sampled, 
     assert found[0].name == first
     assert found[0].share > 0.8
     assert sum(one.share for one in found) <= 1 + 1e-9
-    assert all(0 <= one.low <= one.share <= one.high <= 1 for one in found)
+    assert all(one.spread and 0 <= one.spread[0] <= one.share <= one.spread[1] <= 1 for one in found)
 
 
 def test_a_threshold_on_a_logarithm_is_weighed_there(sampled, manifest, trials):

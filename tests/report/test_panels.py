@@ -40,7 +40,7 @@ def test_without_such_a_metric_there_is_none(drawn, manifest, trials, draw):
 
 
 def test_bars_are_the_largest_shares_first_with_their_intervals(drawn, manifest):
-    shares = (Share("lr", 0.2), Share("rank", 0.5, 0.4, 0.7), Share("rank, lr", 0.0, 0.0, 0.1))
+    shares = (Share("lr", 0.2), Share("rank", 0.5, (0.4, 0.7)), Share("rank, lr", 0.0, (0.0, 0.1)))
     (axes,) = drawn(importance.draw, Effects(manifest(), PERCENT, importances=shares)).axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["rank", "lr", "rank, lr"]
     assert [patch.get_width() for patch in axes.patches] == pytest.approx([50, 20, 0])

@@ -33,7 +33,7 @@ def test_without_an_address_it_is_the_stores_own_database(tmp_path: Path, addres
 
 def test_a_variable_of_mlflow_itself_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:5000")
-    assert not Destination.of(tmp_path).is_server
+    assert Destination.of(tmp_path).server is None
 
 
 def test_a_password_goes_to_mlflows_client_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_a_password_goes_to_mlflows_client_and_nowhere_else(tmp_path: Path, monk
         assert "cret" not in told
     again = Destination.of_sweep(tmp_path, tmp_path / "sweep")
     assert again.uri == given.uri
-    assert not Destination.of_sweep(tmp_path, tmp_path / "sweep", "store").is_server
+    assert Destination.of_sweep(tmp_path, tmp_path / "sweep", "store").server is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fedsweep.results import TrialRecord
 
 
 def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: Path) -> tuple[Figure, ...]:
-    """Draw all figures that there are numbers for into the folder."""
+    """Draw all figures for which there is data into `folder`."""
     manifest, arms = table.manifest, table.arms
     drawn = [
         curves.draw(manifest, arms, folder / "curves.png"),

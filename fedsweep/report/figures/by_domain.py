@@ -1,4 +1,4 @@
-"""The accuracy on each domain at the last round: as dots with the ranges of seeds, and as a grid of numbers."""
+"""Figures of the accuracy on each domain at the last round: dots with the ranges of seeds, and a heat map."""
 
 import math
 from collections.abc import Sequence
@@ -9,30 +9,26 @@ from typing import TYPE_CHECKING, Any
 from fedsweep.report.arm_statistics import ArmStatistics, best_places
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.canvas import GREY, RULE, Figure, colours, labels
+from fedsweep.report.text_tables import MARK, MARKED
 from fedsweep.results import SweepManifest
 
 if TYPE_CHECKING:
     from matplotlib import figure as pictures
     from matplotlib.axes import Axes
 
-MOST = 40
-"""Rows: the baselines, and of the other arms those with the best means."""
-MARK = "*"
+MOST = 40  # rows at most: the baselines and the arms with the best means
 WORSE, SAME, BETTER = "#D55E00", "#F7F7F7", "#0072B2"
 LOW, HIGH = "#F7F7F7", "#005B8F"
-LEAST = 1.0
-"""Percentage points of full colour at least, so that a sweep without differences looks like one."""
+LEAST = 1.0  # percentage points at full colour, at least, so that small differences stay pale
 WIDTH, HEIGHT, TALL = 0.74, 0.29, 0.36
-"""A cell in inches; taller where an arm's name takes two lines."""
-ROOM = 1.0
-"""Inches right of the cells, for the bar of the colours."""
-BAR = 0.12, 1.3, 2.0
-"""The bar in inches: width, and height at least and at most."""
+"""Size of a cell in inches; `TALL` is the height if an arm's label takes two lines."""
+ROOM = 1.0  # inches right of the cells, for the colour bar
+BAR = 0.12, 1.3, 2.0  # the colour bar in inches: width, least height, greatest height
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An arm on a domain, in percent; `gain` over the baseline in points, None where there is nothing to compare."""
+    """The accuracy of an arm on a domain in percent, and its gain over the baseline in points, if comparable."""
 
     accuracy: float
     gain: float | None
@@ -40,13 +36,13 @@ class Cell:
 
     @property
     def words(self) -> str:
-        """The number, marked where no client of the arm has the domain."""
+        """The accuracy as text, marked if the domain is held out of the arm's clients."""
         return f"{self.accuracy:.1f}{MARK * self.held_out}"
 
 
 @canvas.style()
 def draw_dots(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw a dot per arm and domain; None where no trial has finished, or none has an accuracy on a domain."""
+    """Draw a dot per arm and domain; return None if no finished trial has an accuracy on a domain."""
     coloured = zip(arms, colours(arms, manifest.mode), labels(manifest, arms), strict=True)
     finished = [
         (one, colour, label)
@@ -91,7 +87,7 @@ def _explained(finished: Sequence[ArmStatistics], greys: bool) -> list[str]:
 
 
 def _draw_arm(axes: "Axes", one: ArmStatistics, manifest: SweepManifest, colour: str, offset: float) -> None:
-    """One arm on every domain, hollow where it holds the domain out. Grey arms are a line across the domain."""
+    """Draw one arm on every domain: hollow dots for held-out domains, and only a line for grey arms."""
     for place, name in enumerate(manifest.domains):
         column, hollow = [*_by_seed(one, manifest.metric, name).values()], name in one.held_out
         if not column:
@@ -108,7 +104,7 @@ def _draw_arm(axes: "Axes", one: ArmStatistics, manifest: SweepManifest, colour:
 
 @canvas.style()
 def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw a cell per arm and domain; None where no trial has finished, or none has an accuracy on a domain."""
+    """Draw a cell per arm and domain; return None if no finished trial has an accuracy on a domain."""
     by_key = {one.key: one for one in arms}
     rows = []
     for one, words in zip(arms, labels(manifest, arms, letters=46), strict=True):
@@ -138,14 +134,13 @@ def _reading(compared: bool, held_out: bool, hidden: int) -> str:
             "without a test."
         )
     if held_out:
-        said.append(f"With {MARK}: out of domain, no client of that arm has images of the domain.")
+        said.append(MARKED)
     if hidden:
         said.append(f"Of the arms, {hidden} with lower means are left out.")
     return " ".join(said)
 
 
 def _cells(one: ArmStatistics, other: ArmStatistics | None, manifest: SweepManifest) -> dict[str, Cell]:
-    """The arm's cells by domain, with gains over the other arm; empty where no trial has finished."""
     cells = {}
     for name in manifest.domains:
         own = _by_seed(one, manifest.metric, name)
@@ -161,12 +156,11 @@ def _cells(one: ArmStatistics, other: ArmStatistics | None, manifest: SweepManif
 
 
 def _by_seed(one: ArmStatistics, objective: str, domain: str) -> dict[int, float]:
-    """The accuracy on a domain in percent at the end of each finished trial."""
     return {seed: 100 * end for seed, end in one.arm.finals(objective, one.metric_on(domain)).items()}
 
 
 def _draw_grid(figure: "pictures.Figure", axes: "Axes", grid: Sequence[Sequence[Cell | None]], compared: bool) -> None:
-    """Cells with their numbers, and a bar that says what the colours are. Vectors, so that an SVG stays sharp."""
+    """Draw the cells as vector patches, so that an SVG stays sharp, and a colour bar."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
     from matplotlib.ticker import MaxNLocator
@@ -210,14 +204,13 @@ def _draw_cell(axes: "Axes", across: int, down: int, cell: Cell | None, colour: 
 
 
 def _readable(ground: tuple[float, float, float]) -> str:
-    """Black or white, whichever has the higher contrast on a colour (WCAG 2: by relative luminance)."""
+    """Return black or white, whichever has the higher contrast on `ground` (WCAG 2: by relative luminance)."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in ground]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"
 
 
 def _name_domains(axes: "Axes", domains: Sequence[str]) -> None:
-    """Names above their columns, slanted where they are wider than these."""
     wide = max(map(len, domains)) > 10
     axes.xaxis.tick_top()
     axes.set_xticks(

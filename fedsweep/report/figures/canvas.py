@@ -1,4 +1,4 @@
-"""Figures in one style, saved as PNG and SVG; an arm has the same colour and the same words in all of them."""
+"""Common style, colours and labels of all figures, and their PNG and SVG files."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,17 +22,14 @@ INK = "#404040"
 RULE = "#E6E6E6"
 DPI = 200
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Okabe and Ito's colours, told apart with any colour vision; their yellow is too pale for lines on white."""
+"""Okabe and Ito's palette for all kinds of colour vision, without yellow, which is too pale on white."""
 GREY = "#C4C4C4"
-HIGHLIGHTED = 5
-"""Arms in colour where there are more arms than colours; the others are grey."""
-BAND = 0.16
-"""Opacity of the range of the seeds."""
-LETTERS = 36
-"""Letters of a line that names an arm."""
+HIGHLIGHTED = 5  # arms in colour if there are more arms than colours; the others are grey
+BAND = 0.16  # opacity of the band that shows the range of the seeds
+LETTERS = 36  # characters per line in the label of an arm
 BASELINE = " (baseline)"
 STYLE: dict[str, Any] = {
-    # What a browser has of these differs in width; DejaVu, by which all is placed, is the widest of them.
+    # Browsers lack some of these fonts. DejaVu, by which all text is placed, is the widest.
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica"],
     "svg.fonttype": "none",
@@ -48,10 +45,10 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing on disk, with its heading and explanation on the page."""
+    """A saved figure, with its heading and explanation on the page."""
 
     name: str
-    """The files' name without its ending."""
+    """The file name without its suffix."""
     title: str
     """The heading."""
     reading: str
@@ -62,7 +59,7 @@ class Figure:
 
 @contextmanager
 def style(**changes: Any) -> Iterator[None]:
-    """Set the look of all figures, whatever the user's matplotlibrc says; also as a decorator, `@style()`."""
+    """Apply the common style, ignoring the user's matplotlibrc; usable as a decorator, `@style()`."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -73,7 +70,7 @@ def style(**changes: Any) -> Iterator[None]:
 
 
 def blank(width: float, height: float, layout: Any = None) -> "pictures.Figure":
-    """Return an empty figure of this size in inches. No pyplot: it would keep the figure and choose a screen."""
+    """Return an empty figure of this size in inches, without pyplot, which would keep it and open a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
 
@@ -83,7 +80,7 @@ def blank(width: float, height: float, layout: Any = None) -> "pictures.Figure":
 
 
 def plain(width: float, height: float) -> tuple["pictures.Figure", "Axes"]:
-    """Return a figure of this size in inches with one pair of plain axes."""
+    """Return a figure of this size in inches with one pair of axes in the plain style."""
     figure = blank(width, height)
     axes = figure.add_subplot()
     quiet(axes)
@@ -91,7 +88,7 @@ def plain(width: float, height: float) -> tuple["pictures.Figure", "Axes"]:
 
 
 def panels(count: int, columns: int, width: float, height: float) -> tuple["pictures.Figure", list["Axes"]]:
-    """Return a figure of `count` panels, each of this size in inches, at most `columns` in a row; and their axes."""
+    """Return a figure of `count` panels of this size in inches, at most `columns` per row, and their axes."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = blank(width * columns, height * rows, layout="constrained")
@@ -99,14 +96,14 @@ def panels(count: int, columns: int, width: float, height: float) -> tuple["pict
 
 
 def quiet(axes: "Axes") -> None:
-    """Take the frame from axes, and add pale lines across."""
+    """Remove the top and right spines, and add pale horizontal grid lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)
 
 
 def legend_below(axes: "Axes", handles: list[Any], columns: int = 3) -> None:
-    """Add a legend under the label of the x-axis, if there is anything to explain."""
+    """Add a legend below the label of the x-axis, if there are any handles."""
     if handles:
         axes.legend(
             handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False, fontsize=8,
@@ -115,9 +112,9 @@ def legend_below(axes: "Axes", handles: list[Any], columns: int = 3) -> None:
 
 
 def save(figure: "pictures.Figure", path: Path, title: str, reading: str) -> Figure:
-    """Write a figure as `path`, a PNG, and as an SVG beside it. The same numbers give the same bytes."""
+    """Write a figure to `path` as PNG, and next to it as SVG; equal data give equal bytes."""
     made = Figure(path.stem, title, reading, path.with_suffix(".png"), path.with_suffix(".svg"))
-    # Without versions and dates. In an SVG text stays text, and the ids follow from the salt.
+    # Versions and dates are left out, and ids in the SVG follow from the salt.
     without = {"Creator": None, "Date": None, "Format": None, "Type": None}
     with style(**{"svg.hashsalt": made.name}), warnings.catch_warnings():
         # A letter that the font lacks is a box in the PNG and, by the reader's own fonts, itself in the SVG.
@@ -128,13 +125,13 @@ def save(figure: "pictures.Figure", path: Path, title: str, reading: str) -> Fig
 
 
 def spans_decades(values: Iterable[float], decades: int = 2) -> bool:
-    """Return whether positive values differ by more than that many powers of ten, and want a logarithm."""
+    """Return whether all values are positive and span more than `decades` powers of ten."""
     listed = list(values)
     return bool(listed) and min(listed) > 0 and max(listed) > 10.0**decades * min(listed)
 
 
 def logarithmic(axes: "Axes", axis: "Axis", values: Sequence[float]) -> None:
-    """Scale an axis by logarithms, with plain numbers at 1, 2 and 5 of each power of ten."""
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 times each power of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
@@ -145,7 +142,7 @@ def logarithmic(axes: "Axes", axis: "Axis", values: Sequence[float]) -> None:
 
 
 def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
-    """Return one colour per arm, the same in all figures; of many, the best five and the baseline are not grey."""
+    """Return one colour per arm, the same in all figures; of many arms, all but the best and the baselines are grey."""
     if len(arms) <= len(COLOURS):
         return list(COLOURS[: len(arms)])
     sign = -1 if mode == "max" else 1
@@ -157,13 +154,13 @@ def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
 
 
 def labels(manifest: SweepManifest, arms: Sequence[ArmStatistics], lines: int = 2, letters: int = LETTERS) -> list[str]:
-    """Return each arm in words, on at most `lines` lines of `letters` letters."""
+    """Return the label of each arm, folded to at most `lines` lines of `letters` characters."""
     dotted = names(manifest, arms)
     return [folded(arm_words(one.arm.values, dotted), lines, letters, BASELINE * one.is_baseline) for one in arms]
 
 
 def folded(words: str, lines: int, letters: int, after: str = "") -> str:
-    """Fold words to at most `lines` lines of `letters` letters. Long ones lose their middle, since arms differ at ends.
+    """Fold text to at most `lines` lines of `letters` characters; cut its middle if too long: arms differ at the ends.
 
     >>> folded("one  two three", 2, 8)
     'one two\\nthree'
@@ -179,7 +176,7 @@ def folded(words: str, lines: int, letters: int, after: str = "") -> str:
 
 
 def scale_of(metric: str) -> int:
-    """Return the factor of a metric's values for an axis."""
+    """Return the factor from a metric's values to its axis: 100 for accuracies, otherwise 1."""
     return 100 if is_accuracy(metric) else 1
 
 
@@ -189,7 +186,7 @@ def heading_of(metric: str) -> str:
 
 
 def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, tuple[float, float, float]]:
-    """Return lowest, mean and highest over finished seeds at each round that all recorded, on the axis's scale."""
+    """Return (lowest, mean, highest) over finished seeds for each round that all recorded, on the axis's scale."""
     scale = scale_of(metric)
     series = [recorded(trial.history, metric) for trial in arm.finished(objective).values()]
     shared = sorted(set.intersection(*map(set, series))) if series else []
@@ -198,7 +195,7 @@ def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, tuple[f
 
 
 def draw_over_seeds(axes: Any, points: Mapping[int, tuple[float, float, float]], colour: str, band: bool) -> None:
-    """Draw the mean as a line, and the range of the seeds as a band; grey arms are thin and without one."""
+    """Draw the mean as a line and the range of the seeds as a band; grey arms get a thin line only."""
     rounds, grey = list(points), colour == GREY
     low, middle, high = ([points[number][part] for number in rounds] for part in range(3))
     width, place = (0.9, 1) if grey else (1.8, 3)

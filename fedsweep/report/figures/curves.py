@@ -1,4 +1,4 @@
-"""The objective against rounds: a line for each arm, and every trial that did not finish on its own."""
+"""Figure of the objective by round: a line for each arm, and one for each trial that did not finish."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,19 +9,7 @@ from scipy.optimize import isotonic_regression
 
 from fedsweep.report.arm_statistics import ArmStatistics, ended, recorded
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import (
-    BAND,
-    GREY,
-    INK,
-    Figure,
-    colours,
-    draw_over_seeds,
-    heading_of,
-    labels,
-    over_seeds,
-    scale_of,
-    spans_decades,
-)
+from fedsweep.report.figures.canvas import BAND, GREY, INK, Figure
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
@@ -35,25 +23,24 @@ LOOKS: dict[str, dict[str, Any]] = {
     "failed": {"linestyle": ":", "linewidth": 1.1, "marker": "s", "markersize": 3.5},
     "unfinished": {"linestyle": ":", "linewidth": 1.1, "marker": "."},
 }
-"""Line styles of single trials that did not finish."""
-LINE = 0.058
-"""Height of a line of a label, as a share of the axes."""
+"""Line styles of trials that did not finish."""
+LINE = 0.058  # height of one line of a label, as a share of the axes
 
 
 @canvas.style()
 def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw mean and range of finished seeds per arm, every other trial on its own; None where no value is recorded."""
+    """Draw mean and range of finished seeds per arm, and each other trial; return None if no value is recorded."""
     figure, axes = canvas.plain(6.4, 4.0)
-    drawn = list(zip(arms, colours(arms, manifest.mode), labels(manifest, arms), strict=True))
+    drawn = list(zip(arms, canvas.colours(arms, manifest.mode), canvas.labels(manifest, arms), strict=True))
     kinds: set[str] = set()
     ends: dict[int, tuple[float, float]] = {}
     whole: list[float] = []
     # The best arm comes last, hence on top.
     for place, (one, colour, _) in reversed(list(enumerate(drawn))):
-        points = over_seeds(one.arm, manifest.metric, manifest.metric)
+        points = canvas.over_seeds(one.arm, manifest.metric, manifest.metric)
         if points:
             many = one.n > 1
-            draw_over_seeds(axes, points, colour, band=many)
+            canvas.draw_over_seeds(axes, points, colour, band=many)
             kinds |= {"grey"} if colour == GREY else {"mean", "band"} if many else {"finished"}
             ends[place] = max(points), points[max(points)][1]
             whole += [] if colour == GREY else [value for triple in points.values() for value in triple]
@@ -66,10 +53,10 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
     if not ends:
         return None
     bounded = is_accuracy(manifest.metric)
-    if not bounded and spans_decades(whole or others):
+    if not bounded and canvas.spans_decades(whole or others):
         axes.set_yscale("log")
     elif not bounded:
-        # One that diverged would flatten all others.
+        # A diverged trial would flatten all other lines.
         axes.set_ylim(limits(whole, others))
     axes.set_xlabel("Communication round (0: untuned model)")
     axes.set_ylabel(title(manifest.metric))
@@ -81,14 +68,14 @@ def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> 
     lost = [(*end[2:], _fate(arms[place])) for place, end in shown.items() if not arms[place].n]
     _label_lost(axes, lost, lowest)
     _legend(axes, kinds)
-    return canvas.save(figure, path, f"{heading_of(manifest.metric)} by round", _reading(kinds, bounded))
+    return canvas.save(figure, path, f"{canvas.heading_of(manifest.metric)} by round", _reading(kinds, bounded))
 
 
 def _draw_others(
     axes: "Axes", one: ArmStatistics, metric: str, colour: str, kinds: set[str]
 ) -> tuple[tuple[float, float] | None, list[float]]:
-    """Draw an arm's trials that did not finish; return where the longest one ends, and all values drawn."""
-    last, drawn, scale = None, list[float](), scale_of(metric)
+    """Draw an arm's trials that did not finish; return the end point of the longest one, and all values drawn."""
+    last, drawn, scale = None, list[float](), canvas.scale_of(metric)
     for trial in one.arm.trials:
         values = {number: scale * value for number, value in recorded(trial.history, metric).items()}
         if values and (kind := ended(trial)) != "finished":
@@ -134,10 +121,7 @@ def _legend(axes: "Axes", kinds: set[str]) -> None:
 
 
 def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> float | None:
-    """Write labels right of the axes at the height of their lines, pushed apart, with a thin leader.
-
-    Returns the height of the lowest one, as a share of the axes.
-    """
+    """Label lines right of the axes, without overlap; return the lowest label's height as a share of the axes."""
     if not ends:
         return None
     bottom, top = axes.get_ylim()
@@ -156,10 +140,7 @@ def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
 
 
 def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: float | None) -> None:
-    """Name arms without a finished trial below the others, by what their lines look like.
-
-    A leader from where they stopped would look like the rounds that they did not play.
-    """
+    """Label arms without a finished trial by line style: a leader would look like rounds that were not played."""
     gap = _gap([label for label, *_ in lost])
     first = 1.0 if lowest is None else lowest - gap - LINE
     for place, (label, colour, kind) in enumerate(lost):
@@ -174,19 +155,18 @@ def _gap(named: Sequence[str]) -> float:
 
 
 def _fate(one: ArmStatistics) -> str:
-    """Return how the trial that came furthest ended, or `unfinished` if that outcome has no line style."""
     furthest = max(one.arm.trials, key=lambda trial: trial.last_round)
     return kind if (kind := ended(furthest)) in LOOKS else "unfinished"
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Move ascending heights as little as keeps neighbours `gap` apart (least squares)."""
+    """Move ascending heights as little as possible (least squares) so that neighbours are at least `gap` apart."""
     steps = gap * np.arange(len(heights))
     return [float(height) for height in isotonic_regression(np.asarray(heights) - steps).x + steps]
 
 
 def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Return limits that show all of `whole`, and of the others what lies within its height above and below.
+    """Return limits of the axis that show all of `whole`, and `others` up to the height of `whole` above and below it.
 
     >>> limits([0.0, 2.0], [3.0, 1e6])
     (-0.2, 4.2)

@@ -1,4 +1,4 @@
-"""The share of each hyperparameter or factor as a horizontal bar."""
+"""Figure of the share of each hyperparameter or factor, as horizontal bars."""
 
 from pathlib import Path
 
@@ -6,8 +6,7 @@ from fedsweep.report.effects import Effects
 from fedsweep.report.figures import canvas
 from fedsweep.report.figures.canvas import COLOURS, INK, RULE, Figure, folded
 
-MOST = 20
-"""Bars: the largest shares."""
+MOST = 20  # bars at most
 DECOMPOSED = (
     "What each factor explains",
     (
@@ -26,7 +25,7 @@ SEARCHED = (
 
 @canvas.style()
 def draw(effects: Effects, path: Path) -> Figure | None:
-    """The largest share on top, numbers at the bars' ends; None where there is no share."""
+    """Draw a bar per share, the largest on top; return None without shares."""
     shown = sorted(effects.shares(), key=lambda one: -one.share)[:MOST]
     if not shown:
         return None
@@ -39,8 +38,8 @@ def draw(effects: Effects, path: Path) -> Figure | None:
     places = range(len(shown))
     axes.barh(places, [100 * one.share for one in shown], height=0.62, color=COLOURS[0])
     for place, one in enumerate(shown):
-        ends = [100 * end for end in (one.low, one.high) if end is not None]
-        if len(ends) == 2:
+        ends = [100 * end for end in one.spread or ()]
+        if ends:
             axes.plot(ends, [place, place], color=INK, linewidth=1.3, marker="|", markersize=6)
         right = max([100 * one.share, *ends])
         axes.annotate(
@@ -50,6 +49,6 @@ def draw(effects: Effects, path: Path) -> Figure | None:
     axes.set_yticks(places, [folded(one.name, 1, 46) for one in shown], fontsize=9)
     axes.tick_params(length=0)
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, max(1.0, *(100 * max(one.share, one.high or 0.0) for one in shown)))
+    axes.set_xlim(0, max(1.0, *(100 * max(one.share, *(one.spread or (0.0,))) for one in shown)))
     axes.set_xlabel("Share (%)")
     return canvas.save(figure, path, title, reading)

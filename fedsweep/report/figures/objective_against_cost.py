@@ -1,4 +1,4 @@
-"""The objective against a second objective, or else against the megabytes sent: each arm a point in the plane."""
+"""Figures of the objective against a second objective, or against the megabytes sent: one point per arm."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsweep.report.arm_statistics import ArmStatistics, same_images
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import (
-    COLOURS,
-    GREY,
-    INK,
-    Figure,
-    heading_of,
-    labels,
-    logarithmic,
-    scale_of,
-    spans_decades,
-)
+from fedsweep.report.figures.canvas import COLOURS, GREY, INK, Figure
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest
 from fedsweep.results.history import ACCUMULATED, over_the_run
@@ -33,16 +23,14 @@ COSTS = {
     "bytes/down": ("Sent to clients in the whole run (bytes)", "bytes sent to clients"),
     "seconds/round": ("Time of all rounds (s)", "time"),
 }
-"""The title of the axis and the name in a heading, for metrics that accumulate."""
+"""The axis title and the name in a heading, for metrics that accumulate over rounds."""
 SENT = Against(metric="megabytes/sent", mode="min")
-ALIKE = 1e-9
-"""Relative spread of means below which all arms cost the same."""
+ALIKE = 1e-9  # relative spread of costs below which all arms count as equal
 READING = (
     "Points are means over the finished seeds. Efficient: no other arm is as good in both means and better in one; "
     "said of the means, without a test. The line borders what the efficient arms beat."
 )
-LABELLED = 8
-"""Arms that are named where there are more, all of them efficient but the baseline."""
+LABELLED = 8  # if there are more arms, only efficient ones and the baselines are labelled
 EFFICIENT = COLOURS[0]
 OTHER = "#8C8C8C"
 RANGE: dict[str, Any] = {"linewidth": 1.2, "zorder": 1}
@@ -50,7 +38,7 @@ RANGE: dict[str, Any] = {"linewidth": 1.2, "zorder": 1}
 
 @dataclass(frozen=True)
 class Point:
-    """An arm: lowest, mean and highest over its finished seeds, of what costs (x) and of what is gained (y)."""
+    """An arm: (lowest, mean, highest) over its finished seeds of the cost (x) and the objective (y)."""
 
     x: tuple[float, float, float]
     y: tuple[float, float, float]
@@ -60,7 +48,7 @@ class Point:
 
 @canvas.style()
 def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw the first objective against the second; None where there is one objective, or no finished arm."""
+    """Draw the first objective against the second; return None without a second objective or a finished arm."""
     return _draw(manifest, arms, manifest.against, path) if manifest.against else None
 
 
@@ -68,8 +56,8 @@ def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Pat
 def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
     """Draw the objective against the megabytes sent.
 
-    None where that is the front of two objectives already, where all arms send the same, and where the objective is a
-    cost itself or is over other images in some arms.
+    Return None if `draw_front` shows the same, if all arms send the same, and if the objective is a cost itself or
+    covers different images in some arms.
     """
     finished = [one for one in arms if one.n]
     shown = [point.x[1] for point in _points(manifest, finished, SENT)]
@@ -86,14 +74,14 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
         return None
     across, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
     figure = draw_points(points, (manifest.mode, against.mode), (title(manifest.metric), across))
-    return canvas.save(figure, path, f"{heading_of(manifest.metric)} against {cost}", READING)
+    return canvas.save(figure, path, f"{canvas.heading_of(manifest.metric)} against {cost}", READING)
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
-    """Arms whose finished seeds all have both values, since means over other seeds would not compare."""
-    up, across = scale_of(manifest.metric), scale_of(against.metric)
+    """Return the arms whose finished seeds all have both values: other means would not be comparable."""
+    up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
-    for one, label in zip(arms, labels(manifest, arms), strict=True):
+    for one, label in zip(arms, canvas.labels(manifest, arms), strict=True):
         trials = one.arm.finished(manifest.metric).values()
         costs = [value for trial in trials if (value := over_the_run(trial.history, against.metric)) is not None]
         if one.values and len(costs) == len(trials):
@@ -107,25 +95,25 @@ def _range(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def draw_points(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[str, str]) -> "pictures.Figure":
-    """Draw points; `modes` and `words` are of y and x, in this order. Efficient arms are numbered, named and joined."""
+    """Draw points and join the efficient ones; `modes` and `words` (axis titles) are for y and x, in this order."""
     figure, axes = canvas.plain(6.4, 4.0)
     flags = pareto_efficient([(one.y[1], one.x[1]) for one in points], modes)
     kept = sorted((one for one, best in zip(points, flags, strict=True) if best), key=lambda one: (one.x[1], one.y[1]))
     beaten = sorted((one for one, best in zip(points, flags, strict=True) if not best), key=lambda one: one.x[1])
     costs = [value for one in points for value in one.x]
-    if spans_decades(costs, decades=1):
-        logarithmic(axes, axes.xaxis, costs)
+    if canvas.spans_decades(costs, decades=1):
+        canvas.logarithmic(axes, axes.xaxis, costs)
     few = len(points) <= LABELLED
     named = [*kept, *beaten] if few else _ends_and_between(kept, [one for one in beaten if one.is_baseline])
     for group, colour, size in ((beaten, OTHER if few else GREY, 5), (kept, EFFICIENT, 6)):
         for one in group:
-            # With many arms the ranges of grey ones would be a thicket.
+            # The ranges of many grey arms would hide the others.
             if one in named:
                 axes.plot([one.x[0], one.x[2]], [one.y[1]] * 2, color=colour, alpha=0.5, **RANGE)
                 axes.plot([one.x[1]] * 2, [one.y[0], one.y[2]], color=colour, alpha=0.5, **RANGE)
         across, up = [one.x[1] for one in group], [one.y[1] for one in group]
         axes.plot(across, up, "o", color=colour, markersize=size, zorder=3)
-    # From left to right x grows. Where less of x is better, the left arm's y holds until the next arm.
+    # If less of x is better, an arm's y holds until the next arm to its right.
     where: Any = "post" if modes[1] == "min" else "pre"
     axes.step(across, up, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)  # of the efficient arms, drawn last
     axes.set_xlabel(words[1])
@@ -137,14 +125,14 @@ def draw_points(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[
 
 
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
-    """Return the cheapest and the best of many efficient arms, some evenly between them, and the baselines."""
+    """Return the cheapest and the best efficient arm, some evenly spaced between them, and the baselines."""
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}
     return [*(one for place, one in enumerate(kept) if place in places or one.is_baseline), *baseline[:LABELLED]]
 
 
 def _name(axes: "Axes", named: Sequence[Point]) -> None:
-    """Number the points, and write what the numbers stand for right of the axes."""
+    """Number the points, and list their labels right of the axes."""
     for number, one in enumerate(named, 1):
         axes.annotate(
             str(number), (one.x[1], one.y[1]), (-5, 4), textcoords="offset points", ha="right", color=INK, fontsize=9

@@ -1,4 +1,4 @@
-"""Figures of small panels: drift and structural bias per metric; active blocks and t-SNE per arm."""
+"""Figures with several panels: drift and structural bias by metric, active blocks and t-SNE by arm."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ DRIFT_PANELS = {
     "structural_bias/jacobian/brick": "Missing Jacobian from BRICK's\n(per value)",
     "structural_bias/brick_error": "BRICK's error\n(share of skipping's)",
 }
-"""Titles of the metrics that `evaluation.metrics` can ask for, except those of single blocks."""
+"""Titles of the metrics that `evaluation.metrics` can add, except those of single blocks."""
 DRIFT_READING = (
     "As evaluation.metrics asked for: lines are means over the finished seeds, bands go from the lowest "
     "seed to the highest. Nearer to zero is less drift and less bias."
@@ -32,7 +32,7 @@ DRIFT_READING = (
 
 @canvas.style()
 def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw drift and bias by round, of arms with a finished trial; None where none of these metrics is recorded."""
+    """Draw drift and bias by round for arms with a finished trial; return None if none of these metrics is recorded."""
     series = {name: [over_seeds(one.arm, manifest.metric, name) for one in arms] for name in DRIFT_PANELS}
     shown = [name for name, found in series.items() if any(found)]
     if not shown:
@@ -58,7 +58,7 @@ def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Pat
 
 
 def _name_arms(figure: "pictures.Figure", drawn: Sequence[tuple[str, str]]) -> None:
-    """Arms below the panels; there are too many ends to name them at their lines."""
+    """Add a legend of the arms below the panels."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=colour, linewidth=1.8, label=words) for colour, words in drawn if colour != GREY]
@@ -69,8 +69,7 @@ def _name_arms(figure: "pictures.Figure", drawn: Sequence[tuple[str, str]]) -> N
 
 
 ACTIVE_BLOCKS = "sal/active"
-MOST_ACTIVE_PANELS = 8
-"""Panels of active blocks: the first arms of the table."""
+MOST_ACTIVE_PANELS = 8  # of the first arms of the table
 ACTIVE_READING = (
     "Each row is a client, each column a round; lighter is more active blocks, mean over the finished seeds. "
     "Panels are the first arms of the table, eight at most."
@@ -79,12 +78,10 @@ ACTIVE_READING = (
 
 @canvas.style()
 def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw the mean over finished seeds of every client's active blocks in every round; None where none is recorded."""
-    words = labels(manifest, arms, letters=46)
-    named = zip(words, arms, strict=True)
-    found = [(label, grid) for label, one in named if (grid := active_blocks(one, manifest.metric))][
-        :MOST_ACTIVE_PANELS
-    ]
+    """Draw each client's active blocks by round, mean over finished seeds; return None if none are recorded."""
+    named = zip(labels(manifest, arms, letters=46), arms, strict=True)
+    found = [(label, grid) for label, one in named if (grid := active_blocks(one, manifest.metric))]
+    found = found[:MOST_ACTIVE_PANELS]
     if not found:
         return None
     most = max(value for _, grid in found for rounds in grid.values() for value in rounds.values())
@@ -100,7 +97,7 @@ def draw_active_blocks(manifest: SweepManifest, arms: Sequence[ArmStatistics], p
 
 
 def active_blocks(one: ArmStatistics, metric: str) -> dict[str, dict[int, float]]:
-    """Return, by client and round, the mean over the finished seeds; only rounds that all of them recorded."""
+    """Return the mean active blocks over finished seeds, by client and round; only rounds that all seeds recorded."""
     names = {name for trial in one.arm.finished(metric).values() for record in trial.history for name in record.metrics}
     prefix = f"{ACTIVE_BLOCKS}/"
     series = {name: over_seeds(one.arm, metric, name) for name in sorted(names) if name.startswith(prefix)}
@@ -122,8 +119,7 @@ def _draw_clients(axes: Any, grid: Mapping[str, Mapping[int, float]], most: floa
     return image
 
 
-MOST_TSNE_PANELS = 6
-"""Panels of t-SNE: the best arms, and the baseline."""
+MOST_TSNE_PANELS = 6  # of the baselines and the best arms
 TSNE_READING = (
     "Each point is a test image, by what the global model makes of it after the last round: first finished seed of "
     "each arm, six arms at most. t-SNE turns and stretches each plane as it likes: neighbours can be compared between "
@@ -133,7 +129,7 @@ TSNE_READING = (
 
 @dataclass(frozen=True)
 class TsnePanel:
-    """An arm with the t-SNE of one of its seeds."""
+    """The t-SNE of one seed of an arm."""
 
     one: ArmStatistics
     label: str
@@ -143,9 +139,8 @@ class TsnePanel:
 
 @canvas.style()
 def draw_tsne(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
-    """Draw the t-SNE of each arm's first finished seed, in the table's order; None where there is none."""
-    words = labels(manifest, arms, lines=3, letters=34)
-    named = zip(arms, words, strict=True)
+    """Draw the t-SNE of each arm's first finished seed, in the table's order; return None if none is recorded."""
+    named = zip(arms, labels(manifest, arms, lines=3, letters=34), strict=True)
     known = [panel for one, label in named if (panel := _first_tsne(one, label, manifest.metric))]
     shown = [known[place] for place in best_places([panel.one for panel in known], manifest.mode, MOST_TSNE_PANELS)]
     if not shown:

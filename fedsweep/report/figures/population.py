@@ -1,4 +1,4 @@
-"""A population's objective and hyperparameters by round, the best member in colour."""
+"""Figure of a population's objective and hyperparameters by round."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,13 +27,12 @@ READING = (
     "rounds that were played with it; a cross is where a trial was replaced."
 )
 
-
 WORDS = {"best": "best member", "others": "other members", "replaced": "replaced after the cross"}
 
 
 @canvas.style()
 def draw(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> Figure | None:
-    """Draw a panel for the objective and for each hyperparameter; None where no population has played a round."""
+    """Draw a panel for the objective and each hyperparameter; return None if no population has played a round."""
     from matplotlib.lines import Line2D
 
     members = played(manifest, trials)
@@ -63,7 +62,7 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> 
 
 
 def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineage]]) -> None:
-    """The objective of every member; of those that were replaced, the rounds that they played themselves."""
+    """Draw the objective of every member; for replaced ones, only the rounds that they played themselves."""
     for look, one in lines:
         values = recorded(one.end.history, metric)
         since = one.end.plan.start.round if look == "replaced" and one.end.plan.start else 0
@@ -73,7 +72,7 @@ def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineag
 
 
 def _draw_values(axes: "Axes", name: str, lines: Sequence[tuple[str, Lineage]]) -> None:
-    """A hyperparameter of every member as steps: the value of a round stands over the way to it."""
+    """Draw a hyperparameter of every member as steps; the value for round r spans r - 1 to r."""
     drawn = []
     for look, one in lines:
         parts = one.values(name)[-1:] if look == "replaced" else one.values(name)

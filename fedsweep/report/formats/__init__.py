@@ -1,1 +1,1 @@
-"""A report as data frame, LaTeX, HTML page and terminal text."""
+"""Formats of a report: data frame, LaTeX, HTML page and terminal text."""

@@ -1,4 +1,4 @@
-"""The ablation table in full precision, as a DataFrame, CSV and Parquet."""
+"""The ablation table in full precision: DataFrame, CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from fedsweep.results.provenance import SYNTHETIC
 
 COUNTS = ("n_common", "seeds_needed", "last_round")
 TESTED = ("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed")
-"""Fields of a comparison that are columns."""
+"""Fields of `Comparison` that are columns under the same name."""
 DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")
-"""Columns that stand in every table under a longer name."""
+"""Columns that every table contains under a longer name."""
 
 
 def data_frame(table: AblationTable) -> pd.DataFrame:
-    """Return one row per arm; accuracies 0 to 1, intervals and differences in the objective's own unit."""
+    """Return one row per arm: accuracies from 0 to 1, intervals and differences in the objective's own unit."""
     return of_records([_record(table, one) for one in table.arms])
 
 
 def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Return rows as a frame in which counts stay whole where some are missing."""
+    """Return a data frame whose counts stay integers if some are missing."""
     found = pd.DataFrame(records)
     return found.astype({name: "Int64" for name in COUNTS if name in found})
 
 
 def csv(table: AblationTable) -> str:
-    """Return `data_frame` as CSV; floats in the shortest digits that read back to the same bits."""
+    """Return `data_frame` as CSV, with the shortest digits that read back bit-identical."""
     return data_frame(table).to_csv(index=False)
 
 
 def parquet(table: AblationTable) -> bytes:
-    """Return `data_frame` as Parquet, with the sweep's manifest as metadata of the schema under `fedsweep.manifest`."""
+    """Return `data_frame` as Parquet, with the sweep's manifest in the schema's metadata as `fedsweep.manifest`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     found = data_frame(table)
     for name in found:
         if len({type(value) for value in found[name].dropna()}) > 1:
-            # A column of Parquet has one type; numbers beside words are written as in JSON.
+            # A Parquet column has one type, so mixed values are written as JSON.
             found[name] = [None if pd.isna(value) else json.dumps(value) for value in found[name]]
     content = pa.Table.from_pandas(found, preserve_index=False)
     manifest = {b"fedsweep.manifest": table.manifest.model_dump_json().encode()}
@@ -64,6 +64,8 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     furthest, reached = one.arm.reached(table.manifest.metric)
     counts = Counter(ended(trial) for trial in one.arm.trials)
     low, high = one.interval or (None, None)
+    # If the source of synthetic images varies, it already has a column.
+    synthetic = SYNTHETIC not in table.names and any(SYNTHETIC in other.marks for other in table.arms)
     return {
         **{name: values.get(name) for name in table.names if name not in IN_WORDS},
         **({"arm": settings(one, table.names)["arm"]} if {*IN_WORDS} & {*table.names} else {}),
@@ -79,7 +81,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "worst_domain_accuracy": one.worst_domain,
         "worst_domain": one.worst_domain_name,
         **{metric: one.accuracies.get(metric) for metric in _accuracies(table)},
-        **({SYNTHETIC: one.marks.get(SYNTHETIC)} if _synthetic(table) else {}),
+        **({SYNTHETIC: one.marks.get(SYNTHETIC)} if synthetic else {}),
         "megabytes_sent": one.megabytes,
         **dict.fromkeys(table.second_column, one.second),
         **({"efficient": one.key in table.efficient} if table.manifest.against else {}),
@@ -93,7 +95,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
 
 
 def comparison_columns(found: Comparison | None) -> dict[str, object]:
-    """Return the columns of a comparison; all empty without one, as in the baseline's own row."""
+    """Return the columns of a comparison, all empty without one."""
     own = found or Comparison((), None)
     low, high = own.interval or (None, None)
     bootstrap_low, bootstrap_high = own.bootstrap or (None, None)
@@ -110,12 +112,6 @@ def comparison_columns(found: Comparison | None) -> dict[str, object]:
 
 
 def _accuracies(table: AblationTable) -> list[str]:
-    """The metrics of single domains, in and out of domain where they are so in some arm, and of their means."""
     found = {metric for one in table.arms for metric in one.accuracies}
     domains = [domain_metric(name, held_out) for held_out in (False, True) for name in table.manifest.domains]
     return [metric for metric in [*table.means.values(), *domains] if metric in found]
-
-
-def _synthetic(table: AblationTable) -> bool:
-    """Return whether to add the source of synthetic images; it has a column already where it is varied."""
-    return SYNTHETIC not in table.names and any(SYNTHETIC in one.marks for one in table.arms)

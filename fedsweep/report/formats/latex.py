@@ -1,4 +1,4 @@
-"""The ablation table for a paper: LaTeX with booktabs, a paper's own values in grey."""
+"""The ablation table for a paper: LaTeX with booktabs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ SPECIAL = {
     "\N{MIDDLE DOT}": r"$\cdot$",
 }  # fmt: skip
 ASIDE = ("Worst domain:", "Worst client:", "MB sent:", "Columns, ", "Trials:")
-"""Sentences of the caption that stand in a comment."""
-LEFT_OUT = ("note",)
-"""Columns that have no room on a page; what they say stands below."""
+"""Openings of sentences that move from the caption to a comment."""
+LEFT_OUT = ("note",)  # columns without room on a page; the caption contains their text
 
 
 def latex(table: AblationTable) -> str:
-    """Return a `table` environment, to be put into a document with the packages that its first line names.
+    """Return a `table` environment, after a comment that names the packages it needs.
 
-    A detectable difference is marked with an asterisk, the baseline in italics; nothing is bold, since the largest mean
-    need not be the best arm.
+    Detectable differences have an asterisk, the baseline is in italics, values of a reference paper are grey. Nothing
+    is bold, since the largest mean need not be the best arm.
     """
     rows = [{name: cell for name, cell in row.items() if name not in LEFT_OUT} for row in table.cells()]
     short = short_names(table.names)
@@ -72,7 +71,6 @@ def _detected(one: ArmStatistics) -> bool:
 
 
 def _cell(one: ArmStatistics, name: str, cell: str) -> str:
-    """A cell; minus signs and intervals as they are set in print."""
     text = _escaped(cell) if cell != NOTHING else "--"
     if name == INTERVAL and " to " in cell:
         low, high = cell.split(" to ")

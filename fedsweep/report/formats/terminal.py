@@ -1,4 +1,4 @@
-"""The ablation table for a terminal of any width: a number is never cut, and columns without room are named."""
+"""The ablation table for a terminal of any width."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,17 @@ from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.text_tables import TextColumn, fitting, terminal_table, width_of
 from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, arm_words, short_names
 
-NOTE_WIDTH = 16
-"""Least width for notes beside the numbers; narrower, and they stand below the table."""
+NOTE_WIDTH = 16  # least width of the column of notes; in a narrower terminal, notes are printed below the table
 DROPPED_FIRST = ("note", "worst client", "MB sent", "worst domain", "paper")
 HELD_OUT_DROPPED_FIRST = ("note", "worst client", "worst domain", "MB sent", "paper", IN_DOMAIN, OUT_OF_DOMAIN)
-"""With domains held out, the worst domain of the clients matters less than what was sent."""
+"""The order with held-out domains: the clients' worst domain matters less than the megabytes sent."""
 HEADINGS = {IN_DOMAIN: "in\ndomain", OUT_OF_DOMAIN: "out of\ndomain"}
-"""On two lines, where the cells are narrower than the words."""
+"""Headings on two lines, since their cells are narrow."""
 
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """Prints the table, what was found, and how to read it."""
+    """Renders the table, the findings and the caption: no number is cut, and columns without room are named."""
 
     table: AblationTable
 
@@ -58,13 +57,13 @@ class TerminalTable:
         ]
 
     def _order(self, asked: Sequence[str]) -> tuple[str, ...]:
-        """The columns that may go, the first one first; of those that were asked for the last one."""
+        """Return the columns that may be left out, first one first; the requested ones come last, in reverse order."""
         kept = {*asked, *(["MB sent"] if self.table.manifest.against is not None else [])}
         order = HELD_OUT_DROPPED_FIRST if self.table.means else DROPPED_FIRST
         return (*(name for name in order if name not in kept), *reversed(asked))
 
     def _apart(self, columns: Sequence[TextColumn], names: Sequence[str], width: int) -> Iterable[Text | Table]:
-        """Columns that were asked for and found no room: beside the arms once more, as many at a time as fit."""
+        """Yield further tables of the arms for requested columns without room, as many columns each as fit."""
         arms = [one for one in columns if one.name == "arm" or one.name in self.table.names]
         left = [one for name in names for one in columns if one.name == name]
         while left:

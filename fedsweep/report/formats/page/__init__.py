@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page that needs neither a server nor a network."""
+"""The report as one self-contained HTML page."""
 
 import base64
 import hashlib
@@ -25,27 +25,27 @@ PIXELS_PER_POINT = 4 / 3
 
 
 def inline(path: Path, prefix: str) -> str:
-    """Return the drawing of an SVG file as an element of HTML; its texts are escaped.
+    """Return an SVG file as an HTML element with escaped text; the id of its title is `<prefix>-title`.
 
-    Matplotlib counts ids from one in each file, so that two on a page would take each other's shapes: each begins with
-    the prefix here, and so does what refers to it. `<prefix>-title` is the id of the title.
+    All ids and references get the prefix, since Matplotlib uses the same ids in every file and two drawings on one page
+    would take each other's shapes.
     """
     root = ElementTree.fromstring(path.read_bytes())  # noqa: S314 - written by this program
     for parent in list(root.iter()):
         for child in list(parent):
-            # A style in a page's SVG is one for the whole page; what this one says is in report.css.
+            # A style in an inline SVG would apply to the whole page; report.css contains its rules.
             if child.tag in (f"{SVG}metadata", f"{SVG}style"):
                 parent.remove(child)
     for element in root.iter():
         element.tag = element.tag.removeprefix(SVG)
-        # HTML has no name spaces.
+        # HTML has no namespaces.
         element.attrib = {
             "href" if name == LINK else name: _prefixed(name, value, prefix) for name, value in element.attrib.items()
         }
     width = round(float(root.attrib.pop("width").removesuffix("pt")) * PIXELS_PER_POINT)
     root.attrib.pop("height")
     root.attrib.pop("version", None)
-    root.set("style", f"width:{width}px")  # as it was drawn; report.css narrows what the page has no room for
+    root.set("style", f"width:{width}px")  # as drawn; report.css narrows it if needed
     if (title := root.find("title")) is not None:
         title.set("id", f"{prefix}-title")
         root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title"}
@@ -61,19 +61,15 @@ def _prefixed(name: str, value: str, prefix: str) -> str:
 
 
 TEMPLATE, LOOK, SCRIPT = "report.html.jinja", "report.css", "report.js"
-LONG = 36
-"""Letters of a cell that may be broken into lines."""
-MANY = 10
-"""Columns; tables of more are set smaller."""
-SENTENCES = 8
-"""Findings that are seen at once; the others unfold."""
-DIGITS = 12
-"""Digits shown of a digest; the manifest has all."""
+LONG = 36  # characters above which a cell may wrap
+MANY = 10  # columns above which a table is set smaller
+SENTENCES = 8  # findings visible at once; the others unfold
+DIGITS = 12  # digits shown of a digest
 
 
 @dataclass(frozen=True)
 class Row:
-    """An arm with the number of its finished trials and its cells by column."""
+    """A row of the table: an arm's number of finished trials and its cells by column."""
 
     n: int
     cells: Mapping[str, str]
@@ -83,7 +79,7 @@ class Row:
 def html(
     table: AblationTable, figures: Sequence[Figure], trials: Sequence[TrialRecord], question: str | None = None
 ) -> str:
-    """Return the page, the same bytes for the same sweep; `question` is the one that the search space asks."""
+    """Return the page, the same bytes for the same sweep; `question` is the search space's research question."""
     cells = table.cells()
     rows = [Row(one.n, cells, one.is_baseline) for one, cells in zip(table.arms, cells, strict=True)]
     script = files(__name__).joinpath(SCRIPT).read_text(encoding="utf-8")
@@ -117,7 +113,7 @@ def html(
 
 
 def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
-    """The rows without those of the columns that are empty in all of them."""
+    """Drop the columns of `among` that are empty in all rows."""
     empty = {name for name in among if all(row.cells.get(name, NOTHING) == NOTHING for row in rows)}
     return [replace(row, cells={name: cell for name, cell in row.cells.items() if name not in empty}) for row in rows]
 
@@ -138,7 +134,7 @@ def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[st
 
 
 def _digests(manifest: SweepManifest) -> dict[str, str]:
-    """Digests by the first of their digits; what is no digest, such as the packages' versions, as it is."""
+    """Shorten digests; other values, such as package versions, stay as they are."""
     hexadecimal = set("0123456789abcdef")
     return {
         name: digest[:DIGITS] if len(digest) > DIGITS and set(digest) <= hexadecimal else digest
@@ -147,7 +143,7 @@ def _digests(manifest: SweepManifest) -> dict[str, str]:
 
 
 def question(search_space: Path) -> str | None:
-    """Return the first paragraph of comments in a search space's file; None without a file or such a comment."""
+    """Return the first paragraph of comments in a search space's file, or None if there is none."""
     if not search_space.exists():
         return None
     lines = (line.strip() for line in search_space.read_text(encoding="utf-8").splitlines())
