@@ -30,8 +30,8 @@ from transformers import CLIPConfig, CLIPModel
 
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
+from fedsweep.federation.build_and_run import Device, build
 from fedsweep.federation.rounds import federate
-from fedsweep.federation.run import Device, build
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models.activation_cache import FrozenRows
 from fedsweep.models.clip.backbone import SHIPPED

@@ -97,7 +97,7 @@ from itertools import islice
 import torch
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.federation.run import run
+from fedsweep.federation.build_and_run import run
 from fedsweep.common.paths import find
 torch.set_num_threads(1)
 experiment = RunConfig.of(read_yaml(find("experiments", "fedra_pacs")), "fedra_pacs")

@@ -27,8 +27,8 @@ from rich.table import Table
 
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import read_yaml
+from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import federate
-from fedsweep.federation.run import build
 from fedsweep.federation.run_config import RunConfig
 
 CLIENTS_PER_DOMAIN = (1, 10)

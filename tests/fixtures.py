@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from transformers import CLIPConfig, CLIPModel
 
 import fedsweep.common.yaml_values
-import fedsweep.federation.run
+import fedsweep.federation.build_and_run
 import fedsweep.sweep.plan.plan
 from fedsweep.common.yaml_values import Json, parse_yaml, read_yaml
+from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import Federation
-from fedsweep.federation.run import build
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.fedag import domain_adapters
 from fedsweep.methods.fedms import gate
@@ -186,7 +186,7 @@ def federation(
             built_models[key] = Mould(built(*key))
         return built_models[key].cast()
 
-    monkeypatch.setattr(fedsweep.federation.run, "build_model", copy_of_built)
+    monkeypatch.setattr(fedsweep.federation.build_and_run, "build_model", copy_of_built)
     for user in (domain_adapters, gate):
         monkeypatch.setattr(user, "built", copy_of_network)
 

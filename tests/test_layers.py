@@ -54,7 +54,7 @@ DOWN = "An import goes only down"
 RUN = "A run reaches neither Ray, Optuna nor MLflow"
 PLANTED = [
     ("fedsweep.common.config", "fedsweep.results.columns", {DOWN}),
-    ("fedsweep.report.table", "fedsweep.tracking.runs", {DOWN}),  # rooms side by side
+    ("fedsweep.report.table", "fedsweep.tracking.parent_and_child_runs", {DOWN}),  # rooms side by side
     ("fedsweep.sweep.space.axes", "fedsweep.sweep.plan.plan", {"Within the sweep, an import goes only down"}),
     (
         "fedsweep.methods.fedra",
@@ -66,7 +66,11 @@ PLANTED = [
     ("fedsweep.results.columns", "mlflow", {"MLflow only in tracking"}),
     ("fedsweep.models.layered", "peft", {"peft only in models.lora"}),
     ("fedsweep.data.synthetic.generated", "diffusers", {"diffusers only in preparation"}),
-    ("fedsweep.federation.run", "fedsweep.tracking.runs", {DOWN, RUN}),  # one contract's exception is no gap in another
+    (
+        "fedsweep.federation.build_and_run",
+        "fedsweep.tracking.parent_and_child_runs",
+        {DOWN, RUN},
+    ),  # one contract's exception is no gap in another
     ("fedsweep.common.config", "torch", {"No torch below the data: help, list and report do without"}),
     (
         "fedsweep.common.files",

@@ -19,7 +19,7 @@ from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.preparation.layouts.base import check_domains
 from fedsweep.results import Store
 from fedsweep.tracking import Destination
-from fedsweep.tracking.runs import Runs
+from fedsweep.tracking.parent_and_child_runs import Runs
 
 PACKAGE = Path(fedsweep.__file__).parent
 ELSEWHERE = [

@@ -15,7 +15,7 @@ from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json, read_yaml
 
 if TYPE_CHECKING:
-    from fedsweep.federation.run import Device
+    from fedsweep.federation.build_and_run import Device
     from fedsweep.federation.run_config import RunConfig
 
 Overrides = Annotated[

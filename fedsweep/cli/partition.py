@@ -11,7 +11,7 @@ from rich.text import Text
 from fedsweep.common.config import flat
 from fedsweep.common.paths import find_either
 from fedsweep.common.yaml_values import Json, read_yaml
-from fedsweep.federation.run import split
+from fedsweep.federation.build_and_run import split
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.figures import Panel, class_counts, distances, skew
 from fedsweep.sweep.plan.plan import Plan

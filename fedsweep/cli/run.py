@@ -66,7 +66,7 @@ def run(
 
     import torch
 
-    from fedsweep.federation.run import check_content
+    from fedsweep.federation.build_and_run import check_content
     from fedsweep.tracking import Destination, check_server, check_writable
     from fedsweep.tracking.single_run import record_run
 

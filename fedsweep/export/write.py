@@ -17,8 +17,8 @@ from fedsweep.export.card import ExportCard
 from fedsweep.export.contents import write
 from fedsweep.export.predict import load
 from fedsweep.export.which_trial import Named, summarise_list
+from fedsweep.federation.build_and_run import build, content_digests
 from fedsweep.federation.rounds import Federation
-from fedsweep.federation.run import build, content_digests
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import ExportObstacle, SeparateModels, adapter_of, predicted
 from fedsweep.results.checkpoint import Checkpoint

@@ -16,7 +16,7 @@ from fedsweep.common.files import LockedError, locked, write_atomically
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, count_outcomes
 from fedsweep.tracking.destination import SERVER, Destination
 from fedsweep.tracking.experiment import error_sentence
-from fedsweep.tracking.runs import Runs
+from fedsweep.tracking.parent_and_child_runs import Runs
 
 Job = Callable[[], None]
 Tell = Callable[[int], None]

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from fedsweep.common.process_usage import SystemMeter
-from fedsweep.federation.run import Device, content_digests, run_resumably
+from fedsweep.federation.build_and_run import Device, content_digests, run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store, TrialPlan, TrialStore
 from fedsweep.results.history import RoundRecord

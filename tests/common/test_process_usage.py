@@ -8,7 +8,7 @@ from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 
 from fedsweep.common import process_usage as system_metrics
 from fedsweep.common.process_usage import SystemMeter
-from fedsweep.federation.run import run_resumably
+from fedsweep.federation.build_and_run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.history import RoundRecord, from_json, to_json
 

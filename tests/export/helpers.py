@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsweep.export.which_trial import Named, find_trial
-from fedsweep.federation.run import content_digests, run_resumably
+from fedsweep.federation.build_and_run import content_digests, run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store, SweepStore, TrialPlan
 from fedsweep.results.history import RoundRecord

@@ -15,7 +15,7 @@ from fedsweep.export.card import ADAPTER, BACKBONE, read_card
 from fedsweep.export.predict import load
 from fedsweep.export.which_trial import Named
 from fedsweep.export.write import export
-from fedsweep.federation.run import build
+from fedsweep.federation.build_and_run import build
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import predicted
 from fedsweep.results import Store

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fedsweep.federation.build_and_run import build, run, run_resumably, split
 from fedsweep.federation.rounds import federate
-from fedsweep.federation.run import build, run, run_resumably, split
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
 from tests.compare import identical, identical_rounds

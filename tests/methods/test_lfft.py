@@ -3,8 +3,8 @@
 import pytest
 
 from fedsweep.common.errors import UserError
+from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import federate
-from fedsweep.federation.run import build
 from fedsweep.models.names import layer_of
 from tests.compare import identical, identical_rounds, moved
 from tests.conformance.rounds import one_round

@@ -19,8 +19,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.paths import activation_bytes, activation_folder, environment
 from fedsweep.data.digits import DigitsData
 from fedsweep.data.partition.base import pool
+from fedsweep.federation.build_and_run import build, sources
 from fedsweep.federation.rounds import federate
-from fedsweep.federation.run import build, sources
 from fedsweep.models import DigitsClip, LoraConfig, build_model
 from fedsweep.models.activation_cache import GROUP, LOOKS, SUFFIX, FrozenFunction, FrozenRows, digest_of
 from fedsweep.models.feature_reader import Reader

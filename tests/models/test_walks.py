@@ -10,8 +10,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.models import LoraConfig, TimmBackbone, add_lora
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm.architecture import outline
+from fedsweep.models.timm.transformer_families import FAMILIES, LayeredBeit, LayeredEva, LayeredMixer, check_walk
 from fedsweep.models.timm.vit import LayeredViT
-from fedsweep.models.timm.walks import FAMILIES, LayeredBeit, LayeredEva, LayeredMixer, check_walk
 from tests.models.small import TINY, stirred, timm_network
 
 NO_HEADS = {**TINY, "num_heads": None}

@@ -14,7 +14,7 @@ from PIL import Image
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.data.data_config import load
-from fedsweep.federation.run import content_digests, run, split
+from fedsweep.federation.build_and_run import content_digests, run, split
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.generate import Generation, generate, plan_generation, prepare_generated
 from fedsweep.preparation.text_to_image import TextToImage

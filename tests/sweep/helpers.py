@@ -22,7 +22,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from fedsweep import cli
-from fedsweep.federation.run import run_resumably
+from fedsweep.federation.build_and_run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.report import write_report
 from fedsweep.results import Outcome, Store, SweepStore

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from fedsweep.results import Outcome, Store, SweepManifest
 from fedsweep.results.arms import Arm, Reference, ReferenceArm
 from fedsweep.tracking import Destination, run_name, server_command, tracking_uri
-from fedsweep.tracking.runs import Runs
+from fedsweep.tracking.parent_and_child_runs import Runs
 from fedsweep.tracking.sweep_description import git_commit
 from fedsweep.tracking.trial_description import METRICS
 from tests.tracking.helpers import MANIFEST, PLAN, sweep_folder, trial

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsweep.federation.run import content_digests, split
+from fedsweep.federation.build_and_run import content_digests, split
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import TrialPlan
 from fedsweep.tracking.trial_description import Images, dataset_inputs, images_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedsweep.common.errors import DivergenceError
 from fedsweep.common.randomness import stream
-from fedsweep.federation.run import build
+from fedsweep.federation.build_and_run import build
 from fedsweep.models.names import layer_of
 from fedsweep.training.base_optimizers import FedDyn
 from fedsweep.training.local_training import LocalConfig, LocalTask, batches, cross_entropy

@@ -11,8 +11,8 @@ import torch
 from sklearn.metrics import silhouette_score
 
 from fedsweep.common.errors import UserError
+from fedsweep.federation.build_and_run import check_content, run, run_resumably
 from fedsweep.federation.rounds import federate
-from fedsweep.federation.run import check_content, run, run_resumably
 from fedsweep.results import TrialPlan, TrialStore
 from fedsweep.results.checkpoint import load, save
 from fedsweep.results.tsne_files import COLOURS, FILES, Embedding, Look, Point, palette, png
@@ -216,7 +216,7 @@ def test_a_killed_run_that_has_all_rounds_has_its_picture(asking, tmp_path, monk
             raise KeyboardInterrupt
         save(path, checkpoint)
 
-    monkeypatch.setattr("fedsweep.federation.run.save_checkpoint", killed)
+    monkeypatch.setattr("fedsweep.federation.build_and_run.save_checkpoint", killed)
     with pytest.raises(KeyboardInterrupt):
         list(run_resumably(asking, tmp_path / "checkpoint"))
     assert all((tmp_path / name).exists() for name in FILES)

@@ -29,7 +29,7 @@ from fedsweep.models import BackboneConfig
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.models.names import names_within
-from fedsweep.training.aggregation import AggregationConfig
+from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.training.local_training import CohortTrainer, Objective
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
@@ -119,8 +119,11 @@ class FedMS(
         return self.stage(of(state).stage).local_updates(of(state), cohort, allocations, trainer)
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedMSState:
-        """Average the global expert, or in stage two the gates (Eq. 7)."""
-        return self.stage(of(state).stage).aggregate(of(state), updates, server)
+        """Average the global expert, or in stage two the gates: Z_g = sum_i (L_i / sum_j L_j) Z_i (Eq. 7)."""
+        by_loss = of(state).stage == 2 and self.gate.weights == "loss"
+        weigh = (lambda update: update.metrics["loss"]) if by_loss else None
+        adapter = layerwise_mean(state.adapter, updates, server.aggregation, weigh)
+        return replace(self.stage(of(state).stage).keep(of(state), updates), adapter=adapter)
 
     def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
         """Return states of the stages that have rounds; stage two at its end, with all blocks active."""

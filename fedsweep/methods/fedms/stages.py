@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.methods.base import Allocations, FederatedMethod, Server, state_as
+from fedsweep.methods.base import Allocations, FederatedMethod, state_as
 from fedsweep.methods.capabilities import adapter_of, predicted
 from fedsweep.methods.fedms.gate import Gate, mixed, mixing
 from fedsweep.methods.fedms.trunk import TimmTrunk, TrunkConfig
@@ -18,7 +18,6 @@ from fedsweep.models.activation_cache import FrozenFunction, digest_of
 from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.models.names import names_within
-from fedsweep.training.aggregation import layerwise_mean
 from fedsweep.training.evaluation import accuracy
 from fedsweep.training.local_training import CohortTrainer, LocalTask, cross_entropy
 from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
@@ -108,9 +107,9 @@ class GlobalStage:
         """Train the clients from the global expert."""
         return trainer.fit([LocalTask(one, state.adapter, allocations[one.id], self.objective) for one in cohort])
 
-    def aggregate(self, state: FedMSState, updates: Sequence[ClientUpdate], server: Server) -> FedMSState:
-        """Average the global expert."""
-        return replace(state, adapter=layerwise_mean(state.adapter, updates, server.aggregation))
+    def keep(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> FedMSState:
+        """Return the state as it is: clients keep nothing of their own."""
+        return state
 
     def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
         """Return a client's logits: the global expert is all there is."""
@@ -215,9 +214,8 @@ class LocalStage:
             SPREAD: mix.std(correction=0).item(),
         }
 
-    def aggregate(self, state: FedMSState, updates: Sequence[ClientUpdate], server: Server) -> FedMSState:
-        """Average the gates, Z_g = sum_i (L_i / sum_j L_j) Z_i (Eq. 7), and keep what the clients keep."""
-        weigh = (lambda update: update.metrics["loss"]) if self.gate.weights == "loss" else None
+    def keep(self, state: FedMSState, updates: Sequence[ClientUpdate]) -> FedMSState:
+        """Keep the clients' local experts, and activate a block of those that are stuck (Eq. 5)."""
         experts, queues, active = dict(state.experts), dict(state.queues), dict(state.active)
         for update in sorted(updates, key=lambda one: one.client):
             client, score = update.client, update.metrics["accuracy"]
@@ -226,8 +224,7 @@ class LocalStage:
             queue, now = queues.get(client, ()), active.get(client, self.sal.initial)
             active[client] = min(now + self.sal.is_stuck(queue, score), len(state.layers))
             queues[client] = (*queue, score)[-self.sal.queue :]
-        adapter = layerwise_mean(state.adapter, updates, server.aggregation, weigh)
-        return replace(state, adapter=adapter, experts=experts, queues=queues, active=active)
+        return replace(state, experts=experts, queues=queues, active=active)
 
     def predict(self, state: FedMSState, model: LayeredModel, images: Images) -> Tensor:
         """Return the logits of a client's mixture (Eq. 6)."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedsweep.models.base import Outline, Recipe
-from fedsweep.models.timm.walks import WHAT_WORKS, Family, family_of, mixer_shape
+from fedsweep.models.timm.transformer_families import WHAT_WORKS, Family, family_of, mixer_shape
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg

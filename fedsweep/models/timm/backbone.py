@@ -19,7 +19,7 @@ from fedsweep.models.base import Backbone, Recipe
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm import weights as timm_weights
 from fedsweep.models.timm.architecture import Architecture, TimmOutline, check_name, check_pinned, outline, timm_config
-from fedsweep.models.timm.walks import LayeredMixer, check_walk
+from fedsweep.models.timm.transformer_families import LayeredMixer, check_walk
 
 Mean = Annotated[float, Field(ge=-1000, le=1000)]
 Std = Annotated[float, Field(ge=1e-6, le=1e6)]

@@ -14,7 +14,7 @@ from fedsweep.common.process_usage import forget_peak, logical_gpus, resident_pe
 from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL
 
 if TYPE_CHECKING:
-    from fedsweep.federation.run import Device
+    from fedsweep.federation.build_and_run import Device
 
 
 def count_gpus() -> int:

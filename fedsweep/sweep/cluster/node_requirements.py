@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import data_folder, environment
-from fedsweep.federation.run import content_digests
+from fedsweep.federation.build_and_run import content_digests
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.remote.objects import filesystem, is_uri, put, read, remove
 from fedsweep.sweep.cluster.file_delivery import Item, fetch, items_of

@@ -9,7 +9,7 @@ from typing import Any
 from fedsweep.common.randomness import stream
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.data.data_config import load
-from fedsweep.federation.run import check_content, content_digests
+from fedsweep.federation.build_and_run import check_content, content_digests
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.results import Start, TrialPlan

@@ -6,7 +6,7 @@ from itertools import islice
 
 import torch
 
-from fedsweep.federation.run import run
+from fedsweep.federation.build_and_run import run
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, gpus_of, most_on_a_gpu
 from fedsweep.sweep.cluster.gpus import Meter, meter
 from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL, side_by_side

@@ -26,7 +26,7 @@ from fedsweep.sweep.cluster.gpus import Meter, meter, ran_out
 from fedsweep.sweep.cluster.node_requirements import Arrival
 
 if TYPE_CHECKING:
-    from fedsweep.federation.run import Device
+    from fedsweep.federation.build_and_run import Device
     from fedsweep.results.history import RoundRecord
 
 
@@ -158,7 +158,7 @@ def _rounds(
     import torch
 
     from fedsweep.common.process_usage import SystemMeter
-    from fedsweep.federation.run import check_digests, run_resumably
+    from fedsweep.federation.build_and_run import check_digests, run_resumably
     from fedsweep.federation.run_config import RunConfig
     from fedsweep.models.weight_cache import keep
 

@@ -9,7 +9,7 @@ MODULES = "[name for name in sys.modules if name.startswith('fedsweep.')]"
 
 
 def test_a_run_imports_the_rooms_of_the_digest_and_results_which_only_stores():
-    code = f"import sys, fedsweep.federation.run; print(*{MODULES})"
+    code = f"import sys, fedsweep.federation.build_and_run; print(*{MODULES})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = done.stdout.split()
     rooms = {name.split(".")[1] for name in modules}

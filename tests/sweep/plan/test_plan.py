@@ -8,7 +8,7 @@ import pytest
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
-from fedsweep.federation.run import content_digests
+from fedsweep.federation.build_and_run import content_digests
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
 from fedsweep.sweep.cluster.node_requirements import Needs

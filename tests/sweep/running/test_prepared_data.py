@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
-from fedsweep.federation.run import check_digests, split
+from fedsweep.federation.build_and_run import check_digests, split
 from fedsweep.results import Store
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep, resumed_sweep

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsweep.federation.run import run_resumably
+from fedsweep.federation.build_and_run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, Store
 from fedsweep.sweep.cluster.packing import Packing

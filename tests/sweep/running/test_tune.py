@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsweep.common.errors import UserError
-from fedsweep.federation.run import run_resumably
+from fedsweep.federation.build_and_run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, TrialPlan
 from fedsweep.sweep import TuneOptions, tune
