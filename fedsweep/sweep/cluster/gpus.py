@@ -1,24 +1,18 @@
-"""The GPUs of a machine, the share of one that a trial may use, and the memory that it takes.
+"""GPUs of a machine, and meters of the memory that a trial takes of its share.
 
-A logical GPU, for machines without a real one, is a share of this machine's processor and memory under the name of a
-GPU: Ray hands it out, trials that share it are measured, and a trial that takes too much runs out of memory. It
-computes on the CPU.
+A logical GPU, for machines without a real one, is a part of the memory and processor that Ray assigns like a GPU. Trials
+on it compute on the CPU, and run out of memory if they exceed their share.
 """
 
-from __future__ import annotations
-
 import gc
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from fedsweep.common.process_usage import forget_peak, logical_gpus, resident_peak
 from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL
 
-if TYPE_CHECKING:
-    from fedsweep.federation.run import Device
-
 
 def count_gpus() -> int:
-    """Return the number of GPUs that Ray could hand out."""
+    """Return the number of real or logical GPUs that Ray can assign."""
     if (logical := logical_gpus()) is not None:
         return logical.count
     import torch
@@ -27,41 +21,36 @@ def count_gpus() -> int:
 
 
 class Meter:
-    """Measures the memory that a trial takes of its GPU; this one measures nothing, for a trial on a CPU."""
+    """Meter of a trial's GPU memory; the base class, for a trial on the CPU, measures nothing."""
 
     def start(self) -> None:
-        """Forget earlier measurements, and hold the process to its share."""
+        """Forget earlier measurements, and limit the process to its share."""
 
     def read(self) -> dict[str, int]:
-        """Return the report's keys about memory.
-
-        Raises:
-            torch.OutOfMemoryError: The trial took more than its share, and only the meter would notice.
-        """
+        """Return the memory entries of a report, in bytes; raise torch.OutOfMemoryError if only the meter noticed."""
         return {}
 
     def release(self) -> None:
-        """Give back unused memory, for the next trial in this process and for its neighbours."""
+        """Free unused memory for the next trial in this process and for other processes."""
 
 
 class CUDAMeter(Meter):
-    """Meter of the device that Ray made visible. torch's allocator raises where a trial exceeds its share."""
+    """Meter of the device that Ray made visible; torch's allocator raises if a trial exceeds its share."""
 
     def __init__(self, gpus: float) -> None:
         self.gpus = gpus
 
     def start(self) -> None:
-        """Hold the allocator to its share, which the neighbours' memory depends on, and measure from here on."""
+        """Limit the allocator to its share of the device, and reset its peak."""
         import torch
 
         torch.cuda.set_per_process_memory_fraction(float(min(self.gpus, 1.0)))
         torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> dict[str, int]:
-        """Return the allocator's peak, cached blocks included; on a GPU without neighbours, also memory outside it.
+        """Return the allocator's peak, including cached blocks; for a whole GPU, also the memory outside the allocator.
 
-        That is the CUDA context, which each process has, and the memory of other programs. Counting the latter for
-        each trial too is a precaution.
+        That is the CUDA context of each process and, as a precaution counted for each trial, other programs' memory.
         """
         import torch
 
@@ -70,7 +59,7 @@ class CUDAMeter(Meter):
         return {PEAK: int(torch.cuda.max_memory_reserved()), BESIDE: int(beside), TOTAL: int(total)}
 
     def release(self) -> None:
-        """Call after the trial's last reference is gone: an error's traceback holds its tensors."""
+        """Empty the allocator's cache; an error's traceback must be gone, because it holds the trial's tensors."""
         import torch
 
         gc.collect()
@@ -78,17 +67,17 @@ class CUDAMeter(Meter):
 
 
 class LogicalMeter(Meter):
-    """Meter of a share of a logical GPU: the memory of the whole worker process, compared after each round."""
+    """Meter of a share of a logical GPU: the worker's resident memory, compared with the share after each round."""
 
     def __init__(self, gpus: float, total: int) -> None:
         self.gpus, self.total = gpus, total
 
     def start(self) -> None:
-        """Measure from here on."""
+        """Reset the peak of the process."""
         forget_peak()
 
     def read(self) -> dict[str, int]:
-        """Return the peak if the share holds it."""
+        """Return the peak, or raise torch.OutOfMemoryError if it exceeds the share."""
         import torch
 
         peak, held = resident_peak(), min(self.gpus, 1.0) * self.total
@@ -100,11 +89,11 @@ class LogicalMeter(Meter):
         return {PEAK: peak, BESIDE: 0, TOTAL: self.total}
 
     def release(self) -> None:
-        """Collect garbage; malloc gives its memory back as it sees fit."""
+        """Collect garbage."""
         gc.collect()
 
 
-def meter(device: Device, gpus: float) -> Meter:
+def meter(device: Literal["cpu", "cuda"], gpus: float) -> Meter:
     """Return the meter of a trial with `gpus` of a GPU, real or logical."""
     if gpus > 0 and device == "cuda":
         return CUDAMeter(gpus)
@@ -113,10 +102,9 @@ def meter(device: Device, gpus: float) -> Meter:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Return whether a GPU's memory did not suffice: for a tensor, or for CUDA's own context and workspaces."""
+    """Return whether the GPU had too little memory for a tensor or for CUDA's context and workspaces."""
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    told = str(error)
-    return isinstance(error, RuntimeError) and ("CUDA error: out of memory" in told or "_STATUS_ALLOC_FAILED" in told)
+    texts = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
+    told = isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    return told or isinstance(error, torch.OutOfMemoryError)

@@ -1,6 +1,4 @@
-"""The function that runs one trial on a Ray worker, and the worker's scratch copy of a remote trial folder."""
-
-from __future__ import annotations
+"""The function that runs a trial on a Ray worker, and the worker's scratch copy of a remote trial folder."""
 
 import contextlib
 import os
@@ -12,23 +10,24 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from ray import tune
 
 from fedsweep.common.errors import DivergenceError, UserError, disk_is_full
 from fedsweep.common.files import locked
+from fedsweep.common.process_usage import SystemMeter
+from fedsweep.federation.run import Device, check_digests, run_resumably
+from fedsweep.federation.run_config import RunConfig
+from fedsweep.models.weight_cache import keep
 from fedsweep.results import SweepStore, TrialStore
+from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
 from fedsweep.sweep.cluster.gpus import Meter, meter, ran_out
 from fedsweep.sweep.cluster.node_requirements import Arrival
-
-if TYPE_CHECKING:
-    from fedsweep.federation.run import Device
-    from fedsweep.results.history import RoundRecord
-
 
 PREFIX = "fedsweep-trial-"
 LOCKED = "a living process has it."
@@ -36,10 +35,7 @@ LOCKED = "a living process has it."
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield an empty folder, removed at the end; folders that killed workers left are removed first.
-
-    Each folder has a lock file with a name of its own, so that a living worker's folder differs from a dead one's.
-    """
+    """Remove the folders of killed workers, whose lock files are free, and yield a new one until the end."""
     _remove_leftovers()
     with ExitStack() as stack:
         lock = _locked(stack)
@@ -52,7 +48,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _locked(stack: ExitStack) -> Path:
-    """Return a new lock file, locked; another one where a worker that removes leftovers was faster."""
+    """Lock a new lock file, or the next one if a worker that removes leftovers was faster, and return it."""
     while True:
         lock = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}.lock"
         with suppress(UserError):
@@ -62,7 +58,7 @@ def _locked(stack: ExitStack) -> Path:
 
 def _remove_leftovers() -> None:
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*.lock"):
-        with suppress(UserError, OSError):  # a living worker's, or just removed
+        with suppress(UserError, OSError):  # locked by a living worker, or just removed
             if stat.S_ISREG((found := lock.lstat()).st_mode) and found.st_uid == os.getuid():
                 with locked(lock, LOCKED):
                     _remove(lock)
@@ -84,13 +80,12 @@ def train(
     remote: Place | None = None,
     system_metrics: bool = False,
 ) -> None:
-    """Continue the trial under the key `trial` to round `until`, and report each round once it is on disk.
+    """Continue the trial with the key `trial` to round `until`, and report each round once it is on disk.
 
-    The trial is held to the fraction `gpus` of a GPU, and reports the memory it took after each round that it computed.
-    Rounds that are on disk already are reported again, so that whoever judges them sees each one. An error is the last
-    report, under `error`, and is not raised: an error that Ray sees is then a lost worker, or a `remote` store that
-    does not answer, and Ray hands the trial out again.
-    Heavy imports happen once per worker; Ray reuses workers between trials.
+    The trial may use the fraction `gpus` of a GPU, and reports its memory after each round that it computed. Rounds
+    that are already on disk are reported again, so that schedulers see all. An error becomes the last report, under
+    `error`: an exception that Ray sees is a lost worker or an unreachable `remote` store, after which the trial is
+    handed out again.
     """
     if arrival is None:
         os.environ.update(environment)  # a worker has another working directory
@@ -107,7 +102,7 @@ def _report_rounds(
     arrival: Arrival | None,
     system_metrics: bool,
 ) -> None:
-    measure: Meter = Meter()
+    measure = Meter()
     memory: dict[str, int] = {}
     recorded = len(store.history())
     try:
@@ -126,17 +121,13 @@ def _report_rounds(
         last = store.history()[-1:]
         end = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
         tune.report({**(last[0].metrics if last else {}), **memory, **end})
-    finally:  # not before: the error's traceback, now gone, held tensors
+    finally:  # not earlier, because the error's traceback holds tensors
         measure.release()
 
 
 @contextmanager
 def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator[tuple[TrialStore, Callable[[], None]]]:
-    """Yield the trial's folder, a copy of the worker's own where the store is remote, and what sends its new files.
-
-    Raises:
-        UnreachableError: the store does not answer.
-    """
+    """Yield the trial's folder, or a scratch copy if the store is remote, and a function that sends new files."""
     if remote is None:
         yield local, lambda: None
         return
@@ -150,18 +141,11 @@ def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator
 def _rounds(
     store: TrialStore, until: int, threads: int, device: Device, measure: Meter, system_metrics: bool
 ) -> Generator[RoundRecord, None, None]:
-    """Yield the trial's rounds up to `until`; nothing is built for those that are on disk."""
+    """Yield the trial's rounds up to `until`; build no model if all of them are on disk."""
     history = store.history()
     if history and history[-1].round >= until:
         yield from (record for record in history if record.round <= until)
         return
-    import torch
-
-    from fedsweep.common.process_usage import SystemMeter
-    from fedsweep.federation.run import check_digests, run_resumably
-    from fedsweep.federation.run_config import RunConfig
-    from fedsweep.models.weight_cache import keep
-
     torch.set_num_threads(threads)
     keep()
     plan = store.read().plan
@@ -172,7 +156,7 @@ def _rounds(
 
 
 def kind_of(error: Exception) -> str:
-    """Return `diverged`, `full` (the disk), `memory` (too little of a GPU), or `failed`."""
+    """Return the kind of an error: `diverged`, `full` (disk), `memory` (GPU) or `failed`."""
     if isinstance(error, DivergenceError):
         return "diverged"
     if disk_is_full(error):
