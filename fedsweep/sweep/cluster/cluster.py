@@ -9,7 +9,6 @@ from joblib import cpu_count
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.process_usage import COUNT, SIZE, logical_gpus
-from fedsweep.sweep.cluster.gpus import count_gpus
 from fedsweep.sweep.space.search_space import Resources
 
 LOCAL = "local"
@@ -90,7 +89,6 @@ def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
 
 
 def _check_nodes_fit(resources: Resources, cluster: Cluster) -> None:
-    """Raise UserError unless a node has the cores and GPUs of a trial, or `at_once` lets the cluster add nodes."""
     if cluster.at_once or any(node.slots(resources) for node in cluster.nodes):
         return
     gpus = resources.gpus_per_trial
@@ -142,7 +140,11 @@ def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
 def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
     if not cluster.is_local:
         return cluster.nodes
-    cpus, gpus = float(available_cpus()), float(count_gpus()) if resources.on_gpu else 0.0  # counting imports torch
+    cpus, gpus = float(available_cpus()), 0.0
+    if resources.on_gpu:
+        from fedsweep.sweep.cluster.gpus import count_gpus  # imports torch
+
+        gpus = float(count_gpus())
     if ray_is_running():
         has = sys.modules["ray"].cluster_resources()
         cpus, gpus = min(cpus, has.get("CPU", 0)), min(gpus, has.get("GPU", 0))

@@ -59,10 +59,7 @@ class Item:
 
 
 def items_of(config: RunConfig) -> Iterator[Item]:
-    """Yield the files of a run that can be sent: prepared data sets, and weights under a relative path.
-
-    Each machine must itself have the weights in the hub's cache or under an absolute path.
-    """
+    """Yield the files of a run that can be sent: prepared data sets, and weights under a relative path."""
     if isinstance(config.data, PreparedData):
         yield _set(config.data.set, config.data.size)
         if config.trains_on_synthetic and isinstance(config.synthetic, Folder):
@@ -155,7 +152,6 @@ def fetch(items: Iterable[Item], library: Any) -> None:
 
 
 def _receive(path: Path, place: str, size: int, library: Any) -> None:
-    """Write a file piece by piece, while the next pieces are transmitted."""
     import ray
 
     path.parent.mkdir(parents=True, exist_ok=True)

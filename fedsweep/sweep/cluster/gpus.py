@@ -1,11 +1,13 @@
 """GPUs of a machine, and meters of the memory that a trial takes of its share.
 
-A logical GPU, for machines without a real one, is a part of the memory and processor that Ray assigns like a GPU. Trials
-on it compute on the CPU, and run out of memory if they exceed their share.
+A logical GPU is a part of this machine's memory and processor, which Ray assigns like a GPU. Trials on it compute on
+the CPU, and run out of memory if they exceed their share.
 """
 
 import gc
 from typing import Literal
+
+import torch
 
 from fedsweep.common.process_usage import forget_peak, logical_gpus, resident_peak
 from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL
@@ -15,8 +17,6 @@ def count_gpus() -> int:
     """Return the number of real or logical GPUs that Ray can assign."""
     if (logical := logical_gpus()) is not None:
         return logical.count
-    import torch
-
     return torch.cuda.device_count()
 
 
@@ -42,8 +42,6 @@ class CUDAMeter(Meter):
 
     def start(self) -> None:
         """Limit the allocator to its share of the device, and reset its peak."""
-        import torch
-
         torch.cuda.set_per_process_memory_fraction(float(min(self.gpus, 1.0)))
         torch.cuda.reset_peak_memory_stats()
 
@@ -52,16 +50,12 @@ class CUDAMeter(Meter):
 
         That is the CUDA context of each process and, as a precaution counted for each trial, other programs' memory.
         """
-        import torch
-
         free, total = torch.cuda.mem_get_info()
         beside = max(total - free - torch.cuda.memory_reserved(), 0) if self.gpus >= 1 else 0
         return {PEAK: int(torch.cuda.max_memory_reserved()), BESIDE: int(beside), TOTAL: int(total)}
 
     def release(self) -> None:
         """Empty the allocator's cache; an error's traceback must be gone, because it holds the trial's tensors."""
-        import torch
-
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -78,8 +72,6 @@ class LogicalMeter(Meter):
 
     def read(self) -> dict[str, int]:
         """Return the peak, or raise torch.OutOfMemoryError if it exceeds the share."""
-        import torch
-
         peak, held = resident_peak(), min(self.gpus, 1.0) * self.total
         if peak > held:
             raise torch.OutOfMemoryError(
@@ -103,8 +95,6 @@ def meter(device: Literal["cpu", "cuda"], gpus: float) -> Meter:
 
 def ran_out(error: BaseException) -> bool:
     """Return whether the GPU had too little memory for a tensor or for CUDA's context and workspaces."""
-    import torch
-
     texts = ("CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
     told = isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
     return told or isinstance(error, torch.OutOfMemoryError)

@@ -115,7 +115,6 @@ def _last_line(error: Exception) -> str:
 
 
 def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Console) -> None:
-    """Fetch on all nodes at once, with a progress bar; raise UserError if a node cannot store its data."""
     import ray
 
     total = sum(item.bytes for items in lacking.values() for item in items)
@@ -151,7 +150,6 @@ def _count(nodes: Sequence[Any] | Mapping[Any, Any]) -> str:
 
 
 def _tell(cluster: Cluster, findings: Mapping[Node, Findings], console: Console) -> None:
-    """Print the cluster of the sweep, and a warning if it accepts work without a token."""
     where = f"{_count(findings)} of the Ray cluster {cluster.address}"
     console.print(f"The sweep runs on {where}{', and on those that it adds' if cluster.at_once else ''}.")
     if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):

@@ -58,10 +58,7 @@ def larger(gpus: float) -> float | None:
 
 
 def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = None) -> float | None:
-    """Return the share of a GPU that a trial needs: `otherwise`, or computed from the measured memory if that is None.
-
-    A share with which memory ran out is enlarged. The result is None before the first measurement.
-    """
+    """Return the share of a GPU that a trial needs, enlarged if memory ran out, or None if it must be measured."""
     fraction = otherwise
     if fraction is None:
         peak, total = _most_of(attempts)
@@ -90,16 +87,8 @@ def _measured(attempts: Sequence[Attempt], most: int) -> str:
 class Packing:
     """The share of a GPU that each arm needs, from the first round of its first trial and from memory that ran out.
 
-    That round, the probe, runs on a GPU alone, and the trial continues from it.
-
-    Args:
-        asked: The share that the user gave, or `auto` to measure it.
-        most: Largest number of trials on one GPU.
-        sweep: The sweep that keeps the attempts.
-        plans: Trials with earlier attempts.
-        apart: Measure each arm; if false, as for samples, one measurement counts for all trials.
-        keep: Writes attempts; by default to `sweep`.
-        tell: Prints a sentence about a measurement.
+    That round, the probe, runs on a GPU alone, and the trial continues from it. Without `apart`, as for samples, one
+    measurement counts for all trials. `keep` writes attempts, and `tell` prints measurements.
     """
 
     def __init__(

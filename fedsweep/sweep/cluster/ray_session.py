@@ -140,7 +140,6 @@ def _check_answers(address: str) -> None:
 
 
 def _why_not(address: str, error: Exception, said: str) -> str:
-    """Return the error message for a cluster that could not be joined."""
     told = f"{error} {error.__cause__ or ''} {said}"
     if any(one in told for one in ("Unauthenticated", "InvalidAuthToken", "missing authentication token")):
         has = "the token given is not the cluster's" if os.environ.get("RAY_AUTH_MODE") == "token" else "none was given"

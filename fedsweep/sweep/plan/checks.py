@@ -96,7 +96,6 @@ def _check_conditions(resolved: ResolvedSpace) -> None:
 
 
 def _check_components(resolved: ResolvedSpace) -> None:
-    """Raise UserError if `ablate` leaves out a component that the full method lacks."""
     seed = resolved.space.seeds[0]
     for full in [arm for arm in resolved.arms if arm.get(ABLATED) == []]:
         whole = resolved.resolve(full, seed)

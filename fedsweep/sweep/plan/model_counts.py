@@ -67,7 +67,7 @@ class Counted:
 
 def count_parameters(config: RunConfig, classes: int) -> Counted:
     """Count the parameters of a run's model with a head of `classes` classes, and of a client of each depth."""
-    model = outlined(config, classes)
+    model = _outlined(config, classes)
     sizes = sizes_of(model)
 
     def under(prefix: str) -> int:
@@ -101,7 +101,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     return Counted(parameters, shares, clients)
 
 
-def outlined(config: RunConfig, classes: int) -> LayeredModel:
+def _outlined(config: RunConfig, classes: int) -> LayeredModel:
     """Return a run's model with its adapters and the method's modules, on the meta device."""
     model = config.backbone.outlined(classes)
     if config.method.needs.lora:

@@ -70,14 +70,11 @@ class Plan(ResolvedSpace):
         return self._digests[content]
 
     def grid(self) -> list[TrialPlan]:
-        """Return the trials of a grid, ordered by seed, so that an interrupted sweep is balanced over the arms.
-
-        If single trials are pruned, the arms of a seed are shuffled: halving prunes nothing in ascending order.
-        """
+        """Return the trials of a grid, ordered by seed, so that an interrupted sweep is balanced over the arms."""
         trials: list[TrialPlan] = []
         for seed in self.space.seeds:
             arms = self.arms
-            if self.space.scheduler.name in ("asha", "median"):
+            if self.space.scheduler.name in ("asha", "median"):  # in ascending order, halving would prune nothing
                 arms = [arms[i] for i in stream(seed, "arm order").permutation(len(arms))]
             trials += [self.trial(number, arm, seed) for number, arm in enumerate(arms, len(trials))]
         return trials
@@ -90,15 +87,9 @@ class Plan(ResolvedSpace):
         content = [config, self.engine_digest, digests, number if self.sampled is not None else None]
         content += [start.model_dump()] if start is not None else []
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        marks = resolved.marks()
         return TrialPlan(
-            key=key,
-            number=number,
-            arm=arm,
-            seed=seed,
-            config=config,
-            digests=digests,
-            marks=resolved.marks(),
-            start=start,
+            key=key, number=number, arm=arm, seed=seed, config=config, digests=digests, marks=marks, start=start
         )
 
     def digests(self) -> dict[str, str]:

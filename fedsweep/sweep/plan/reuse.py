@@ -1,6 +1,6 @@
 """Reuse of finished trials of other sweeps with the same configuration, code, data and processor."""
 
-from fedsweep.results import Store, SweepManifest, SweepStore, TrialPlan, TrialStore
+from fedsweep.results import Store, SweepStore, TrialPlan, TrialStore
 from fedsweep.results.provenance import TAKEN_FROM
 
 
@@ -14,14 +14,14 @@ class Reuse:
             return
         for other in store.sweeps():
             manifest = other.manifest()
-            if manifest.id != started.id and _computes_alike(started, manifest):
+            # A trial's key covers its configuration, data and code; its numbers also depend on these two.
+            same_processor = manifest.processor == started.processor != ""
+            same_packages = manifest.digests.get("packages") == started.digests.get("packages")
+            if manifest.id != started.id and same_processor and same_packages:
                 self._found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
 
     def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
-        """Copy an equal trial of another sweep, if any, and return the plan with the origin among its tags.
-
-        If arms are judged `together`, the outcome is not copied, because it depends on the other arms.
-        """
+        """Copy an equal trial of another sweep, if any, and return the plan with the origin among its tags."""
         trial = self.sweep.trial(plan.key)
         if plan.key not in self._found or trial.planned:
             return plan
@@ -31,11 +31,7 @@ class Reuse:
         if outcome is None or outcome.outcome == "failed":
             return plan
         marked = plan.model_copy(update={"marks": {**plan.marks, TAKEN_FROM: origin}})
+        # The outcome in arms that are judged together depends on the other arms.
         trial.take(other, ends=() if together else ("finished", "diverged"))
         trial.plan(marked)
         return marked
-
-
-def _computes_alike(one: SweepManifest, other: SweepManifest) -> bool:
-    """Return whether trials of equal keys, which cover configuration, data and code, are bit-identical."""
-    return one.processor == other.processor != "" and one.digests.get("packages") == other.digests.get("packages")

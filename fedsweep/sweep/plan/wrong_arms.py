@@ -1,6 +1,6 @@
 """Error messages about impossible arms, and the smallest parts of arms that explain them."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -31,12 +31,14 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
     left = {_items(one.arm): one.message for one in wrong}
     explained: set[Items] = set()
 
-    def shrunk(part: Items) -> Items:
-        def is_cause(smaller: Items) -> bool:
+    def shrunk(whole: Items) -> Items:
+        part = whole
+        for name in reversed([*everything[whole]]):
+            smaller = frozenset(one for one in part if one[0] != name)
             having = (one for one in everything if smaller <= one)
-            return all(one in explained or left.get(one) == left[part] for one in having)
-
-        return _smallest(part, everything[part], is_cause)
+            if smaller and all(one in explained or left.get(one) == left[whole] for one in having):
+                part = smaller
+        return part
 
     found: list[WrongArm] = []
     while left and len(found) < most:
@@ -49,14 +51,6 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
         explained |= {one for one in left if part <= one}
         left = {one: message for one, message in left.items() if one not in explained}
     return found
-
-
-def _smallest(part: Items, arm: Arm, is_cause: Callable[[Items], bool]) -> Items:
-    for name in reversed(list(arm)):
-        smaller = frozenset(one for one in part if one[0] != name)
-        if smaller and is_cause(smaller):
-            part = smaller
-    return part
 
 
 def describe(where: str, wrong: Sequence[WrongArm], arms: Collection[Arm]) -> str:

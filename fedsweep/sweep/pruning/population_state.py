@@ -108,7 +108,6 @@ class Generations:
             self._generation += 1
 
     def _replace(self) -> None:
-        """Plan the successors of replaced members, numbered by generation and place."""
         plans, size, round = [self.plans[key] for key in self._members], len(self._members), self.until
         members = {place: Member(numbers(plan.arm), self._score(plan.key)) for place, plan in enumerate(plans)}
         used = [identity(plan.arm) for plan in self.plans.values()]

@@ -35,7 +35,11 @@ class Decisions:
     def __init__(self, log: Path, remote: Remote = NOTHING) -> None:
         self.log, self._remote = log, remote.below(log.name)
         self.made: dict[tuple[str, int], Decision] = {}
-        for decision in (Decision(**json.loads(line)) for line in self._whole_lines()):
+        text = log.read_text() if log.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            write_atomically(log, whole.encode())
+        for decision in (Decision(**json.loads(line)) for line in whole.splitlines()):
             self.made[decision.key, decision.round] = decision
 
     def add(self, decision: Decision) -> None:
@@ -47,15 +51,6 @@ class Decisions:
             os.fsync(file.fileno())
         self._remote.push()
         self.made[decision.key, decision.round] = decision
-
-    def _whole_lines(self) -> list[str]:
-        if not self.log.exists():
-            return []
-        text = self.log.read_text()
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            write_atomically(self.log, whole.encode())
-        return whole.splitlines()
 
 
 class Rungs:
@@ -85,10 +80,7 @@ class Rungs:
 
 
 class Medians:
-    """Median rule: stop a trial whose best value so far is below the median of its stratum's other running means.
-
-    Every round is logged, so that a resumed sweep knows the values of the other trials.
-    """
+    """Median rule: stop a trial whose best value so far is below the median of its stratum's other running means."""
 
     def __init__(self, config: MedianScheduler, log: Path, remote: Remote = NOTHING) -> None:
         self.config = config
@@ -112,7 +104,7 @@ class Medians:
         ]
         enough = round >= self.config.grace_rounds and len(others) >= self.config.fewest
         stop = enough and max(known[key].values()) < statistics.median(others)
-        self.decisions.add(Decision(key, round, value, stop, stratum))
+        self.decisions.add(Decision(key, round, value, stop, stratum))  # also without a stop: others need the value
         return stop
 
 

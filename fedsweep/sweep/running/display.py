@@ -24,16 +24,9 @@ class LiveTable:
         self.console, self.metric, self.rounds = console, metric, rounds
         self.trials: dict[str, TrialRecord] = {trial.plan.key: trial for trial in done}
         self.total = total
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rounds"),
-            TimeElapsedColumn(),
-            TextColumn("left about"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        played = (BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
+        left = (TextColumn("left about"), TimeRemainingColumn())
+        self.progress = Progress(TextColumn("{task.description}"), *played, *left, console=console)
         self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=len(done) * rounds)
         self.live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
         self.begun = time.monotonic()

@@ -53,10 +53,7 @@ class SweepResult:
 
 
 def finish(session: SessionOutcome, console: Console) -> SweepResult:
-    """Write the report, close the parent run in MLflow, and push what a remote store lacks.
-
-    An error of the report is part of the result, so that the trials still reach MLflow.
-    """
+    """Write the report, close MLflow's parent run even if the report failed, and push to the remote store."""
     folder = session.sweep.folder / "report"
     report, failed = None, None
     try:

@@ -17,6 +17,14 @@ from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.tracking import Destination, check_writable
 
+CAUSES = {
+    "definition": "its YAML files or overrides have",
+    "engine": "fedsweep's engine has",
+    "data": "its data or weights have",
+    "packages": "the installed packages have",
+}
+"""Subjects of the error message about a sweep that cannot be resumed, by the digest that differs."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -50,17 +58,11 @@ def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
     """Return `sweep`; raise UserError if its definition, code, data or packages changed or the store is read-only."""
     check_writable(store.root)
     store.check_writable()
-    started = sweep.manifest()
-    for part, digest in plan.digests().items():
-        if started.digests[part] != digest:
-            changed = {
-                "definition": "its YAML files or overrides have",
-                "engine": "fedsweep's engine has",
-                "data": "its data or weights have",
-                "packages": "the installed packages have",
-            }
+    started, digests = sweep.manifest(), plan.digests()
+    for part, changed in CAUSES.items():
+        if started.digests[part] != digests[part]:
             raise UserError(
-                f"sweep {started.id} of {plan.name} cannot be resumed because {changed[part]} changed since; "
+                f"sweep {started.id} of {plan.name} cannot be resumed because {changed} changed since; "
                 "start a new sweep, or undo the change."
             )
     return sweep

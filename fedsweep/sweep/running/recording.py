@@ -107,15 +107,12 @@ class Recording(Callback):
             self.end(key, Outcome(outcome="finished" if last >= self.rounds else "pruned", round=last))
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Record that a trial lost its worker; without an outcome, the searcher hands it out again.
-
-        Ray itself retries only a running trial, not one that the lost worker had not started.
-        """
+        """Record that a trial lost its worker; without an outcome, the searcher hands it out again."""
         key = trial.config["trial"]
         self.fetch(key)
         history = self.sweep.trial(key).history()
         last = history[-1].round if history else 0
-        self._lost[key] += 1
+        self._lost[key] += 1  # Ray itself would retry only trials that the worker had started
         if last >= self.rounds:  # the worker was lost after the last round
             self.end(key, Outcome(outcome="finished", round=last))
         elif self._lost[key] > LOST_WORKERS:

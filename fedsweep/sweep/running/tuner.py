@@ -87,7 +87,6 @@ def _recording(
     display: LiveTable,
     reuse: Reuse,
 ) -> Recording:
-    """Return the recording of a session, with the memory that earlier sessions measured."""
     from fedsweep.sweep.running.recording import Recording, WriteGuard  # imports ray, which reads the environment
 
     plan, writes = ready.plan, WriteGuard(sweep)
@@ -110,7 +109,6 @@ def _recording(
 
 
 def _state(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> ArmState | Generations | None:
-    """Return the state of arms that are halved together, or of a population; None for independent trials."""
     if plan.space.scheduler.name == "pbt":
         return Generations(plan, sweep)
     if planned is None or plan.space.scheduler.name != "arms":
@@ -122,7 +120,6 @@ def _state(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -
 def _run_trials(
     ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None, done: Sequence[TrialRecord]
 ) -> None:
-    """Run the unfinished trials on Ray and record the outcomes, also after Ctrl-C."""
     sweep, writes = recording.sweep, recording.writes
     recording.decide()
     recording.sync_all()

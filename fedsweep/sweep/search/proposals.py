@@ -26,12 +26,9 @@ STATES: dict[OutcomeName, TrialState] = {
 
 
 class Proposals:
-    """The samples of a search space; a sample depends only on its number and on the results that it may use.
+    """The samples of a search space, each a function of its number and of the results that it may use.
 
-    Args:
-        space: The search space.
-        resolve: Returns the values of a part of an arm, for conditions.
-        known: Arms of an earlier sweep with their values by objective, for a warm start.
+    `known` are arms of an earlier sweep with their values by objective, for a warm start.
     """
 
     def __init__(

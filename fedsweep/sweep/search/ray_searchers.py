@@ -38,11 +38,7 @@ class FolderSearcher(Searcher):
         """Handle a trial that has stopped running."""
 
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """Return the Ray configuration of the next trial, or None for now.
-
-        It contains the flat dotted hyperparameters, the key `trial` of the plan on disk, the round `until` which the
-        trial is to run, and its share `gpus` of a GPU.
-        """
+        """Return the next trial's hyperparameters, key, round to reach and share of a GPU, or None for now."""
         keys = {plan.key for plan in self._running.values()}
         offer = self._packing.choose([(plan, until) for plan, until in self.wanted() if plan.key not in keys])
         if offer is None:

@@ -17,11 +17,7 @@ def holds(name: str, values: Iterable[Json], run: Mapping[str, Json]) -> bool:
 
 
 def asking_order(axes: Mapping[str, Axis]) -> list[str]:
-    """Return the keys of the axes, each after those that its conditions depend on.
-
-    Raises:
-        ValueError: The conditions depend on one another in a circle.
-    """
+    """Return the keys of the axes, each after those that it depends on; raise ValueError for circular conditions."""
     depends = {key: [one for one in axes if concerns(axis, one)] for key, axis in axes.items()}
     if circular := next((key for key in axes if key in depends[key]), None):
         raise ValueError(f"`when` of `space.{circular}` asks for what the axis itself gives")

@@ -160,7 +160,6 @@ class SearchSpace(Config):
         return [name for key in self.space for name in names_of(key)]
 
     def _check_names(self) -> None:
-        """Raise ValueError if several entries give one name, or values do not fit the names of their axis."""
         names = self._axis_names
         for name, changes in (self.named or {}).items():
             if both := sorted({*names, *(self.ablate or ())} & {*changes}):
