@@ -125,7 +125,7 @@ def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the largest useful number of trials on one GPU, with which no core is idle."""
+    """Return the number of trials per GPU that leaves no core idle; more would only split the GPU's memory."""
     at_once = concurrency(resources, cluster)
     nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
     on_each = [math.ceil(min(node.slots(resources), at_once) / int(node.gpus)) for node in nodes]

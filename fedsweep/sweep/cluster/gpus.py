@@ -27,7 +27,7 @@ class Meter:
         """Forget earlier measurements, and limit the process to its share."""
 
     def read(self) -> dict[str, int]:
-        """Return the memory entries of a report, in bytes; raise torch.OutOfMemoryError if only the meter noticed."""
+        """Return the memory entries of a report, in bytes; on a logical GPU, raise torch.OutOfMemoryError itself."""
         return {}
 
     def release(self) -> None:

@@ -74,7 +74,7 @@ def enter(environment: Mapping[str, str]) -> None:
 
 
 def look(needs: Needs) -> Findings:
-    """Check whether this machine meets the requirements of a sweep."""
+    """Compare this machine with the requirements of a sweep, and return the findings."""
     enter(needs.environment)
     if (engine := engine_digest()) != needs.engine:
         return Findings([f"has another version of fedsweep ({engine[:12]}, not {needs.engine[:12]})"])

@@ -40,7 +40,7 @@ def side_by_side(peak: int, total: int, most: int) -> int:
 
 
 def share(trials: int) -> float:
-    """Return each share of a GPU divided among `trials` trials, rounded down to Ray's unit.
+    """Return the share of each of `trials` trials on one GPU, rounded down to Ray's unit.
 
     >>> share(1), share(4), share(6)
     (1.0, 0.25, 0.1666)
@@ -161,7 +161,7 @@ class Packing:
         return self._of(plan).marks()
 
     def sentence(self, plan: TrialPlan) -> str | None:
-        """Return the first measurement of a trial's arm as text, or None if the user gave a share or for many arms."""
+        """Return the first measurement of a trial's arm as text; None with a given share or more than TOLD arms."""
         attempts = _flat(self._attempts[self._name(plan)])
         if self._asked is not None or len(attempts) > 1 or attempts[0].peak is None or len(self._attempts) > TOLD:
             return None
@@ -193,8 +193,3 @@ class Packing:
 
 def _flat(trials: Mapping[str, Attempts]) -> list[Attempt]:
     return [one for trial in trials.values() for one in trial.attempts]
-
-
-def retried(kind: str | None, gpus: float) -> bool:
-    """Return whether a trial that ended with this kind of error is retried with a larger share of a GPU."""
-    return kind == "memory" and larger(gpus) is not None

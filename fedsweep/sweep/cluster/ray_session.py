@@ -84,11 +84,7 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
 
 @contextlib.contextmanager
 def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
-    """Join the cluster at `address` for the duration of the block, and yield the machines of the sweep.
-
-    Raises:
-        UserError: The address is invalid, nothing answers there, or the cluster rejects the token.
-    """
+    """Yield the machines of a sweep, joined for the block; raise UserError if the cluster cannot be joined."""
     check_address(address)
     if address == LOCAL:
         yield Cluster(at_once=at_once)

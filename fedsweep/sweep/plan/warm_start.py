@@ -42,11 +42,7 @@ class WarmStart(Config):
 
 
 def collect(plan: Plan, store: Store) -> WarmStart | None:
-    """Return the finished trials of the sweep that `search.warm_start` names, or None if it names none.
-
-    Raises:
-        UserError: There is no such sweep, it has another objective, or none of its trials fits.
-    """
+    """Return the finished trials of the sweep `search.warm_start`, if set; raise UserError unless one of them fits."""
     search, objective, axes = plan.space.search, plan.space.objective, plan.space.space
     if search.name != "tpe" or search.warm_start is None:
         return None

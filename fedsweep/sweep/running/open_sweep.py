@@ -39,11 +39,7 @@ class Prepared:
 
 
 def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
-    """Create the folder of a new sweep, which reuses no trial of another if it is `fresh`.
-
-    Raises:
-        UserError: The store cannot be written, or the warm start has no trials.
-    """
+    """Create the folder of a new sweep; raise UserError if the store is read-only or the warm start has no trials."""
     check_writable(store.root)
     store.check_writable()
     known = warm_start.collect(plan, store)

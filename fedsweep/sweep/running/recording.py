@@ -14,7 +14,7 @@ from fedsweep.common.errors import disk_is_full
 from fedsweep.results import Outcome, OutcomeName, SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.remote import LOST
 from fedsweep.results.remote.objects import UnreachableError
-from fedsweep.sweep.cluster.packing import Packing, retried
+from fedsweep.sweep.cluster.packing import Packing, larger
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_state import Generations
@@ -94,8 +94,8 @@ class Recording(Callback):
         key, result = trial.config["trial"], trial.last_result
         last = result.get("round", 0)
         if (kind := result.get("kind")) is not None:
-            if retried(kind, trial.config["gpus"]):
-                self.sync(key)
+            if kind == "memory" and larger(trial.config["gpus"]) is not None:
+                self.sync(key)  # the trial is retried with a larger share
             elif kind in ENDS:  # after a full disk, the trial can continue in a later session
                 self._failed(key, Outcome(outcome=ENDS[kind], round=last, error=result["error"]))
         elif self.state is not None:

@@ -35,7 +35,7 @@ LOCKED = "a living process has it."
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Remove the folders of killed workers, whose lock files are free, and yield a new one until the end."""
+    """Remove the folders of killed workers, whose locks are free, and yield a new folder, removed at the end."""
     _remove_leftovers()
     with ExitStack() as stack:
         lock = _locked(stack)

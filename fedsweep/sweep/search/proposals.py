@@ -131,7 +131,7 @@ def encoded(axis: Axis, value: Json) -> str | int | float:
 
 
 def decoded(axis: Axis, value: str | int | float) -> Json:
-    """Return the value of an axis that `encoded` made a value for Optuna."""
+    """Return the value that `encoded` converted for Optuna."""
     return json.loads(value) if axis.choice is not None and isinstance(value, str) else value
 
 

@@ -87,7 +87,7 @@ class Axis(Config):
         return {one: tuple(value) if isinstance(value, list) else (value,) for one, value in (self.when or {}).items()}
 
     def exact(self, drawn: Json) -> Json:
-        """Return the value on the axis without the rounding error of a draw.
+        """Return a drawn value without its rounding error.
 
         >>> Axis(uniform=(0.0, 0.5), step=0.05).exact(0.15000000000000002)
         0.15

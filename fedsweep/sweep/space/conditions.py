@@ -30,7 +30,7 @@ def asking_order(axes: Mapping[str, Axis]) -> list[str]:
 
 
 def concerns(axis: Axis, other: str) -> bool:
-    """Return whether a condition depends on the axis `other`; one under `method` decides `method.name` too."""
+    """Return whether a condition of the axis depends on `other`, as one on `method.name` depends on `method`."""
     return any(name == given or name.startswith(f"{given}.") for name in axis.when or () for given in names_of(other))
 
 

@@ -16,7 +16,7 @@ Active = Callable[[str, Arm], bool]
 
 
 def every(factors: Factors, order: Sequence[str], active: Active) -> Iterator[Picked]:
-    """Yield the arms of a full factorial, each once and without its inactive factors."""
+    """Yield each arm of a full factorial as picked levels, without its inactive factors."""
 
     def below(place: int, picked: Picked, arm: Arm) -> Iterator[Picked]:
         if place == len(order):

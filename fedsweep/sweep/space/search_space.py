@@ -206,11 +206,7 @@ class SearchSpace(Config):
             raise ValueError("`objective.against` is of trials that are played, and `measure` parameters plays none")
 
     def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
-        """Return the arms of a grid in the order of the file, each with the values of its active axes.
-
-        Raises:
-            ValueError: The baseline of the `design` one_factor is none of the arms.
-        """
+        """Return the arms of a grid in the order of the file; raise ValueError if one_factor has no valid baseline."""
         factors, active = self._factors(), Conditions(self.space, resolve).active
         if (design or self.design) == "one_factor":
             return one_factor(factors, self._order(factors), active, self.baseline or {})
