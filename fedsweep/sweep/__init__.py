@@ -1,4 +1,4 @@
-"""Sets of runs on Ray Tune. The only room for ray and optuna."""
+"""Sweeps: sets of runs on Ray Tune. Only this room imports ray and optuna."""
 
 from fedsweep.sweep.running.tune import TuneOptions, tune
 

@@ -1,1 +1,1 @@
-"""Ray's machines: joining, checking nodes, sending files, sharing GPUs."""
+"""Machines of a sweep: joining a Ray cluster, checking nodes, delivering files, sharing GPUs."""

@@ -1,6 +1,4 @@
-"""The machines of a sweep, which is this one or those of a Ray cluster, and how many trials they run side by side."""
-
-from __future__ import annotations
+"""The machines of a sweep, this one or a Ray cluster's nodes, and the number of trials that they run side by side."""
 
 import math
 import platform
@@ -11,7 +9,6 @@ from joblib import cpu_count
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.process_usage import COUNT, SIZE, logical_gpus
-from fedsweep.sweep.cluster.gpus import count_gpus
 from fedsweep.sweep.space.search_space import Resources
 
 LOCAL = "local"
@@ -27,7 +24,7 @@ class Node:
     gpus: float
 
     def slots(self, resources: Resources) -> int:
-        """Return how many trials it runs side by side; with `auto`, as many as its cores allow, if it has a GPU."""
+        """Return how many trials fit on the node; with `auto`, as many as its cores allow if it has a GPU."""
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":
             return slots if self.gpus >= 1 else 0
@@ -38,16 +35,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines of a sweep. `nodes` is empty for this machine, whose cores and GPUs are counted when needed."""
+    """The machines of a sweep."""
 
     address: str = LOCAL
     nodes: tuple[Node, ...] = ()
+    """The nodes of a cluster; empty for this machine, whose cores and GPUs are counted when needed."""
     at_once: int | None = None
-    """Trials side by side that the user asks for; a cluster that adds nodes on demand does not list them before."""
+    """The requested number of trials side by side, which a cluster may add nodes for."""
 
     @property
     def is_local(self) -> bool:
-        """True for this machine alone, with a Ray of the sweep's own."""
+        """True without a cluster: the sweep runs on this machine."""
         return self.address == LOCAL
 
 
@@ -55,7 +53,7 @@ HERE = Cluster()
 
 
 def processor(resources: Resources) -> str:
-    """Return the hardware that the last digits of a trial depend on."""
+    """Return the description of the hardware that the last digits of a trial depend on."""
     threads = f"{resources.threads} thread{'s' * (resources.threads > 1)}"
     if resources.device == "cpu":
         return f"{platform.machine()}, {threads}"
@@ -65,11 +63,7 @@ def processor(resources: Resources) -> str:
 
 
 def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
-    """Check a trial's request, because Ray would wait silently for ever for one that nothing satisfies.
-
-    Raises:
-        UserError: A number of GPUs above one is not whole, or no machine has as many cores or GPUs.
-    """
+    """Raise UserError unless a machine has the cores and GPUs of a trial; Ray would silently wait for ever."""
     gpus, cpus, logical = resources.gpus_per_trial, resources.cpus_per_trial, logical_gpus()
     if gpus != "auto" and gpus > 1 and gpus != int(gpus):
         raise UserError(f"`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is {gpus:g}.")
@@ -95,7 +89,6 @@ def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
 
 
 def _check_nodes_fit(resources: Resources, cluster: Cluster) -> None:
-    """Raise UserError unless one node has all that a trial asks for, or the user expects the cluster to add nodes."""
     if cluster.at_once or any(node.slots(resources) for node in cluster.nodes):
         return
     gpus = resources.gpus_per_trial
@@ -124,7 +117,7 @@ def ray_is_running() -> bool:
 
 
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return how many trials run side by side: those that fit, or as many as the user asks for."""
+    """Return how many trials run side by side: as many as fit, or as requested."""
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once
     fit = max(sum(node.slots(resources) for node in _nodes(resources, cluster)), 1)
@@ -132,7 +125,7 @@ def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the trials on one GPU that leave no core idle; more would only split its memory further."""
+    """Return the number of trials per GPU that leaves no core idle; more would only split the GPU's memory."""
     at_once = concurrency(resources, cluster)
     nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
     on_each = [math.ceil(min(node.slots(resources), at_once) / int(node.gpus)) for node in nodes]
@@ -140,14 +133,18 @@ def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the number of GPUs of this machine, if trials ask for any, or of all nodes."""
+    """Return the number of GPUs of all nodes, or of this machine if trials use any."""
     return sum(int(node.gpus) for node in _nodes(resources, cluster))
 
 
 def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
     if not cluster.is_local:
         return cluster.nodes
-    cpus, gpus = float(available_cpus()), float(count_gpus()) if resources.on_gpu else 0.0  # counting imports torch
+    cpus, gpus = float(available_cpus()), 0.0
+    if resources.on_gpu:
+        from fedsweep.sweep.cluster.gpus import count_gpus  # imports torch
+
+        gpus = float(count_gpus())
     if ray_is_running():
         has = sys.modules["ray"].cluster_resources()
         cpus, gpus = min(cpus, has.get("CPU", 0)), min(gpus, has.get("GPU", 0))

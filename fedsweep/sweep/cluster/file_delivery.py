@@ -1,9 +1,4 @@
-"""Delivery of prepared data and weights that a node of a cluster lacks, in pieces from the driver's files.
-
-A node gets them once, whatever the number of its workers: the first takes a lock, and others find the files there.
-"""
-
-from __future__ import annotations
+"""Delivery of prepared data and weights to the nodes of a cluster, once per node and in pieces."""
 
 import contextlib
 import os
@@ -28,33 +23,34 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import checkpoint_folder, weights_file
 
 AHEAD = 2
-"""Pieces that are on their way while one is written."""
+"""Number of pieces that are requested in advance."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A prepared data set, or a file of weights: one place below the data folder, filled as a whole or not at all."""
+    """A prepared data set or a file of weights, which is delivered as a whole or not at all."""
 
     place: str
+    """The item's path below the data folder."""
     files: tuple[tuple[str, int], ...]
-    """Path below the data folder, and size in bytes, of each file."""
+    """The path below the data folder and the size in bytes of each file."""
     source: str
     """The driver's folder to which the paths are relative."""
     sha256: str
-    """Of a prepared set's content, as its card has it; of a file."""
+    """The digest of the file, or of the data set's content, as in its card."""
     is_set: bool
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
+        """The size of all files in bytes."""
         return sum(size for _, size in self.files)
 
     def is_there(self) -> bool:
-        """Return whether this machine has something in its place; the digests of a run check its content."""
+        """Return whether something is at the item's place on this machine; its content is checked elsewhere."""
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 
     def check(self, root: Path) -> None:
-        """Raise UserError if the content that arrived below `root` is not what was sent."""
+        """Raise UserError unless the content below `root` has the item's digest."""
         path = root / self.place
         found = stored_digest(path, read_card(path)) if self.is_set else weights_file.digest(path)
         if found != self.sha256:
@@ -63,10 +59,7 @@ class Item:
 
 
 def items_of(config: RunConfig) -> Iterator[Item]:
-    """Yield the files of a run that can be sent: prepared sets, and weights under a relative name.
-
-    Files in the hub's cache, and files named by an absolute path, are not sent; each machine must have them itself.
-    """
+    """Yield the files of a run that can be sent: prepared data sets, and weights under a relative path."""
     if isinstance(config.data, PreparedData):
         yield _set(config.data.set, config.data.size)
         if config.trains_on_synthetic and isinstance(config.synthetic, Folder):
@@ -89,7 +82,7 @@ def _set(name: str, size: int) -> Item:
 
 
 def _weights(name: str, path: Path) -> Iterator[Item]:
-    """Yield a weights file and its card, or the files of a folder that are read."""
+    """Yield a weights file and its card, or the files of a checkpoint folder that are read."""
     source = str(path).removesuffix(name)
     if path.is_file() and path.suffix in weights_file.SUFFIXES:
         wanted = [(name, path), (str(Path(name).with_suffix(".json")), path.with_suffix(".json"))]
@@ -115,14 +108,14 @@ def _strings(node: Any) -> Iterator[str]:
 
 
 class Library:
-    """The driver's files, as an actor on its node that hands out pieces of those it was made for."""
+    """Actor on the driver's node that returns pieces of the files of `items`."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._paths = {place: Path(item.source) / place for item in items for place, _ in item.files}
         self._sent, self._counting = 0, Lock()
 
     def piece(self, place: str, offset: int) -> bytes:
-        """At most PIECE bytes of a file from an offset on."""
+        """Return at most PIECE bytes of a file, from `offset` on."""
         with self._paths[place].open("rb") as file:
             file.seek(offset)
             content = file.read(PIECE)
@@ -131,12 +124,12 @@ class Library:
         return content
 
     def sent(self) -> int:
-        """Bytes handed out so far."""
+        """Return the number of bytes sent so far."""
         return self._sent
 
 
 def fetch(items: Iterable[Item], library: Any) -> None:
-    """Put the items that this machine lacks into its data folder; one process at a time, each item whole or not at all.
+    """Download the items that this machine lacks into its data folder, in one process at a time.
 
     Raises:
         UserError: An item arrived damaged.
@@ -159,7 +152,6 @@ def fetch(items: Iterable[Item], library: Any) -> None:
 
 
 def _receive(path: Path, place: str, size: int, library: Any) -> None:
-    """Write a file piece by piece, while the next pieces are on their way."""
     import ray
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The requirements of a sweep on each node, and the check of them that runs on the node."""
+"""Requirements of a sweep on each node, and their check on the node."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ RULE = "every node must have this machine's fedsweep and packages, its store as 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a node must have for a sweep."""
+    """The requirements of a sweep on a node."""
 
     engine: str
     packages: Mapping[str, str]
     environment: Mapping[str, str]
     contents: tuple[tuple[Mapping[str, Any], Mapping[str, str], tuple[Item, ...]], ...]
-    """Runs that differ in what they read: a configuration, its digests, and the files that can be sent."""
+    """One run for each different content: its configuration, its digests, and the files that can be sent."""
     probe: str = ""
-    """STORE#NAME of a file, or of an object, that the driver wrote just now."""
+    """STORE#NAME of a file or object that the driver has just written."""
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """All files that can be sent, each once."""
+        """The files that can be sent, without duplicates."""
         return tuple(dict.fromkeys(item for *_, items in self.contents for item in items))
 
     @classmethod
     def of(cls, plan: Plan) -> Needs:
-        """What the trials of a plan read. Call after its preflight, which says what is missing on this machine."""
+        """Return the requirements of a plan; call `preflight` first for errors about this machine."""
         contents = {}
         for config in plan.reachable():
             digests = plan.content_digests(config)
@@ -54,34 +54,32 @@ class Needs:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a node found at itself."""
+    """The result of the check on a node."""
 
     problems: list[str] = field(default_factory=list)
     lacking: list[Item] = field(default_factory=list)
     open_to_all: bool = False
-    """Whether its Ray takes work from anyone who reaches it."""
+    """True if the node's Ray accepts work without a token."""
 
 
 def installed() -> dict[str, str]:
-    """Versions of the packages that decide a run's numbers."""
+    """Return the versions of the packages that decide a run's numbers."""
     return {name: metadata.version(name) for name in ENGINE_PACKAGES}
 
 
 def enter(environment: Mapping[str, str]) -> None:
-    """Use the driver's folders in this process, except those that the node was given when its Ray was started."""
+    """Set the driver's environment variables in this process, except those with which the node's Ray was started."""
     own = {name for name in environment if Path(os.environ.get(name, "")).is_absolute()}
     os.environ.update({name: value for name, value in environment.items() if name not in own})
 
 
 def look(needs: Needs) -> Findings:
-    """Compare this machine with the requirements of a sweep."""
+    """Compare this machine with the requirements of a sweep, and return the findings."""
     enter(needs.environment)
     if (engine := engine_digest()) != needs.engine:
         return Findings([f"has another version of fedsweep ({engine[:12]}, not {needs.engine[:12]})"])
-    problems = []
-    for name, version in installed().items():
-        if version != needs.packages[name]:
-            problems.append(f"has {name} {version}, not {needs.packages[name]}")
+    versions = ((name, version, needs.packages[name]) for name, version in installed().items())
+    problems = [f"has {name} {version}, not {wanted}" for name, version, wanted in versions if version != wanted]
     if needs.probe and (problem := _cannot_share(needs.probe)):
         problems.append(problem)
     lacking = [item for item in needs.items if not item.is_there()]
@@ -94,7 +92,7 @@ def look(needs: Needs) -> Findings:
 
 
 def _cannot_share(probe: str) -> str:
-    """Return why the driver's file, or object, cannot be read here, or one written beside it; empty if both work."""
+    """Return the reason why the store cannot be read or written here, or an empty string."""
     store, name = probe.rsplit("#", 1)
     try:
         found, base = filesystem(store)
@@ -111,7 +109,7 @@ def _cannot_share(probe: str) -> str:
 
 
 def _cannot_take(size: int) -> str:
-    """Return why prepared data of `size` bytes cannot be written here."""
+    """Return the reason why `size` bytes of data cannot be written here, or an empty string."""
     root = data_folder()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -124,7 +122,7 @@ def _cannot_take(size: int) -> str:
 
 
 def _other_content(config: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Return how the data or weights here differ from those that the sweep was planned with."""
+    """Return how data and weights here differ from those of the plan, or an empty string."""
     try:
         run = RunConfig.of(dict(config), "the sweep's plan")
         found = content_digests(run)
@@ -136,18 +134,14 @@ def _other_content(config: Mapping[str, Any], digests: Mapping[str, str]) -> str
 
 @dataclass(frozen=True)
 class Arrival:
-    """What each worker of a cluster does before its first trial, so that a node that joins later is made ready too."""
+    """The preparation of each worker before its first trial, which also reaches nodes that join later."""
 
     needs: Needs
     library: Any
     """The `Library` actor."""
 
     def enter(self) -> None:
-        """Fetch what this node lacks, once.
-
-        Raises:
-            UserError: the node is not as the sweep needs it.
-        """
+        """Fetch the data that this node lacks, once; raise UserError if it does not meet the requirements."""
         if self.needs in _entered:
             return
         findings = look(self.needs)

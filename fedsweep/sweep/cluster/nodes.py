@@ -1,6 +1,4 @@
-"""The check, before the first trial starts, that every node of a cluster meets the requirements of a sweep."""
-
-from __future__ import annotations
+"""Checks of a cluster's nodes before the first trial, and delivery of the data that they lack."""
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +20,10 @@ from fedsweep.sweep.plan.plan import Plan
 
 
 def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival | None:
-    """Check every node on which a trial fits, and send it the data that it lacks; return None for this machine alone.
-
-    With `deliver` false, nothing is written on any node.
+    """Check every node that can run a trial and, with `deliver`, send it missing data; return None without a cluster.
 
     Raises:
-        UserError: Nodes differ from this machine; one sentence names all of them, and all differences.
+        UserError: Nodes differ from this machine; the message names all nodes and differences.
     """
     if cluster.is_local:
         return None
@@ -46,7 +42,7 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
 
 @contextmanager
 def _probed(store: Store) -> Iterator[str]:
-    """Yield STORE#NAME of a file, or of an object, that only a process that shares the store can read."""
+    """Yield STORE#NAME of a new file or object, which only processes with access to the store can read."""
     address, name = store.uri or str(store.root), f".shared-{secrets.token_hex(4)}"
     found, base = filesystem(address)
     put(found, f"{base}/{name}", secrets.token_hex(4).encode())
@@ -57,9 +53,7 @@ def _probed(store: Store) -> Iterator[str]:
 
 
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
-    """Return each node's findings, after those that lack data got it from the library. Lost nodes are left out.
-
-    Without a library nothing is sent.
+    """Return the findings of each node that is not lost, after the library, if any, has sent missing data.
 
     Raises:
         UserError: A node does not meet the requirements, or none is left.
@@ -83,7 +77,7 @@ def _on(node_id: str) -> Any:
 
 
 def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...]]) -> dict[Any, Node]:
-    """Start a function on each node; return the nodes by their tasks."""
+    """Start a function on each node, and return the nodes by task."""
     import ray
 
     remote: Any = ray.remote(num_cpus=0, max_retries=0)(function)
@@ -91,18 +85,14 @@ def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...
 
 
 def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
-    """Return the findings of each node that is not lost meanwhile.
-
-    Raises:
-        UserError: A node has a problem; it may be unable even to import fedsweep.
-    """
+    """Return the findings of each node that is not lost; raise UserError if a node has a problem."""
     import ray
 
     found = {}
     for task, node in _start(look, dict.fromkeys(nodes, (needs,))).items():
         try:
             found[node] = ray.get(task)
-        except Exception as error:  # whatever an installation may raise while it is imported
+        except Exception as error:  # the node may be unable to import fedsweep
             if not _is_lost(error):
                 found[node] = Findings([f"cannot run fedsweep ({_last_line(error)})"])
     wrong = [f"{node.name} {' and '.join(one.problems)}" for node, one in found.items() if one.problems]
@@ -112,24 +102,19 @@ def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
 
 
 def _is_lost(error: Exception) -> bool:
-    """Return whether a task failed because its node is gone, which shows only after some missed heartbeats."""
+    """Return whether a task failed because its node was lost, which Ray notices after some missed heartbeats."""
     from ray.exceptions import NodeDiedError, TaskUnschedulableError
 
     return isinstance(error, NodeDiedError | TaskUnschedulableError)
 
 
 def _last_line(error: Exception) -> str:
-    """Return the error on the node, without its traceback, which is Ray's message."""
+    """Return the last line of Ray's message, which is the traceback on the node."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
 
 def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Console) -> None:
-    """Fetch on all nodes at once, with a progress bar over the bytes.
-
-    Raises:
-        UserError: A node could not take its data.
-    """
     import ray
 
     total = sum(item.bytes for items in lacking.values() for item in items)
@@ -155,7 +140,7 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
 
 
 def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
-    """Fetch in a process of the node, which may be another one than that of `look`."""
+    """Fetch in a process of the node, which need not be the process of `look`."""
     enter(environment)
     fetch(items, library)
 
@@ -165,7 +150,6 @@ def _count(nodes: Sequence[Any] | Mapping[Any, Any]) -> str:
 
 
 def _tell(cluster: Cluster, findings: Mapping[Node, Findings], console: Console) -> None:
-    """Print where the trials run, and a warning if the cluster takes work from anyone."""
     where = f"{_count(findings)} of the Ray cluster {cluster.address}"
     console.print(f"The sweep runs on {where}{', and on those that it adds' if cluster.at_once else ''}.")
     if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):

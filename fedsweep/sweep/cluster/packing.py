@@ -1,6 +1,4 @@
-"""The number of trials that share a GPU, from the memory that they were measured to take. No ray, no torch."""
-
-from __future__ import annotations
+"""The number of trials that share a GPU, computed from their measured memory. No ray, no torch."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,21 +9,21 @@ from fedsweep.results import Attempt, Attempts, SweepStore, TrialPlan
 from fedsweep.results.arms import identity
 
 MARGIN = 0.15
-"""The part of a GPU that is left free: later rounds may take more than the first, and CUDA's own memory counts."""
+"""The fraction of a GPU that stays free for CUDA's own memory and for later rounds, which may take more."""
 
 PARTS = 10_000
-"""Ray counts in ten-thousandths of a GPU, to the nearest: six sixths, each rounded up, would not fit into one."""
+"""Ray rounds shares of a GPU to the nearest ten-thousandth: six sixths, each rounded up, would not fit."""
 
 TOLD = 8
-"""Arms of which a person is told what each takes; of more, only the least and the most."""
+"""Number of arms up to which each measurement is printed; of more arms, the smallest and the largest are."""
 
 PEAK, BESIDE, TOTAL = "memory/peak", "memory/beside", "memory/total"
-"""What a worker reports, in bytes: its most, what the device had taken beside that, and what the device has."""
+"""Keys of a worker's report, in bytes: its peak, the device's used memory besides, and the device's total."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A trial to be handed out, the round that it is to reach, and its share of a GPU."""
+    """A trial to hand out, the round that it is to reach, and its share of a GPU."""
 
     plan: TrialPlan
     until: int
@@ -33,7 +31,7 @@ class Offer:
 
 
 def side_by_side(peak: int, total: int, most: int) -> int:
-    """Return how many trials of `peak` bytes fit on a GPU of `total` bytes, with a margin: from 1 to `most`.
+    """Return how many trials of `peak` bytes fit on a GPU of `total` bytes less a margin, from 1 to `most`.
 
     >>> side_by_side(2_000, 10_000, most=16), side_by_side(2_000, 10_000, most=3), side_by_side(20_000, 10_000, most=3)
     (4, 3, 1)
@@ -42,7 +40,7 @@ def side_by_side(peak: int, total: int, most: int) -> int:
 
 
 def share(trials: int) -> float:
-    """Return the fraction of a GPU that each of `trials` trials has, rounded down to Ray's unit.
+    """Return the share of each of `trials` trials on one GPU, rounded down to Ray's unit.
 
     >>> share(1), share(4), share(6)
     (1.0, 0.25, 0.1666)
@@ -51,7 +49,7 @@ def share(trials: int) -> float:
 
 
 def larger(gpus: float) -> float | None:
-    """Return the share to try after `gpus` of a GPU was too little; None after a whole one.
+    """Return the share to try after `gpus` of a GPU was too little; None after a whole GPU.
 
     >>> larger(0.25), larger(0.6), larger(1.0)
     (0.5, 1.0, None)
@@ -60,10 +58,7 @@ def larger(gpus: float) -> float | None:
 
 
 def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = None) -> float | None:
-    """Return the fraction of a GPU that holds the most that was measured, and more after memory ran out.
-
-    Without a measurement it is `otherwise`; None there means that it has to be measured.
-    """
+    """Return the share of a GPU that a trial needs, enlarged if memory ran out, or None if it must be measured."""
     fraction = otherwise
     if fraction is None:
         peak, total = _most_of(attempts)
@@ -74,7 +69,7 @@ def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = Non
 
 
 def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
-    """Return the most bytes that attempts took, and the fewest that a GPU of theirs had; 0 without a measurement."""
+    """Return the most bytes that attempts took, and the total bytes of the smallest GPU; 0 without a measurement."""
     measured = [one for one in attempts if one.peak is not None and one.total]
     if not measured:
         return 0, 0
@@ -92,8 +87,8 @@ def _measured(attempts: Sequence[Attempt], most: int) -> str:
 class Packing:
     """The share of a GPU that each arm needs, from the first round of its first trial and from memory that ran out.
 
-    That round is the probe: it runs on a GPU alone, lies on disk like any other, and the trial continues from there.
-    Arms that differ are measured `apart`; the samples of a search are not arms, and count as one.
+    That round, the probe, runs on a GPU alone, and the trial continues from it. Without `apart`, as for samples, one
+    measurement counts for all trials. `keep` writes attempts, and `tell` prints measurements.
     """
 
     def __init__(
@@ -106,7 +101,6 @@ class Packing:
         keep: Callable[[TrialPlan, Attempts], None] | None = None,
         tell: Callable[[str], object] | None = None,
     ) -> None:
-        """Read what is known of `plans`; `keep` writes attempts, and `tell` takes a sentence about a measurement."""
         self._asked = None if asked == "auto" else asked
         self._most, self._sweep, self._apart = most, sweep, apart
         self._attempts: dict[str, dict[str, Attempts]] = defaultdict(lambda: defaultdict(Attempts))
@@ -119,22 +113,19 @@ class Packing:
 
     @property
     def probing(self) -> bool:
-        """Whether anything is being measured."""
+        """True while a probe runs."""
         return bool(self._probes)
 
     def fraction(self, plan: TrialPlan) -> float | None:
-        """Return the share of a GPU that a trial needs, or None while that is not known."""
+        """Return the share of a GPU that a trial needs, or None before it is measured."""
         return needed(_flat(self._attempts[self._name(plan)]), self._most, self._asked)
 
     def choose(self, wanted: Sequence[tuple[TrialPlan, int]]) -> Offer | None:
-        """Return one of the wanted trials, each with the round that it is to reach, or None for now.
-
-        Probes come before all others: a GPU that is shared already is no whole one.
-        """
+        """Return an offer of a wanted trial, probes first because they need a whole GPU, or None for now."""
         for plan, until in wanted:
             if self._name(plan) not in self._probes and self.fraction(plan) is None:
                 recorded = self._sweep.trial(plan.key).recorded()
-                # The probe runs one round more than are recorded.
+                # A probe runs one round more than are recorded.
                 first = min(until, max(recorded[-1].round + 1 if recorded else 0, 1))
                 self._probes[self._name(plan)] = plan.key
                 return self._offer(plan, first, 1.0)
@@ -149,7 +140,7 @@ class Packing:
         return Offer(plan, until, gpus)
 
     def ended(self, plan: TrialPlan, result: Mapping[str, Any] | None) -> None:
-        """Learn from a trial's last report, which is None if its worker was lost."""
+        """Record the memory in a trial's last report, which is None if its worker was lost."""
         if self._probes.get(self._name(plan)) == plan.key:
             del self._probes[self._name(plan)]
         attempts = self._of(plan).attempts
@@ -166,21 +157,18 @@ class Packing:
         self._put(plan, (*attempts[:-1], attempts[-1].model_copy(update=told)))
 
     def marks(self, plan: TrialPlan) -> dict[str, str]:
-        """Return tags for MLflow."""
+        """Return a trial's MLflow tags about its GPU."""
         return self._of(plan).marks()
 
     def sentence(self, plan: TrialPlan) -> str | None:
-        """Return the new measurement of a trial's arm as text for the user.
-
-        It is None if the user gave a fraction, for attempts after the first, and beyond TOLD arms.
-        """
+        """Return the first measurement of a trial's arm as text; None with a given share or more than TOLD arms."""
         attempts = _flat(self._attempts[self._name(plan)])
         if self._asked is not None or len(attempts) > 1 or attempts[0].peak is None or len(self._attempts) > TOLD:
             return None
         return f"{plan.label + ': ' if self._apart else ''}{_measured(attempts, self._most)}."
 
     def summary(self) -> str | None:
-        """Return the measurements of all arms in one sentence, if there are more than TOLD arms."""
+        """Return the smallest and the largest measurement as text, if there are more than TOLD arms."""
         known = [arm for arm in map(_flat, self._attempts.values()) if any(one.peak for one in arm)]
         if self._asked is not None or len(known) <= TOLD:
             return None
@@ -200,14 +188,8 @@ class Packing:
         return identity(plan.arm) if self._apart else ""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: Ray pickles its searchers, which hold this, and restores neither."""
-        return {}
+        return {}  # Ray pickles its searchers, which hold this, and restores neither
 
 
 def _flat(trials: Mapping[str, Attempts]) -> list[Attempt]:
     return [one for trial in trials.values() for one in trial.attempts]
-
-
-def retried(kind: str | None, gpus: float) -> bool:
-    """Return whether a trial that ended with this kind of error is handed out again, with more of a GPU."""
-    return kind == "memory" and larger(gpus) is not None

@@ -1,6 +1,4 @@
-"""Ray for the time of a sweep: one of our own on this machine, or a cluster that is joined."""
-
-from __future__ import annotations
+"""Ray for the duration of a sweep: a new Ray on this machine, or a cluster that is joined."""
 
 import contextlib
 import logging
@@ -28,14 +26,14 @@ RAY_SETTINGS = {
     # Under `uv run`, Ray would copy the working directory, prepared images and all, and start each worker in the copy.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # A stopped trial's thread that lets go of its memory for longer than Ray waits (2 s) would lose the worker's next
-    # trial: Ray marks it as an error and tells neither searcher nor callbacks.
+    # If a stopped trial's thread frees its memory for longer than Ray waits (2 s), Ray marks the worker's next trial as
+    # an error and tells neither searcher nor callbacks.
     "TUNE_FUNCTION_THREAD_TIMEOUT_S": "3600",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
-# Unlike its name, this is read on every system: where clusters are off, Ray's servers listen on 127.0.0.1 alone.
+# Read on every system, despite its name: with clusters off, Ray's servers listen on 127.0.0.1 only.
 LOCAL_SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # a cluster that refuses the token is asked a few times, not 20
+JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # a cluster that rejects the token is asked 3 times, not 20
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
 HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
 ANSWER_SECONDS = 10.0
@@ -56,9 +54,9 @@ def check_address(address: str) -> None:
 
 
 def not_followed(address: str) -> str:
-    """Return the note that RAY_ADDRESS names a cluster that the sweep does not use, or an empty string.
+    """Return a note that RAY_ADDRESS names a cluster that the sweep ignores, or an empty string.
 
-    A variable left over in a shell must not send hours of work, and the data, to machines that nobody named.
+    A variable left over in a shell must not send work and data to other machines.
     """
     if address != LOCAL or (other := os.environ.get("RAY_ADDRESS")) in (None, "", LOCAL):
         return ""
@@ -68,8 +66,8 @@ def not_followed(address: str) -> str:
 def prepare_environment(cluster: Cluster = HERE) -> None:
     """Set the environment variables that Ray reads on import.
 
-    A Ray of our own takes work only from processes that have its token. The token is new for each process and stays in
-    its environment, which only this user can read; Ray's default is a file that every user can read.
+    A Ray that fedsweep starts accepts work only with its token, which is new for each process. The token stays in the
+    environment, which only this user can read; Ray's default is a file that every user can read.
     """
     settings = RAY_SETTINGS | (LOCAL_SETTINGS if cluster.is_local else JOINING_SETTINGS)
     for name, value in settings.items():
@@ -77,7 +75,7 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
     has_token = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys())
     if not cluster.is_local:
         if has_token or Path("~/.ray/auth_token").expanduser().is_file():
-            os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray itself would not, where an address is given
+            os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray itself does not set it if an address is given
     elif not ray_is_running():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         if not has_token:
@@ -86,11 +84,7 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
 
 @contextlib.contextmanager
 def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
-    """Yield the machines of a sweep; a cluster is joined until the end of the block, and goes on afterwards.
-
-    Raises:
-        UserError: The address is invalid, nothing answers there, or the cluster rejects the token.
-    """
+    """Yield the machines of a sweep, joined for the block; raise UserError if the cluster cannot be joined."""
     check_address(address)
     if address == LOCAL:
         yield Cluster(at_once=at_once)
@@ -111,9 +105,9 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[list[str]]:
-    """Yield a list that holds, after the block, the text that the block wrote to stderr.
+    """Yield a list that contains, after the block, the text that the block wrote to stderr.
 
-    Ray's C++ side writes there why it was rejected, and Ray 2.52 nowhere else. The user sees our error message alone.
+    Ray 2.52 writes the reason for a rejection only there, from C++.
     """
     told: list[str] = []
     kept = os.dup(2)
@@ -129,10 +123,10 @@ def _captured_stderr() -> Iterator[list[str]]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise UserError where nobody listens; Ray would ask for two minutes."""
+    """Raise UserError if nothing listens at the address; Ray would try for two minutes."""
     where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if not (found := HOST_AND_PORT.fullmatch(where)):
-        if where != "auto":  # of RAY_ADDRESS
+        if where != "auto":  # from RAY_ADDRESS
             check_address(where)
         return
     try:
@@ -142,7 +136,6 @@ def _check_answers(address: str) -> None:
 
 
 def _why_not(address: str, error: Exception, said: str) -> str:
-    """Return the error message for a cluster that could not be joined."""
     told = f"{error} {error.__cause__ or ''} {said}"
     if any(one in told for one in ("Unauthenticated", "InvalidAuthToken", "missing authentication token")):
         has = "the token given is not the cluster's" if os.environ.get("RAY_AUTH_MODE") == "token" else "none was given"
@@ -155,7 +148,7 @@ def _why_not(address: str, error: Exception, said: str) -> str:
 
 
 def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """Return the nodes that are up, from `ray.nodes()`; names that two of them have get a part of the id."""
+    """Return the nodes of `ray.nodes()` that are alive; a name that several nodes have is followed by their id."""
     up = [(one.get("NodeName") or one["NodeManagerAddress"], one) for one in found if one["Alive"]]
     names = [name for name, _ in up]
     return [
@@ -171,9 +164,9 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 @contextlib.contextmanager
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
-    """Provide Ray for the trials: the cluster that was joined, a Ray that this process has, or a new quiet one.
+    """Provide Ray for the trials: the joined cluster, the running Ray of this process, or a new Ray.
 
-    Only the new one is shut down at the end: a notebook may run several sweeps with the Ray that it started.
+    Only a new Ray is shut down at the end, because a notebook may run several sweeps with its own.
 
     Raises:
         UserError: Ray does not start on this machine, or the Ray of this process has several nodes.
@@ -201,7 +194,7 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
             include_dashboard=False,
             **QUIET,
         )
-    except Exception as error:  # of no class of its own where a node takes longer than the 30 s that Ray waits
+    except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
         ray.shutdown()
         raise UserError(
             f"Ray does not start on this machine ({one_line(error).split('. ')[0]}); it waits for 30 seconds, too "
@@ -213,9 +206,9 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(stop: bool = True) -> Iterator[None]:
-    """Keep Tune quiet, handle SIGTERM like SIGINT, and leave Ray at the end of the block unless `stop` is false.
+    """Silence Tune's logs, handle SIGTERM like SIGINT, and shut down Ray at the end if `stop` is set.
 
-    `ray job stop`, service managers and `kill` send SIGTERM, at which Ray's own handler ends the process at once.
+    `ray job stop`, service managers and `kill` send SIGTERM; Ray's own handler would end the process at once.
     """
     import ray
 

@@ -1,1 +1,1 @@
-"""From a search space to checked, keyed trials. No Ray."""
+"""Plan of a sweep: a search space resolved into checked trials. No Ray."""

@@ -1,4 +1,4 @@
-"""Checks of the resolved arms before anything starts. No Ray."""
+"""Checks of the resolved arms before a sweep starts. No Ray."""
 
 import json
 from collections.abc import Iterator
@@ -14,15 +14,11 @@ from fedsweep.sweep.space.axes import condition
 from fedsweep.sweep.space.conditions import Conditions, holds
 
 OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")
-"""How metrics begin that other data may lack."""
+"""Prefixes of metrics that other data may lack."""
 
 
 def check(resolved: ResolvedSpace) -> None:
-    """Check what the search space says of its arms, then every arm; of a sampled search, the probes and first points.
-
-    Raises:
-        UserError: the first of these checks that fails; where several arms are impossible, the message is about all.
-    """
+    """Raise UserError unless the search space fits its arms and every arm, or probe of a sampled search, is valid."""
     _check_names(resolved)
     _check_arms_that_are_named(resolved)
     _check_conditions(resolved)
@@ -44,7 +40,7 @@ def check(resolved: ResolvedSpace) -> None:
 
 
 def _check_names(resolved: ResolvedSpace) -> None:
-    """Check the names that vary in all arms; those of conditional axes and named arms are checked arm by arm."""
+    """Check the names that vary in all arms; `resolve` checks those of conditional axes and named arms."""
     space, known = resolved.space, flat(resolved.base)
     conditional = {key for key, axis in space.space.items() if axis.when}
     own = conditional.union(*(space.named or {}).values())
@@ -55,7 +51,7 @@ def _check_names(resolved: ResolvedSpace) -> None:
 
 
 def _check_arms_that_are_named(resolved: ResolvedSpace) -> None:
-    """Raise UserError unless `baseline` and `reference` name arms, and each arm can be compared with the baseline."""
+    """Raise UserError unless `baseline` and `reference` name arms, and the baseline has a counterpart of each arm."""
     if resolved.sampled is not None:
         return
     space, arms, where = resolved.space, resolved.arms, resolved.request.where
@@ -77,7 +73,7 @@ def _check_arms_that_are_named(resolved: ResolvedSpace) -> None:
 
 
 def _check_conditions(resolved: ResolvedSpace) -> None:
-    """Raise UserError unless a condition holds in some arms and not in others, and some arm has each of its values."""
+    """Raise UserError unless each condition holds in some arms but not in all, and some arm has each of its values."""
     axes = resolved.space.space
     conditions = Conditions(axes, resolved.tentative)
     arms = resolved.probes if any(axis.when for axis in axes.values()) else []
@@ -100,7 +96,6 @@ def _check_conditions(resolved: ResolvedSpace) -> None:
 
 
 def _check_components(resolved: ResolvedSpace) -> None:
-    """Raise UserError where a component to be left out is one that the full method lacks."""
     seed = resolved.space.seeds[0]
     for full in [arm for arm in resolved.arms if arm.get(ABLATED) == []]:
         whole = resolved.resolve(full, seed)
@@ -113,7 +108,7 @@ def _check_components(resolved: ResolvedSpace) -> None:
 
 
 def _check_metrics(resolved: ResolvedSpace, of_arms: list[tuple[Arm, list[str]]]) -> None:
-    """Check that the metrics compared exist; a paper's domains may be missing where the user took other data."""
+    """Raise UserError if a metric does not exist; the paper's domains may be missing if the user chose other data."""
     space, request, where = resolved.space, resolved.request, resolved.request.where
     metrics = COUNTS if request.counted else list(dict.fromkeys(name for _, reported in of_arms for name in reported))
     asked = [] if request.counted else [("objective.metric", space.objective.metric)]
@@ -135,7 +130,7 @@ def _check_metrics(resolved: ResolvedSpace, of_arms: list[tuple[Arm, list[str]]]
 
 
 def _missing_in_an_arm(resolved: ResolvedSpace, of_arms: list[tuple[Arm, list[str]]]) -> Iterator[tuple[str, str, Arm]]:
-    """Yield the metrics that some arm reports, but not the arm that needs them."""
+    """Yield each metric that an arm needs but does not report, after the entry that asks for it."""
     objective, paper = resolved.space.objective, resolved.space.reference
     for arm, reported in of_arms:
         if objective.metric not in reported:

@@ -1,4 +1,4 @@
-"""The code that decides a run's numbers: seven rooms and some packages. All else may change while a sweep is open."""
+"""Identity of the code and packages that decide a run's numbers; a sweep can be resumed after any other change."""
 
 import hashlib
 from pathlib import Path
@@ -14,10 +14,9 @@ def engine_digest() -> str:
     """Return the SHA-256 of the source and the shipped weights that decide a run's numbers, as hex digits."""
     root = Path(fedsweep.__file__).parent
     kinds = {".py", ".json", ".safetensors"}
-    files = [root / "types.py"]
-    files += [path for room in ENGINE for path in (root / room).rglob("*") if path.suffix in kinds]
+    files = [path for room in ENGINE for path in (root / room).rglob("*") if path.suffix in kinds]
     digest = hashlib.sha256()
-    for path in sorted(files):
+    for path in sorted([root / "types.py", *files]):
         digest.update(path.relative_to(root).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

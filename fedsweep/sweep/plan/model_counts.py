@@ -1,4 +1,4 @@
-"""What an experiment's models and clients weigh, from shapes alone: no weights, no data, nothing trained."""
+"""Parameter and byte counts of an experiment's models and clients, from shapes alone."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ TRAINED = [f"percent/trained{stage}" for stage in STAGES]
 SECONDS = [f"seconds/{bandwidth:g}MBps{stage}" for stage in STAGES for bandwidth in BANDWIDTHS]
 COUNTS = [ALL, BLOCK, LORA, HEAD, BRICK, FROZEN, GATE, ADAPTER, MIXTURE, SERVER, TAUGHT, *TRAINED, *SECONDS]
 BF16, FP32 = 2, 4
-"""Bytes of a value on the wire in bfloat16, as FedBRICK counts, and in single precision, as FedMS does."""
+"""Bytes per transmitted value: bfloat16 as in FedBRICK, single precision as in FedMS."""
 
 
 @dataclass(frozen=True)
 class ClientCount:
-    """A client of `depth` blocks in one of its method's stages.
-
-    Values that it holds, those of its BRICKs among them; parameters that it trains, and their share of the backbone's
-    in percent; values that it sends, running statistics included.
-    """
+    """The counts of a client of one depth in one stage of its method."""
 
     stage: str
     depth: int
+    """Number of blocks that the client holds."""
     held: int
+    """Number of values that the client holds, including its BRICKs."""
     bricks: int
     trained: int
     percent: float
+    """Trained parameters in percent of the backbone's."""
     sent: int
+    """Number of values that the client sends, including running statistics."""
 
     @property
     def bytes_up(self) -> int:
@@ -50,25 +50,24 @@ class ClientCount:
         return BF16 * self.sent
 
     def seconds(self, megabytes_per_second: float) -> float:
-        """Return the seconds that the client sends, in single precision."""
+        """Return the seconds that sending takes in single precision."""
         return transmission_seconds(FP32 * self.sent, megabytes_per_second)
 
 
 @dataclass(frozen=True)
 class Counted:
-    """`parameters` are values by metric: of the whole model without BRICKs, a frozen block, and so on.
-
-    `shares`: the percentage that the deepest client trains, and the seconds that it sends, by stage.
-    """
+    """The counts of a run."""
 
     parameters: Mapping[str, int]
+    """Parameters by metric; `parameters/all` excludes BRICKs, gates and the server."""
     shares: Mapping[str, float]
+    """Trained percentage and sending seconds of the deepest client of each stage, by metric."""
     clients: tuple[ClientCount, ...]
 
 
 def count_parameters(config: RunConfig, classes: int) -> Counted:
-    """Count the model of a run with a head of so many classes, and a client of each depth, the deepest first."""
-    model = outlined(config, classes)
+    """Count the parameters of a run's model with a head of `classes` classes, and of a client of each depth."""
+    model = _outlined(config, classes)
     sizes = sizes_of(model)
 
     def under(prefix: str) -> int:
@@ -102,8 +101,8 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     return Counted(parameters, shares, clients)
 
 
-def outlined(config: RunConfig, classes: int) -> LayeredModel:
-    """Return the model of a run with its adapters and the method's modules, on the meta device."""
+def _outlined(config: RunConfig, classes: int) -> LayeredModel:
+    """Return a run's model with its adapters and the method's modules, on the meta device."""
     model = config.backbone.outlined(classes)
     if config.method.needs.lora:
         add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")
@@ -114,7 +113,7 @@ def outlined(config: RunConfig, classes: int) -> LayeredModel:
 
 
 def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], backbone: int) -> Iterator[ClientCount]:
-    """A client of each depth, the deepest first, in each stage; the method says what it holds, trains and sends."""
+    """Yield the counts of a client of each depth in each stage, the deepest first."""
     domains, capacities = config.client_domains(), config.capacities()
     if config.federation.depths == "dynamic":
         capacities = {f"{depth} blocks": depth for depth in config.depths()}

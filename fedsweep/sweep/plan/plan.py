@@ -1,4 +1,4 @@
-"""From a requested search space to keyed trials: resolve, check, key. No Ray."""
+"""Plan of a sweep: the checked arms of a search space, and its trials. No Ray."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from fedsweep.sweep.space.requested_space import RequestedSpace, read
 
 
 class Plan(ResolvedSpace):
-    """A search space whose arms are all checked, and its trials, each under a key of its content."""
+    """A search space with checked arms, and its trials; the key of a trial is a digest of its content."""
 
     def __init__(self, request: RequestedSpace, base: RunConfig) -> None:
         super().__init__(request, base)
@@ -31,20 +31,12 @@ class Plan(ResolvedSpace):
 
     @classmethod
     def read(cls, name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> "Plan":
-        """Read a search space, and return its plan.
-
-        Raises:
-            UserError: anything is wrong with the search space, its experiment or the changes to either.
-        """
+        """Read a search space and return its plan; raise UserError if the space or anything in it is invalid."""
         return cls.of(read(name, overrides, options))
 
     @classmethod
     def of(cls, request: RequestedSpace) -> "Plan":
-        """Resolve the requested space over its experiment, and check every arm.
-
-        Raises:
-            UserError: the experiment is not valid, or an arm is not.
-        """
+        """Resolve the requested space over its experiment; raise UserError if the experiment or an arm is invalid."""
         experiment = RunConfig.of(read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}")
         base = experiment.override(request.space.fixed, request.where) if request.space.fixed else experiment
         plan = cls(request, base)
@@ -53,69 +45,55 @@ class Plan(ResolvedSpace):
 
     @property
     def reference(self) -> Reference | None:
-        """The paper's values, unless the user took data that lacks its domains."""
+        """The paper's values, or None if the user chose data that lacks its domains."""
         if (paper := self.space.reference) is None:
             return None
-        of_domains = {name for name in paper.metrics() if name.startswith(OF_DOMAINS)}  # of counts, none is
+        of_domains = {name for name in paper.metrics() if name.startswith(OF_DOMAINS)}
         for _, config in self.configs if of_domains else []:
             of_domains -= {*config.metrics()}
         return None if of_domains else paper
 
     def preflight(self) -> None:
-        """Open the data and weights of all trials, and divide the data, before any worker starts.
-
-        Raises:
-            UserError: data or weights are missing, do not fit, or cannot be divided among the clients.
-        """
+        """Raise UserError if a trial's data or weights are missing or do not fit, or clients cannot share the data."""
         seen: set[str] = set()
         for config in self.reachable():
-            load(config.data)  # before the fingerprint of the weights: what is made first is missed first
+            load(config.data)  # first, so that missing data is reported before missing weights
             content = _content(config, "partition", "federation", "seed", "evaluation")
             if content not in seen:
                 seen.add(content)
                 check_content(config)
 
     def content_digests(self, config: RunConfig) -> dict[str, str]:
-        """Return the digests of a trial's images and weights, computed once for all trials that read the same."""
+        """Return the digests of a trial's images and weights, computed once for equal content."""
         if (content := _content(config)) not in self._digests:
             self._digests[content] = content_digests(config)
         return self._digests[content]
 
     def grid(self) -> list[TrialPlan]:
-        """Return all trials of a grid, ordered by seed, so that a stopped sweep is balanced over the arms.
-
-        Where trials are pruned, the arms of a seed are shuffled: successive halving never prunes an ascending order.
-        """
+        """Return the trials of a grid, ordered by seed, so that an interrupted sweep is balanced over the arms."""
         trials: list[TrialPlan] = []
         for seed in self.space.seeds:
             arms = self.arms
-            if self.space.scheduler.name in ("asha", "median"):
+            if self.space.scheduler.name in ("asha", "median"):  # in ascending order, halving would prune nothing
                 arms = [arms[i] for i in stream(seed, "arm order").permutation(len(arms))]
-            for arm in arms:
-                trials.append(self.trial(len(trials), arm, seed))
+            trials += [self.trial(number, arm, seed) for number, arm in enumerate(arms, len(trials))]
         return trials
 
     def trial(self, number: int, arm: Arm, seed: int, start: Start | None = None) -> TrialPlan:
-        """Return a trial under a key of its content, including its start; samples repeat, so their number counts."""
+        """Return a trial; its key depends on its content, its start and, because samples repeat, a sample's number."""
         resolved = self.resolve(arm, seed)
         config: dict[str, Any] = resolved.model_dump(mode="json")
         digests = self.content_digests(resolved)
         content = [config, self.engine_digest, digests, number if self.sampled is not None else None]
         content += [start.model_dump()] if start is not None else []
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        marks = resolved.marks()
         return TrialPlan(
-            key=key,
-            number=number,
-            arm=arm,
-            seed=seed,
-            config=config,
-            digests=digests,
-            marks=resolved.marks(),
-            start=start,
+            key=key, number=number, arm=arm, seed=seed, config=config, digests=digests, marks=marks, start=start
         )
 
     def digests(self) -> dict[str, str]:
-        """Return the digests and versions that a sweep must still have when it is resumed."""
+        """Return the digests and package versions that must be unchanged when a sweep is resumed."""
         definition = json.dumps(
             [
                 self.space.model_dump(mode="json", exclude={"resources", "reference", "columns"}),
@@ -133,6 +111,6 @@ class Plan(ResolvedSpace):
 
 
 def _content(config: RunConfig, *others: str) -> str:
-    """Return what a run reads, as far as its configuration says, together with `others` of its fields."""
+    """Return a text that identifies the content that a run reads, and the fields `others`."""
     fields = config.model_dump_json(include={"data", "backbone", "synthetic", *others})
     return f"{fields} {OwnWeights.of_method(config.method).fingerprint()} {config.trains_on_synthetic}"

@@ -1,4 +1,4 @@
-"""A search space over its experiment: its arms, and the configuration of each of them with each seed. No Ray."""
+"""A search space resolved over its experiment: its arms and their configurations. No Ray."""
 
 from collections.abc import Collection, Iterator
 from functools import cached_property
@@ -15,7 +15,7 @@ from fedsweep.sweep.space.requested_space import RequestedSpace
 
 
 class ResolvedSpace:
-    """The arms of a requested space, resolved over its experiment; each different configuration is validated once."""
+    """The arms of a requested space and their configurations, each of which is validated once."""
 
     def __init__(self, request: RequestedSpace, base: RunConfig) -> None:
         self.request, self.name, self.space, self.base = request, request.name, request.space, base
@@ -30,17 +30,17 @@ class ResolvedSpace:
 
     @property
     def num_trials(self) -> int:
-        """Trials of the whole sweep."""
+        """Number of trials of the sweep, without the successors in a population."""
         return self.sampled if self.sampled is not None else len(self.arms) * len(self.space.seeds)
 
     @cached_property
     def arms(self) -> list[Arm]:
-        """Every arm of a grid, or of another design around its baseline; none of a sampled search."""
+        """The arms of the design; empty for a sampled search."""
         return self._arms(self.space.design)
 
     @cached_property
     def crossed(self) -> list[Arm]:
-        """Every arm of the grid, whatever the design takes of them."""
+        """The arms of the full grid, whatever the design."""
         return self._arms("full")
 
     def _arms(self, design: Design) -> list[Arm]:
@@ -51,25 +51,21 @@ class ResolvedSpace:
 
     @cached_property
     def probes(self) -> list[Arm]:
-        """The arms of a grid, or the combinations of values whose validity speaks for all of a sampled search."""
+        """The arms of a grid, or the arms of a sampled search that are validated in place of all."""
         return self.arms if self.sampled is None else self.space.probes(self.tentative)
 
     @cached_property
     def configs(self) -> list[tuple[Arm, RunConfig]]:
-        """The probes with their whole configurations, under the first seed."""
+        """The probes and their configurations under the first seed."""
         return self.resolve_all(self.probes)
 
     def reachable(self) -> Iterator[RunConfig]:
-        """Yield the configuration of every arm and seed; of a sampled search, those of the probes."""
+        """Yield the configuration of every probe and seed."""
         yield from (config for _, config in self.configs)
         yield from (self.resolve(arm, seed) for arm in self.probes for seed in self.space.seeds[1:])
 
     def resolve(self, arm: Arm, seed: int) -> RunConfig:
-        """Return the whole configuration of one trial.
-
-        Raises:
-            UserError: the arm is impossible.
-        """
+        """Return the configuration of one trial; raise UserError if the arm is impossible."""
         key = identity(arm), seed
         if key not in self._configs:
             changed = {**changes(arm, self.left_out, self.space.named), "seed": seed}
@@ -79,11 +75,7 @@ class ResolvedSpace:
         return self._configs[key]
 
     def resolve_all(self, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:
-        """Return the whole configuration of each arm under the first seed.
-
-        Raises:
-            UserError: some arms are impossible; the message counts them and names what they have in common.
-        """
+        """Return the configuration of each arm under the first seed; raise one UserError about all impossible arms."""
         found: list[tuple[Arm, RunConfig]] = []
         wrong: list[WrongArm] = []
         for arm in arms:
@@ -96,9 +88,9 @@ class ResolvedSpace:
         return found
 
     def where(self, arm: Arm) -> str:
-        """Return the first words of an error message about an arm."""
+        """Return the beginning of an error message about an arm."""
         return f"{self.request.where}, arm {arm_label(arm)}"
 
     def tentative(self, part: Arm) -> dict[str, Json]:
-        """Return all values by dotted name of an arm, or of a part of one, before they are checked together."""
+        """Return the values of an arm, or of a part of one, by dotted name, without validation."""
         return self.base.tentative(changes(part, self.left_out, self.space.named))

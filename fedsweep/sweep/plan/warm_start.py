@@ -1,6 +1,4 @@
-"""A search that begins with what an earlier sweep has found: its finished trials, kept in the new sweep's folder."""
-
-from __future__ import annotations
+"""Warm start of a search from an earlier sweep's finished trials, which the new sweep's folder keeps."""
 
 import json
 
@@ -12,7 +10,6 @@ from fedsweep.common.files import write_atomically
 from fedsweep.results import Store, SweepStore
 from fedsweep.results.arms import Arm
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.space.search_space import SearchSpace
 
 FILE = "warm_start.json"
 
@@ -26,7 +23,7 @@ class Known(Config):
 
 
 class WarmStart(Config):
-    """The finished trials of another sweep that a sweep starts from; a resume reads them from this file."""
+    """The finished trials of another sweep that a search starts from, as kept in the file `warm_start.json`."""
 
     name: str = Field(description="the other search space")
     id: str = Field(description="its sweep")
@@ -36,7 +33,7 @@ class WarmStart(Config):
     outside: int = Field(description="finished trials left out because their arms do not lie in the space's axes")
 
     def note(self, rounds: int) -> str:
-        """Return one line for the user; `rounds` are those of the new sweep."""
+        """Return a line for the user about a new sweep of `rounds` rounds."""
         reasons = (self.unfinished, "did not finish"), (self.outside, "do not lie in the axes of this space")
         left_out = "".join(f"; {count} left out that {why}" for count, why in reasons if count)
         other = f", of {self.rounds} round{'s' * (self.rounds != 1)} where this sweep has {rounds}"
@@ -45,12 +42,8 @@ class WarmStart(Config):
 
 
 def collect(plan: Plan, store: Store) -> WarmStart | None:
-    """Return the finished trials of the sweep that `search.warm_start` names, or None where it names none.
-
-    Raises:
-        UserError: there is no such sweep, it has another objective, or none of its trials fits.
-    """
-    search, objective = plan.space.search, plan.space.objective
+    """Return the finished trials of the sweep `search.warm_start`, if set; raise UserError unless one of them fits."""
+    search, objective, axes = plan.space.search, plan.space.objective, plan.space.space
     if search.name != "tpe" or search.warm_start is None:
         return None
     name, _, sweep_id = search.warm_start.partition("@")
@@ -65,10 +58,14 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
     trials = sweep.trials()
     ended = [trial for trial in trials if trial.outcome is not None and trial.outcome.outcome == "finished"]
     finished = [(one.plan, values) for one in ended if (values := objective.values(one.history)) is not None]
-    known = [Known(key=one.key, arm=one.arm, values=values) for one, values in finished if inside(plan.space, one.arm)]
+    known = [
+        Known(key=one.key, arm=one.arm, values=values)
+        for one, values in finished
+        if one.arm.keys() == axes.keys() and all(axis.has(one.arm[name]) for name, axis in axes.items())
+    ]
     if not known:
         why = (
-            f"none of its {len(finished)} finished trials lies in the axes {', '.join(plan.space.space)}"
+            f"none of its {len(finished)} finished trials lies in the axes {', '.join(axes)}"
             if finished
             else f"none of its {len(trials)} trials has finished"
         )
@@ -86,17 +83,12 @@ def keep(found: WarmStart | None, sweep: SweepStore) -> None:
 
 
 def read(sweep: SweepStore) -> WarmStart | None:
-    """Return the known trials that a sweep started from, if any."""
+    """Return the trials that a sweep's search started from, if any."""
     path = sweep.folder / FILE
     return WarmStart.of(json.loads(path.read_text()), str(path)) if path.exists() else None
 
 
 def known(sweep: SweepStore) -> list[tuple[Arm, tuple[float, ...]]]:
-    """Return the arms and values that the sweep's search knows from the start."""
+    """Return the arms, and their values by objective, that a sweep's search started from."""
     found = read(sweep)
     return [(one.arm, one.values) for one in found.known] if found else []
-
-
-def inside(space: SearchSpace, arm: Arm) -> bool:
-    """Return whether a sample of the space could be this arm."""
-    return arm.keys() == space.space.keys() and all(axis.has(arm[name]) for name, axis in space.space.items())

@@ -1,42 +1,44 @@
-"""The smallest parts of arms that explain which arms of a plan are wrong, and the error message about them."""
+"""Error messages about impossible arms, and the smallest parts of arms that explain them."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from fedsweep.results.arms import Arm, agrees, arm_label, identity
 
 SHOWN = 3
-"""Causes that the error message names."""
+"""Number of causes that an error message names."""
 TRIED = 16
-"""Messages among which the simplest cause is searched."""
+"""Number of messages among which the simplest cause is searched."""
 Items = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class WrongArm:
-    """An arm that is wrong, or the part that makes every arm with it wrong, and the message about it."""
+    """An impossible arm, or the part that makes every arm with it impossible, and the message about it."""
 
     arm: Arm
     message: str
 
 
 def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) -> list[WrongArm]:
-    """Return at most `most` parts of arms that make every arm with them wrong, each with its message.
+    """Return at most `most` parts of arms that make every arm with them impossible, the smallest first.
 
-    An arm with two causes has the message of one alone. So each part is made as small as it can be while all arms with
-    it have its own message or another cause that is already found, and the smallest part is found first.
+    An arm with two causes has the message of only one. A part is therefore reduced as long as every arm with it has its
+    message or is explained by a part found before.
     """
     everything = {_items(arm): arm for arm in arms}
     left = {_items(one.arm): one.message for one in wrong}
     explained: set[Items] = set()
 
-    def shrunk(part: Items) -> Items:
-        def is_cause(smaller: Items) -> bool:
+    def shrunk(whole: Items) -> Items:
+        part = whole
+        for name in reversed([*everything[whole]]):
+            smaller = frozenset(one for one in part if one[0] != name)
             having = (one for one in everything if smaller <= one)
-            return all(one in explained or left.get(one) == left[part] for one in having)
-
-        return _smallest(part, everything[part], is_cause)
+            if smaller and all(one in explained or left.get(one) == left[whole] for one in having):
+                part = smaller
+        return part
 
     found: list[WrongArm] = []
     while left and len(found) < most:
@@ -51,16 +53,8 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
     return found
 
 
-def _smallest(part: Items, arm: Arm, is_cause: Callable[[Items], bool]) -> Items:
-    for name in reversed(list(arm)):
-        smaller = frozenset(one for one in part if one[0] != name)
-        if smaller and is_cause(smaller):
-            part = smaller
-    return part
-
-
 def describe(where: str, wrong: Sequence[WrongArm], arms: Collection[Arm]) -> str:
-    """Return one sentence about all wrong arms of `arms`."""
+    """Return one sentence about all impossible arms among `arms`."""
     if len(wrong) == len(arms) > 1 and len({one.message for one in wrong}) == 1:
         return f"{where}, all {len(arms)} arms: {wrong[0].message}"
     found = causes(wrong, arms)

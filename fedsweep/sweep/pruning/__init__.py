@@ -1,1 +1,1 @@
-"""Which trials, arms and members of a population continue."""
+"""Rules that stop trials, prune arms and replace members of a population."""

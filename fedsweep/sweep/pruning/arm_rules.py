@@ -1,7 +1,6 @@
-"""The rule that prunes arms: all trials of an arm are halved together, rung by rung. No ray, no torch.
+"""Successive halving of whole arms: decisions are functions of the recorded metrics alone. No ray, no torch.
 
-All results here are functions of the recorded metrics alone: the order in which trials ran, the number of workers, and
-metrics beyond a rung at which an arm was pruned change nothing. Values are better when larger.
+Neither the order in which trials ran nor metrics after an arm's last rung matter. Values are better when larger.
 """
 
 import math
@@ -17,7 +16,7 @@ History = Mapping[int, float]
 """A trial's objective by round."""
 
 SEEDS_PER_WIN = 4
-"""An arm below the line is tied with it if it is not behind in one of this many seeds, rounded up."""
+"""An arm below the line is tied with it if it is not worse with at least one in this many seeds, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,16 @@ class Pruned:
     round: int
     seeds: int
     behind: float = math.nan
-    """Difference of its mean to that of the last arm that was promoted by its mean."""
+    """Difference between the mean of the last arm that was promoted by its mean and the mean of this arm."""
     behind_with: int = 0
-    """Seeds with which it is behind that arm."""
+    """Number of seeds with which the arm is worse than that arm."""
     closer: int = 0
-    """Tied arms that were promoted, where this one is tied too and only these are closer to the line."""
+    """Number of tied arms that were promoted instead of this one, which is tied too; 0 if it is not tied."""
     failed: tuple[int, ...] = ()
     """Seeds that will have no value at the rung: they diverged, or their trials failed."""
 
     def sentence(self, metric: str) -> str:
-        """Return the reason for people, with differences of accuracies in points. Stores of old sweeps hold it too.
+        """Return the reason as a sentence, which the outcome stores; differences of accuracies are in points.
 
         >>> Pruned(3, 5, behind=0.041, behind_with=5).sentence("accuracy/mean")
         'fell at round 3: 4.1 points below the last that went on (behind with 5 of 5 seeds)'
@@ -56,32 +55,31 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Verdicts(Generic[Arm]):
-    """The decisions that follow from the recorded metrics so far. Each arm is in one of the three."""
+    """The decisions that follow from the recorded metrics so far. Each arm is in exactly one of the mappings."""
 
     promoted: dict[Arm, int] = field(default_factory=dict)
-    """The round to which an arm runs whatever the others record; arms that others wait for come first."""
+    """The round that an arm reaches whatever the others record; arms that others wait for come first."""
     undecided: dict[Arm, int] = field(default_factory=dict)
-    """Arms at a rung that is not decided, the most promising first, and the round to which they run if promoted. Idle
-    workers may run these: if the arm is pruned, only the rounds up to the next rung are lost."""
+    """The round that an arm at an undecided rung reaches if promoted, the best arms first; idle workers may run it."""
     pruned: dict[Arm, Pruned] = field(default_factory=dict)
 
 
 def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
-    """Return the rounds after which arms are judged: grace, grace eta, grace eta^2, ... below the last.
+    """Return the rounds after which arms are judged: grace, grace * eta, grace * eta^2, ... below `rounds`.
 
     >>> rungs(1, 3, 20), rungs(30, 3, 20)
     ([1, 3, 9], [])
     """
-    found: dict[int, None] = {}
+    found: list[int] = []
     milestone = float(grace_rounds)
     while milestone < rounds:
-        found[int(milestone)] = None
+        found.append(int(milestone))
         milestone *= reduction_factor
-    return list(found)
+    return list(dict.fromkeys(found))
 
 
 def places(arms: int, reduction_factor: float, rung: int) -> int:
-    """Return how many of `arms` arms are promoted by their mean at rung 0, 1, ...; as many again may be if tied.
+    """Return how many of `arms` arms are promoted by their mean at a rung; at most as many tied arms are added.
 
     >>> [places(24, 3, rung) for rung in range(4)]
     [8, 3, 1, 1]
@@ -90,15 +88,14 @@ def places(arms: int, reduction_factor: float, rung: int) -> int:
 
 
 def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) -> dict[Arm, Pruned]:
-    """Return the arms that are pruned at a rung, from the value of every seed of every arm that reached it.
+    """Return the arms that are pruned at a rung, given the value of every seed of every arm that reached it.
 
-    The arms with the best means over the seeds are promoted, as many as there are places. Below this line an arm is
-    pruned if it is behind the last of these with every seed, from five seeds on with all but a quarter. The others are
-    tied with it; the best of them are promoted, as many as there are places. Equal means have the same outcome, so that
-    no order of the arms decides. With one seed this is successive halving.
+    The `places` arms with the best means over the seeds are promoted. An arm below this line is tied with the last of
+    them if it is not worse with at least a quarter of the seeds, rounded up. The best `places` tied arms are promoted
+    too, and the others pruned. Arms with equal means have the same outcome. With one seed this is successive halving.
 
     Raises:
-        ValueError: Arms have different seeds.
+        ValueError: The arms have different seeds.
     """
     if len({frozenset(of_seeds) for of_seeds in values.values()}) > 1:
         raise ValueError(f"arms are judged over common seeds, but have {[sorted(seeds) for seeds in values.values()]}")
@@ -129,15 +126,15 @@ def halve(
     keep: Collection[Arm] = (),
     failed: Collection[tuple[Arm, int]] = (),
 ) -> Verdicts[Arm]:
-    """Replay the rungs from the metrics recorded so far. An arm with a failed trial is pruned at its next rung.
+    """Decide every rung for which the recorded metrics suffice; an arm with a failed trial is pruned at its next rung.
 
     Args:
-        histories: For every arm of the sweep and each of its seeds, the objective by round; empty before it has any.
+        histories: The objective by round, for every arm of the sweep and each of its seeds.
         milestones: The rungs, ascending, each below `rounds`.
         rounds: Rounds of a trial that is never stopped.
-        reduction_factor: eta; of n arms ceil(n / eta^i) have a place beyond the i-th rung.
+        reduction_factor: eta; ceil(n / eta^i) of n arms have a place after the i-th rung.
         strata: The stratum of each arm, within which it is judged; None judges all arms together.
-        keep: Arms that are not judged: they are never pruned, and take no place.
+        keep: Arms that are never pruned and take no place.
         failed: Trials, by arm and seed, that will record nothing more.
     """
     together: dict[Hashable, dict[Arm, Mapping[int, History]]] = defaultdict(dict)
@@ -197,13 +194,13 @@ def _halve_stratum(
 def _values_at(
     round: int, arm: Arm, trials: Mapping[int, History], failed: frozenset[tuple[Arm, int]]
 ) -> dict[int, float]:
-    """Return the value of each seed at a round; NaN for failed trials that never reached it, nothing for late ones."""
+    """Return the value of each seed at a round: NaN if its trial failed before, and none if it is still to come."""
     reached = {seed: history[round] for seed, history in trials.items() if round in history}
     return {seed: math.nan for seed in trials if (arm, seed) in failed} | reached
 
 
 def _means(values: Mapping[Arm, Mapping[int, float]]) -> dict[Arm, float]:
-    """Return the means over the seeds, bit-identical for any order of the seeds."""
+    """Return the means over the seeds, bit-identical for every order of the seeds."""
     return {arm: math.fsum(of_seeds.values()) / len(of_seeds) for arm, of_seeds in values.items()}
 
 

@@ -1,6 +1,4 @@
-"""The arms of a sweep that are halved together, judged from the records on disk alone. No ray, no torch."""
-
-from __future__ import annotations
+"""State of a sweep whose arms are halved together, read from the records on disk. No ray, no torch."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -14,10 +12,10 @@ ERRORS = ("diverged", "failed")
 
 
 class ArmState:
-    """All trials of a grid, their recorded metrics, and the decisions that follow.
+    """The trials of a grid, their recorded metrics, and the decisions that follow from them.
 
-    Idle workers run arms beyond a rung that is not decided. Rounds recorded there stay hidden until the arm is
-    promoted, so that neither tables nor decisions depend on which workers were idle.
+    Idle workers run arms past undecided rungs. Those rounds stay hidden until the arm is promoted, so that neither
+    tables nor decisions depend on which workers were idle.
     """
 
     def __init__(
@@ -46,11 +44,10 @@ class ArmState:
             self.refresh(plan.key)
 
     def refresh(self, key: str) -> None:
-        """Read the rounds that a trial has recorded by now, and its error if it had one."""
+        """Read a trial's recorded rounds and its error, if any."""
         trial, plan = self.sweep.trial(key), self.plans[key]
-        history = trial.recorded()
+        history, outcome = trial.recorded(), trial.outcome()
         values = {one.round: self._sign * one.metrics[self._metric] for one in history if self._metric in one.metrics}
-        outcome = trial.outcome()
         self._histories[identity(plan.arm)][plan.seed] = values
         self._last[key] = history[-1].round if history else -1
         if outcome is not None and outcome.outcome in ERRORS:
@@ -59,7 +56,7 @@ class ArmState:
 
     @property
     def verdicts(self) -> Verdicts[str]:
-        """The arms that are promoted, undecided and pruned, by the identity of the arm."""
+        """The promoted, undecided and pruned arms, each by its `identity`."""
         if self._verdicts is None:
             self._verdicts = halve(
                 self._histories,
@@ -73,32 +70,29 @@ class ArmState:
         return self._verdicts
 
     def record_error(self, key: str, error: Outcome) -> None:
-        """Record that a trial diverged or failed; whether that counts depends on how far its arm is promoted."""
+        """Record that a trial diverged or failed, which counts only once its arm is promoted to that round."""
         self._errors[key] = error
         self.refresh(key)
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the trials that have not reached the round to which their arm runs, the most urgent first."""
+        """Return unfinished trials, each with the round that its arm is to reach, the most urgent first."""
         verdicts, ends = self.verdicts, {arm: end for arm in self._histories if (end := self._end(arm)) is not None}
         found: list[tuple[str, int]] = []
         for goals in (ends, verdicts.promoted):
             for until in dict.fromkeys(goals.values()):
                 arms = [arm for arm, goal in goals.items() if goal == until]
                 found += [(key, until) for key in self._behind(arms, until)]
-        # Beyond what is decided, the most promising arm first, with all its seeds.
+        # Arms past an undecided rung come last: the best arm first, with all its seeds.
         return found + [(key, goal) for arm, goal in verdicts.undecided.items() for key in self._behind([arm], goal)]
 
     def _behind(self, arms: Sequence[str], until: int) -> list[str]:
-        """Return the trials of `arms` before round `until`, by seed, so that partial results are balanced over arms."""
+        """Return the trials that have not reached round `until`, by seed, so that partial results stay balanced."""
         seeds = sorted({seed for arm in arms for seed in self._histories[arm]})
         keys = [self._keys[arm, seed] for seed in seeds for arm in arms if (arm, seed) in self._keys]
         return [key for key in keys if self._last[key] < until and key not in self._errors]
 
     def _end(self, arm: str) -> int | None:
-        """Return the last round before the first error of an arm that was pruned because of errors.
-
-        All its trials end there, whichever of them was first to find out.
-        """
+        """Return the round of the first error of an arm that errors pruned; all its trials end there."""
         pruned = self.verdicts.pruned.get(arm)
         if pruned is None or not pruned.failed:
             return None
@@ -109,7 +103,7 @@ class ArmState:
         return identity(self.plans[key].arm) in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that may be shown by now."""
+        """Return the last round of a trial that may be shown: rounds past an undecided rung may not."""
         arm, verdicts = identity(self.plans[key].arm), self.verdicts
         if (end := self._end(arm)) is not None:
             return end
@@ -120,7 +114,7 @@ class ArmState:
         return max((one for one in self.milestones if one < verdicts.undecided[arm]), default=0)
 
     def outcome(self, key: str) -> Outcome | None:
-        """Return how a trial ended, as far as that is decided."""
+        """Return a trial's outcome, or None while it runs or its arm is undecided."""
         arm = identity(self.plans[key].arm)
         error, pruned, end = self._errors.get(key), self.verdicts.pruned.get(arm), self._end(arm)
         if pruned is None:

@@ -1,8 +1,6 @@
-"""The rule of population based training (Jaderberg et al., 2017): replaced members, their parents and values.
+"""Population based training (Jaderberg et al., 2017) in synchronous generations. No ray, no torch.
 
-Generations are synchronous: all members have reached the same round. The next one is a function of the metrics recorded
-there and of streams of the search's seed; neither the number of workers nor the order of arrival matters. No ray, no
-torch.
+A generation is a function of the recorded metrics and of the search's seed, whatever the workers and their order.
 """
 
 import math
@@ -19,27 +17,28 @@ from fedsweep.sweep.space.settings import PopulationScheduler
 Values = Mapping[str, float]
 
 TRIES = 8
-"""Perturbations that are tried before all values are drawn anew."""
+"""Perturbations to try before all values are drawn anew."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A member at the end of a generation: its values, and the objective, better when larger; None after an error."""
+    """A member at the end of a generation."""
 
     values: Values
     score: float | None
+    """The objective, better when larger; None after an error."""
 
 
 @dataclass(frozen=True)
 class Successor:
-    """The next trial of a member: it continues the state of another one, its `parent`, with values of its own."""
+    """The next trial of a member: it continues the state of the member `parent` with values of its own."""
 
     parent: int
     values: dict[str, float]
 
 
 def boundaries(interval: int, rounds: int) -> list[int]:
-    """Return the rounds after which members are replaced: multiples of the interval below the last round.
+    """Return the rounds after which members are replaced: multiples of `interval` below `rounds`.
 
     >>> boundaries(3, 12), boundaries(5, 4)
     ([3, 6, 9], [])
@@ -48,7 +47,7 @@ def boundaries(interval: int, rounds: int) -> list[int]:
 
 
 def first_generation(axes: Mapping[str, Axis], size: int, seed: int) -> list[dict[str, float]]:
-    """Draw the values of each member from the ranges, each from a random stream of its member and name."""
+    """Draw the values of each member, each value from a random stream of its member and name."""
     return [
         {name: _drawn(axis, stream(seed, "population", 0, member, name)) for name, axis in axes.items()}
         for member in range(size)
@@ -65,10 +64,9 @@ def successors(
 ) -> dict[int, Successor]:
     """Return the successors of replaced members before a generation; the first one after the start is 1.
 
-    All members with an error are replaced, and of the others so many that `quantile` of all members (rounded down) are,
-    the worst first. The parent is one of the best `quantile` that is better than the member: without such a parent a
-    member is not replaced. `used` holds the `identity` of values that trials have had; none is given twice, since the
-    same values and the same state are the same run.
+    All members with an error are replaced, then the worst, until `quantile` of all members (rounded down) are. The
+    parent is drawn from those of the best `quantile` that are better than the member, which stays if there is none.
+    `used` holds the `identity` of earlier values, which are not given again: equal values and states are one run.
     """
     scores = {place: one.score for place, one in members.items() if one.score is not None}
     ranked = sorted(scores, key=lambda place: (-scores[place], place))
@@ -94,10 +92,7 @@ def _explored(
     child: tuple[int, int, int],
     taken: Collection[str],
 ) -> dict[str, float]:
-    """Return a parent's values, each times a factor or drawn anew, that no trial has had.
-
-    `child` is the search's seed, the generation and the member.
-    """
+    """Perturb a parent's values until no trial has had them; `child` is the search's seed, generation and member."""
     seed, *key = child
     chances = {name: stream(seed, "population", *key, name) for name in axes}
     for _ in range(TRIES + 1):

@@ -1,31 +1,27 @@
-"""A population on disk: its members' trials, generation by generation, from what they recorded alone. No ray, no torch.
-
-A member that takes over another one's state does so as a new trial. That begins with its parent's checkpoint, which
-stands at the end of the generation because no member is played beyond it before all are there.
-"""
-
-from __future__ import annotations
+"""State of a population, read generation by generation from the records on disk. No ray, no torch."""
 
 import math
 
 from fedsweep.results import Outcome, Start, SweepStore, TrialPlan
 from fedsweep.results.arms import Arm, identity
 from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.pruning.arm_state import ERRORS
 from fedsweep.sweep.pruning.population_rules import Member, boundaries, first_generation, successors
-
-ERRORS = ("diverged", "failed")
 
 
 def numbers(arm: Arm) -> dict[str, float]:
-    """The values of an arm that has numbers only."""
+    """Return the numeric values of an arm as floats."""
     return {name: float(value) for name, value in arm.items() if isinstance(value, int | float)}
 
 
 class Generations:
-    """All trials of a population by now, what they have recorded, and what follows from it."""
+    """The trials of a population so far, their recorded metrics, and the decisions that follow from them.
+
+    A replaced member continues as a new trial from its parent's checkpoint, which stands at the end of the generation:
+    no member runs past it before all have reached it.
+    """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
-        """Of a plan whose search is random and whose scheduler is pbt."""
         search, objective = plan.space.search, plan.space.objective
         if search.name != "random" or plan.space.scheduler.name != "pbt":
             raise ValueError(f"search {search.name} and scheduler {plan.space.scheduler.name} make no population")
@@ -48,41 +44,37 @@ class Generations:
 
     @property
     def until(self) -> int:
-        """The last round of this generation."""
+        """The last round of the current generation."""
         return self._ends[self._generation]
 
     def refresh(self, key: str) -> None:
-        """Read what a trial has recorded by now, and whether it met an error; go on to what follows from it."""
+        """Read a trial's recorded rounds and its error, if any, and advance the generations that are complete."""
         self._read(key)
         self._advance()
 
     def record_error(self, key: str, error: Outcome) -> None:
-        """A trial diverged or failed; a worker that was lost after the last round of a generation is no failure."""
+        """Record that a trial diverged or failed, unless it had reached the end of the generation."""
         self._read(key)
         if self._last[key] < self.until:
             self._errors[key] = error
         self._advance()
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Members that have not come to the end of this generation, with that round; empty once all is over."""
-        if self._over:
-            return []
-        return [(key, self.until) for key in self._members if not self._settled(key)]
+        """Return the members that have not reached the end of the generation, each with that round."""
+        return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
     def unplanned(self) -> list[TrialPlan]:
-        """Successors that are not on disk yet. All must be before any member is played further."""
+        """Return the successors that are not on disk yet; all must be before any member continues."""
         return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
 
     def visible(self, key: str) -> int:
-        """The last round of a trial that may be shown: none is played beyond what is decided."""
+        """Return the last round that may be shown: every one, because no trial runs past an undecided round."""
         return self.rounds
 
     def outcome(self, key: str) -> Outcome | None:
-        """How a trial ended, as far as that is decided."""
-        if (error := self._errors.get(key)) is not None:
-            return error
-        if (replaced := self._replaced.get(key)) is not None:
-            return replaced
+        """Return a trial's outcome, or None while it has none."""
+        if (ended := self._errors.get(key) or self._replaced.get(key)) is not None:
+            return ended
         return Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
 
     def _new(self, number: int, values: dict[str, float], start: Start | None = None) -> str:
@@ -100,16 +92,14 @@ class Generations:
             self._errors[key] = outcome
 
     def _settled(self, key: str) -> bool:
-        """Whether it has come to the end of this generation, or never will."""
         return self._last[key] >= self.until or key in self._errors
 
     def _score(self, key: str) -> float | None:
-        """The objective at the end of this generation, better when larger; None where the member broke."""
+        """Return the objective at the end of the generation, better when larger; None after an error."""
         value = self._values[key].get(self.until, math.nan)
         return self._sign * value if math.isfinite(value) else None
 
     def _advance(self) -> None:
-        """Go through all generations that are there as a whole."""
         while not self._over and all(map(self._settled, self._members)):
             if self.until == self.rounds or all(self._score(key) is None for key in self._members):
                 self._over = True
@@ -118,7 +108,6 @@ class Generations:
             self._generation += 1
 
     def _replace(self) -> None:
-        """What follows from this generation: trials of the next one, numbered after all that came before."""
         plans, size, round = [self.plans[key] for key in self._members], len(self._members), self.until
         members = {place: Member(numbers(plan.arm), self._score(plan.key)) for place, plan in enumerate(plans)}
         used = [identity(plan.arm) for plan in self.plans.values()]

@@ -1,4 +1,4 @@
-"""Pruning of single trials by successive halving or the median rule, with a log of decisions."""
+"""Schedulers that stop single trials, by successive halving or the median rule, with a log of decisions."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Object
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a trial was stopped after a round, and its value then; better when larger."""
+    """The decision whether to stop a trial after a round, and the trial's value then, better when larger."""
 
     key: str
     round: int
@@ -30,42 +30,33 @@ class Decision:
 
 
 class Decisions:
-    """All decisions of a sweep, by trial and round; a last line that a crash tore is cut off."""
+    """The decisions of a sweep by trial and round, kept in a log whose last line is cut off if a crash tore it."""
 
     def __init__(self, log: Path, remote: Remote = NOTHING) -> None:
         self.log, self._remote = log, remote.below(log.name)
         self.made: dict[tuple[str, int], Decision] = {}
-        for line in self._whole_lines():
-            self._remember(Decision(**json.loads(line)))
+        text = log.read_text() if log.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            write_atomically(log, whole.encode())
+        for decision in (Decision(**json.loads(line)) for line in whole.splitlines()):
+            self.made[decision.key, decision.round] = decision
 
     def add(self, decision: Decision) -> None:
-        """Record a decision durably."""
+        """Write a decision to the log, and wait until it is on disk."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a") as file:
             file.write(json.dumps(asdict(decision)) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self._remote.push()
-        self._remember(decision)
-
-    def _remember(self, decision: Decision) -> None:
         self.made[decision.key, decision.round] = decision
-
-    def _whole_lines(self) -> list[str]:
-        if not self.log.exists():
-            return []
-        text = self.log.read_text()
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            write_atomically(self.log, whole.encode())
-        return whole.splitlines()
 
 
 class Rungs:
-    """Asynchronous successive halving: a trial below the top 1/eta of a rung as filled so far is stopped.
+    """Asynchronous successive halving: stop a trial that is not in the top 1/eta of its stratum at a rung so far.
 
-    The rule is that of Ray's AsyncHyperBandScheduler with one bracket; Li et al. (2020) promote instead of stopping.
-    Each stratum has rungs of its own.
+    This is the rule of Ray's AsyncHyperBandScheduler with one bracket; Li et al. (2020) promote instead of stopping.
     """
 
     def __init__(self, config: ASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:
@@ -76,25 +67,20 @@ class Rungs:
             self.values[made.stratum, made.round][made.key] = made.value
 
     def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
-        """Return whether the trial is stopped after this round. `value` is better when larger."""
+        """Return whether to stop the trial after this round; `value` is better when larger."""
         if round not in self.milestones:
             return False
         if (made := self.decisions.made.get((key, round))) is not None:
             return made.stop
-        rung = self.values[stratum, round]
-        quantile = (1 - 1 / self.config.reduction_factor) * 100
-        stop = bool(rung) and bool(value < np.percentile(list(rung.values()), quantile))
+        rung, percent = self.values[stratum, round], (1 - 1 / self.config.reduction_factor) * 100
+        stop = bool(rung) and bool(value < np.percentile(list(rung.values()), percent))
         self.decisions.add(Decision(key, round, value, stop, stratum))
         rung[key] = value
         return stop
 
 
 class Medians:
-    """A trial is stopped if its best value so far is below the median of the others' running means at that round.
-
-    Each stratum has medians of its own. Every round is logged, so that the values of other trials are the same after a
-    resume.
-    """
+    """Median rule: stop a trial whose best value so far is below the median of its stratum's other running means."""
 
     def __init__(self, config: MedianScheduler, log: Path, remote: Remote = NOTHING) -> None:
         self.config = config
@@ -104,7 +90,7 @@ class Medians:
             self.values[made.stratum][made.key][made.round] = made.value
 
     def decide(self, key: str, round: int, value: float, stratum: str = "") -> bool:
-        """Return whether the trial is stopped after this round. `value` is better when larger."""
+        """Return whether to stop the trial after this round; `value` is better when larger."""
         if round < 1:
             return False  # the untuned model
         if (made := self.decisions.made.get((key, round))) is not None:
@@ -118,20 +104,20 @@ class Medians:
         ]
         enough = round >= self.config.grace_rounds and len(others) >= self.config.fewest
         stop = enough and max(known[key].values()) < statistics.median(others)
-        self.decisions.add(Decision(key, round, value, stop, stratum))
+        self.decisions.add(Decision(key, round, value, stop, stratum))  # also without a stop: others need the value
         return stop
 
 
 class StoppingScheduler(FIFOScheduler):
-    """Ray's view of a rule: continue or stop after each reported round."""
+    """Scheduler of Ray that applies a rule after each reported round."""
 
     def __init__(self, rule: Rungs | Medians, objective: Objective, per: tuple[str, ...] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rule, self.objective, self.per = rule, objective, per
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Called by Ray in the driver for each report."""
-        if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss, for one
+        """Apply the rule to a report that has the objective."""
+        if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss
             return FIFOScheduler.CONTINUE
         sign = 1 if self.objective.mode == "max" else -1
         value, stratum = sign * result[self.objective.metric], identity([trial.config.get(one) for one in self.per])

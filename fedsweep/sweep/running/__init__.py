@@ -1,1 +1,1 @@
-"""A sweep that runs: its folder, Ray Tune, records, live table and end."""
+"""Execution of a sweep: its folder, Ray Tune, recording, live table and report."""

@@ -1,4 +1,4 @@
-"""The live table of running trials, with a bar over all rounds and a time estimate."""
+"""Live table of running trials, with a progress bar over all rounds and a time estimate."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ ROWS = 24
 
 
 class LiveTable:
-    """A live table on a terminal; in a pipe, one line per trial that ends."""
+    """Live table on a terminal; without a terminal, one line for each trial that ends."""
 
     def __init__(
         self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord] = ()
@@ -24,16 +24,9 @@ class LiveTable:
         self.console, self.metric, self.rounds = console, metric, rounds
         self.trials: dict[str, TrialRecord] = {trial.plan.key: trial for trial in done}
         self.total = total
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rounds"),
-            TimeElapsedColumn(),
-            TextColumn("left about"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        played = (BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
+        left = (TextColumn("left about"), TimeRemainingColumn())
+        self.progress = Progress(TextColumn("{task.description}"), *played, *left, console=console)
         self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=len(done) * rounds)
         self.live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
         self.begun = time.monotonic()
@@ -52,13 +45,13 @@ class LiveTable:
         self.trials.setdefault(plan.key, TrialRecord(plan, None, []))
 
     def update(self, trial: TrialRecord) -> None:
-        """Show a trial that reported a round or ended."""
+        """Show a trial's new round or its outcome."""
         before = self.trials.get(trial.plan.key)
         self.trials[trial.plan.key] = trial
         news = trial.outcome is not None and (before is None or before.outcome is None)
         if news and not self.console.is_terminal:
             self.console.print(self._line(trial))
-        # A population has new trials on the way; what one of them goes on from was played by another that ended there.
+        # A population gains trials; a successor does not repeat the rounds of the trial that it starts from.
         self.total = max(self.total, len(self.trials))
         completed = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
         self.progress.update(
@@ -66,7 +59,7 @@ class LiveTable:
         )
 
     def render(self) -> Group:
-        """Return the table and the bar as they are now."""
+        """Return the current table and progress bar."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("trial")
         for heading in ("seed", "round", self.metric):
@@ -100,6 +93,6 @@ class LiveTable:
 
 @contextlib.contextmanager
 def delivering(console: Console) -> Iterator[Callable[[int], None]]:
-    """Show a line with the number of runs that MLflow still lacks, while the caller waits for it."""
+    """Show a status line, and yield a function that sets its number of runs that MLflow still lacks."""
     with console.status("") as status:
         yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")

@@ -1,6 +1,4 @@
-"""The end of a sweep: the report, MLflow closed, a remote store pushed, and the exit status."""
-
-from __future__ import annotations
+"""End of a sweep: the report, the closing of MLflow's run, the upload to a remote store, and the exit status."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,11 +16,11 @@ from fedsweep.sweep.running.tuner import SessionOutcome
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep at the end of a session: its trials, its report, and what could not be written."""
+    """The result of a session of a sweep: its trials, its report, and the errors of writing."""
 
     session: SessionOutcome
     report: Report | None
-    """None where no trial has recorded a round, or the report could not be made."""
+    """None if no trial has recorded a round, or the report failed."""
     report_error: Exception | None
 
     @property
@@ -37,17 +35,17 @@ class SweepResult:
 
     @property
     def tally(self) -> Mapping[OutcomeName, int]:
-        """Ended trials by outcome."""
+        """The number of ended trials by outcome."""
         return count_outcomes(self.trials)
 
     @property
     def disk_full(self) -> bool:
-        """Whether a trial or the report found no space on the disk."""
+        """True if the disk was full for a trial or for the report."""
         return self.session.disk_full or (self.report_error is not None and disk_is_full(self.report_error))
 
     @property
     def status(self) -> int:
-        """The exit status: 0, 130 after Ctrl-C, or 1 where a trial failed or something could not be written."""
+        """The exit status: 0, 130 after Ctrl-C, or 1 if a trial failed or something could not be written."""
         lacking = self.disk_full or self.session.remote_error or self.session.sweep.remote.unsent
         if self.session.interrupted:
             return 1 if lacking else 130
@@ -55,17 +53,14 @@ class SweepResult:
 
 
 def finish(session: SessionOutcome, console: Console) -> SweepResult:
-    """Write the report, close the parent run in MLflow, and push what a remote store lacks.
-
-    A report that cannot be made is part of the result: it keeps no trial from MLflow.
-    """
+    """Write the report, close MLflow's parent run even if the report failed, and push to the remote store."""
     folder = session.sweep.folder / "report"
     report, failed = None, None
     try:
         if any(trial.history for trial in session.trials):
             report = write_report(session.sweep.manifest(), session.trials, folder)
     except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)  # a part of it would look like the whole
+        shutil.rmtree(folder, ignore_errors=True)  # an incomplete report would look complete
         failed = error
     result = SweepResult(session, report, failed)
     with delivering(console) as tell:

@@ -1,6 +1,4 @@
-"""The folder of a sweep: a new one, or one to resume; and the leftovers of a session that was killed."""
-
-from __future__ import annotations
+"""The folder of a new or resumed sweep, its lock, and the removal of a killed session's leftovers."""
 
 import contextlib
 import datetime
@@ -19,25 +17,29 @@ from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.tracking import Destination, check_writable
 
+CAUSES = {
+    "definition": "its YAML files or overrides have",
+    "engine": "fedsweep's engine has",
+    "data": "its data or weights have",
+    "packages": "the installed packages have",
+}
+"""Subjects of the error message about a sweep that cannot be resumed, by the digest that differs."""
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked plan, and the store, MLflow destination and machines that are ready for it."""
+    """A checked plan with the store, MLflow destination and machines that were checked for it."""
 
     plan: Plan
     store: Store
     destination: Destination
     cluster: Cluster
     arrival: Arrival | None
-    """The steps of each worker before its first trial; None on this machine alone."""
+    """The preparation of each worker before its first trial; None without a cluster."""
 
 
 def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
-    """Make the folder of a new sweep; a `fresh` one reuses no trial of another.
-
-    Raises:
-        UserError: the store cannot be written, or the search has nothing to start from.
-    """
+    """Create the folder of a new sweep; raise UserError if the store is read-only or the warm start has no trials."""
     check_writable(store.root)
     store.check_writable()
     known = warm_start.collect(plan, store)
@@ -49,24 +51,14 @@ def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
 
 
 def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
-    """Return the sweep to resume, after a comparison of what decides its numbers.
-
-    Raises:
-        UserError: its definition, the engine, the data or the packages have changed, or the store cannot be written.
-    """
+    """Return `sweep`; raise UserError if its definition, code, data or packages changed or the store is read-only."""
     check_writable(store.root)
     store.check_writable()
-    started = sweep.manifest()
-    for part, digest in plan.digests().items():
-        if started.digests[part] != digest:
-            changed = {
-                "definition": "its YAML files or overrides have",
-                "engine": "fedsweep's engine has",
-                "data": "its data or weights have",
-                "packages": "the installed packages have",
-            }
+    started, digests = sweep.manifest(), plan.digests()
+    for part, changed in CAUSES.items():
+        if started.digests[part] != digests[part]:
             raise UserError(
-                f"sweep {started.id} of {plan.name} cannot be resumed because {changed[part]} changed since; "
+                f"sweep {started.id} of {plan.name} cannot be resumed because {changed} changed since; "
                 "start a new sweep, or undo the change."
             )
     return sweep
@@ -103,11 +95,11 @@ def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
 
 @contextlib.contextmanager
 def exclusively(sweep: SweepStore) -> Iterator[None]:
-    """Hold the sweep for this process alone; the folder of a remote store is brought up to date first.
+    """Lock the sweep for this process, and update its folder from the remote store, if there is one.
 
     Raises:
-        UserError: another process runs the sweep.
-        UnreachableError: the remote store does not answer.
+        UserError: Another process runs the sweep.
+        UnreachableError: The remote store does not answer.
     """
     name = f"sweep {sweep.folder.name}"
     busy = f"{name} is being run by another process; wait for it or end it."
@@ -120,11 +112,10 @@ def exclusively(sweep: SweepStore) -> Iterator[None]:
 
 
 def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool = False) -> None:
-    """Remove what a killed session left behind; with `retry`, reopen failed trials, which may succeed now.
+    """Remove a killed session's leftovers, finish trials with all rounds, and with `retry` reopen failed trials.
 
-    A diverged trial would diverge again. In a sampled search a failed trial stays failed, because later samples depend
-    on it. Where arms are judged `together`, a trial with all its rounds is finished only if its arm was not pruned
-    before, so it is left alone.
+    A sampled search does not retry, because later samples depend on the failure. If arms are judged `together`, a trial
+    with all its rounds is not finished here, because its arm may have been pruned.
     """
     shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
@@ -138,7 +129,7 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
 
 
 def mark_finished(sweep: SweepStore, rounds: int) -> None:
-    """Record the outcome of trials that have all their rounds, but whose session ended before it could do so."""
+    """Record the outcome of trials that have all their rounds but no outcome, because their session ended."""
     for trial in sweep.trials():
         if trial.outcome is None and trial.last_round >= rounds:
             sweep.trial(trial.plan.key).end(Outcome(outcome="finished", round=trial.last_round))

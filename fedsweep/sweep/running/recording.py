@@ -1,4 +1,4 @@
-"""Ray's events in the driver: outcomes to the store, rounds to MLflow, rows to the live table."""
+"""Callbacks of Ray in the driver, which record outcomes, log rounds to MLflow and update the live table."""
 
 import contextlib
 from collections import Counter
@@ -14,7 +14,7 @@ from fedsweep.common.errors import disk_is_full
 from fedsweep.results import Outcome, OutcomeName, SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.remote import LOST
 from fedsweep.results.remote.objects import UnreachableError
-from fedsweep.sweep.cluster.packing import Packing, retried
+from fedsweep.sweep.cluster.packing import Packing, larger
 from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_state import Generations
@@ -25,14 +25,11 @@ ENDS: dict[str, OutcomeName] = {"diverged": "diverged", "failed": "failed", "mem
 """Outcomes by the kind of error that a worker reports."""
 
 LOST_WORKERS = 3
-"""Workers that a trial may lose in one session before it counts as failed."""
+"""Number of workers that a trial may lose in one session before it counts as failed."""
 
 
 class WriteGuard:
-    """Errors of writes to a full disk or an unreachable remote store, which end the session in good order.
-
-    An exception in one of Ray's callbacks would end its loop in the middle of things.
-    """
+    """Errors of writing, which end the session in good order; an exception in a callback would break Ray's loop."""
 
     def __init__(self, sweep: SweepStore) -> None:
         self._sweep = sweep
@@ -41,14 +38,14 @@ class WriteGuard:
 
     @property
     def must_stop(self) -> bool:
-        """Whether no more can be written, or another process has taken the remote store over."""
+        """True if no more can be written, or another process has taken over the remote store."""
         if self._sweep.remote.is_lost():
             self.remote_error = LOST
         return self.disk_full or bool(self.remote_error)
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
-        """Remember such an error instead of raising it."""
+        """Remember a full disk or an unreachable remote store instead of raising the error."""
         try:
             yield
         except UnreachableError as error:
@@ -61,7 +58,7 @@ class WriteGuard:
 
 @dataclass(eq=False)
 class Recording(Callback):
-    """The only writer of a sweep's outcomes, and the source of MLflow and the live table."""
+    """Callback that alone writes a sweep's outcomes, and passes its trials on to MLflow and the live table."""
 
     sweep: SweepStore
     recorder: Recorder
@@ -71,7 +68,7 @@ class Recording(Callback):
     writes: WriteGuard
     packing: Packing
     state: ArmState | Generations | None = None
-    """Arms that are halved together, or a population; None where each trial is by itself."""
+    """The arms that are halved together, or the population; None for independent trials."""
     _shown: dict[str, int] = field(default_factory=dict, init=False)
     _lost: Counter[str] = field(default_factory=Counter, init=False)
 
@@ -79,7 +76,7 @@ class Recording(Callback):
         """Write the plan of a trial before Ray gets it."""
         with self.writes.catching():
             plan, trial = self.reuse.give(plan), self.sweep.trial(plan.key)
-            if plan.start is not None and not trial.planned:  # a plan on disk says that the start is there
+            if plan.start is not None and not trial.planned:  # the plan is written after the start
                 trial.begin_from(self.sweep.trial(plan.start.key), plan.start.round)
             trial.plan(plan)
         self.display.started(plan)
@@ -88,38 +85,35 @@ class Recording(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
-        """Show a round that is on disk."""
+        """Show a reported round, which is on disk."""
         self.writes.disk_full |= result.get("kind") == "full"
         self.sync(trial.config["trial"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Record the end of a trial that came to its round, reported an error, or was stopped by the scheduler."""
+        """Record the end of a trial that reached its round, reported an error, or was stopped by the scheduler."""
         key, result = trial.config["trial"], trial.last_result
         last = result.get("round", 0)
         if (kind := result.get("kind")) is not None:
-            if retried(kind, trial.config["gpus"]):
-                self.sync(key)
-            elif kind in ENDS:  # where the disk was full, it goes on once there is room
+            if kind == "memory" and larger(trial.config["gpus"]) is not None:
+                self.sync(key)  # the trial is retried with a larger share
+            elif kind in ENDS:  # after a full disk, the trial can continue in a later session
                 self._failed(key, Outcome(outcome=ENDS[kind], round=last, error=result["error"]))
         elif self.state is not None:
             self.state.refresh(key)
             self.decide()
         elif last < self.rounds and last >= trial.config["until"]:
-            self.sync(key)  # what it takes was measured, and it goes on
+            self.sync(key)  # a probe: its memory was measured, and it continues
         else:
             self.end(key, Outcome(outcome="finished" if last >= self.rounds else "pruned", round=last))
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Record that a trial lost its worker; without an outcome, it is handed out again.
-
-        Ray itself would do so only with a running trial, not with one that a lost worker had not begun yet.
-        """
+        """Record that a trial lost its worker; without an outcome, the searcher hands it out again."""
         key = trial.config["trial"]
         self.fetch(key)
         history = self.sweep.trial(key).history()
         last = history[-1].round if history else 0
-        self._lost[key] += 1
-        if last >= self.rounds:  # only its end went wrong
+        self._lost[key] += 1  # Ray itself would retry only trials that the worker had started
+        if last >= self.rounds:  # the worker was lost after the last round
             self.end(key, Outcome(outcome="finished", round=last))
         elif self._lost[key] > LOST_WORKERS:
             self._failed(key, Outcome(outcome="failed", round=last, error=_traceback_of(trial)))
@@ -136,7 +130,7 @@ class Recording(Callback):
             self.decide()
 
     def decide(self) -> None:
-        """Record the outcomes that now follow from the records of all arms, and show the rounds that may be shown."""
+        """Record the outcomes that now follow from the records of all arms or members, and show their rounds."""
         if self.state is None:
             return
         for key, trial in {key: self.sweep.trial(key) for key in self.state.plans}.items():
@@ -144,7 +138,7 @@ class Recording(Callback):
             if outcome is not None and outcome != before:
                 self.announce(self.state.plans[key]) if not trial.planned else None
                 self.end(key, outcome)
-            elif outcome is None and before is not None:  # its arm was pruned because of a failure that is tried again
+            elif outcome is None and before is not None:  # its arm was pruned because of a failure that is retried
                 trial.reopen()
                 self.sync(key)
             elif trial.planned and self._shown.get(key) != self.state.visible(key):
@@ -157,61 +151,58 @@ class Recording(Callback):
         self.sync(key)
 
     def fetch(self, key: str) -> None:
-        """Fetch what a trial's worker wrote to a remote store."""
+        """Fetch the files that a trial's worker wrote to a remote store."""
         with self.writes.catching():
             self.sweep.trial(key).remote.pull()
 
     def sync_all(self) -> None:
-        """Show every trial once more, for what an earlier session or a locked database left out of MLflow."""
+        """Show every trial again: an earlier session or a locked database may have left rounds out of MLflow."""
         for trial in self.sweep.trials():
             self.sync(trial.plan.key)
 
     def sync(self, key: str) -> None:
         """Show a trial in the live table and in MLflow."""
-        if self.sweep.trial(key).planned:  # else there was no space for its plan
+        if self.sweep.trial(key).planned:  # else the disk was full
             record = self.shown(key)
             self.display.update(record)
             self.recorder.sync(record)
 
     def shown(self, key: str) -> TrialRecord:
-        """Return a trial as far as it may be shown, with its part of a GPU among its tags."""
+        """Return a trial with the rounds that may be shown and with tags about its share of a GPU."""
         record = self.sweep.trial(key).read()
         if self.state is not None:
             last = self._shown[key] = self.state.visible(key)
             record = replace(record, history=[one for one in record.history if one.round <= last])
         if marks := self.packing.marks(record.plan):
-            marked = record.plan.model_copy(update={"marks": {**record.plan.marks, **marks}})
-            record = replace(record, plan=marked)
+            record = replace(record, plan=record.plan.model_copy(update={"marks": {**record.plan.marks, **marks}}))
         return record
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: Ray pickles its callbacks, and this one has nothing to restore."""
-        return {}
+        return {}  # Ray pickles its callbacks, and this one has nothing to restore
 
 
 class SessionStopper(Stopper):
-    """Fetches each round from a remote store before any callback sees it; ends a session that cannot write."""
+    """Stopper that fetches each round from a remote store before callbacks see it, and ends a session on errors."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Stop no single trial."""
+        """Fetch the reported round; stop no single trial."""
         if (key := result.get("config", {}).get("trial")) is not None:
             self.recording.fetch(key)
         return False
 
     def stop_all(self) -> bool:
-        """Return whether no more can be written."""
+        """Return whether the session must stop, because no more can be written."""
         return self.recording.writes.must_stop
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return nothing: Ray pickles its stoppers too."""
-        return {}
+        return {}  # Ray pickles its stoppers too
 
 
 def _traceback_of(trial: Trial) -> str:
-    """The traceback inside the trial, from the file that Ray writes before it calls back; its storage gets it later."""
+    """Return the trial's traceback from the local file that Ray writes before it calls back."""
     path = trial.error_file
     if path is None or not Path(path).exists():
         return f"trial {trial.trial_id} ended with an error that Ray did not keep"

@@ -1,4 +1,4 @@
-"""How long a sweep will take, from one round measured on this machine."""
+"""Estimate of a sweep's duration from one round measured on this machine."""
 
 import math
 import time
@@ -16,9 +16,9 @@ WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured
 
 
 def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:
-    """Return the seconds for all trials, each to its last round, and the number of trials side by side, at most `side`.
+    """Run the untuned evaluation and one round; return the sweep's seconds and its number of trials side by side.
 
-    The untuned evaluation and one real round are run; where `gpus_per_trial` is auto, their memory is measured.
+    That number is at most `side`, and lower if `gpus_per_trial` is auto and the measured memory allows fewer trials.
     """
     resources = plan.space.resources
     measure = meter(resources.device, 1.0) if resources.gpus_per_trial == "auto" else Meter()

@@ -1,4 +1,4 @@
-"""`tune`: a search space from its file to its report. Heavy imports wait until the search space is validated."""
+"""`tune`, which runs a search space. Heavy imports wait until the search space is validated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Everything that decides which sweep is run, on which machines, and where it is recorded."""
+    """The sweep to run, its machines, and the place where it is recorded."""
 
     space: str
     """Name of the search space, e.g. `ablations/lora_rank`."""
@@ -37,18 +37,17 @@ class TuneOptions:
     mlflow: str | None = None
     """Address of an MLflow server; None for the store's own database."""
     resume: bool = False
-    """Whether to resume a sweep instead of starting a new one."""
+    """Resume a sweep instead of starting a new one."""
     sweep_id: str | None = None
     """Id of the sweep to resume; the newest by default."""
     fresh: bool = False
-    """Whether to run also the trials that an earlier sweep has finished."""
+    """Run also the trials that an earlier sweep has finished."""
     address: str = "local"
-    """Where trials run: `local`, `auto`, or HOST:PORT of a Ray cluster's head."""
+    """The machines for trials: `local`, `auto`, or HOST:PORT of a Ray cluster's head."""
     at_once: int | None = None
     """Largest number of trials side by side."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for options that contradict one another, or an impossible address."""
         from fedsweep.sweep.cluster.ray_session import check_address
 
         if self.sweep_id is not None and not self.resume:
@@ -59,7 +58,7 @@ class TuneOptions:
 
     @cached_property
     def results(self) -> Store:
-        """The store that is named."""
+        """The store at the address `store`."""
         return Store.at(self.store)
 
     @cached_property
@@ -70,7 +69,7 @@ class TuneOptions:
 
     @cached_property
     def request(self) -> RequestedSpace:
-        """The search space with its changes; a resumed sweep keeps those that it was started with."""
+        """The search space with its changes; a resumed sweep keeps the changes that it was started with."""
         overrides, space_options = self.overrides, self.space_options
         if self.resumed is not None:
             started = self.resumed.manifest()
@@ -80,7 +79,7 @@ class TuneOptions:
 
     @property
     def destination(self) -> Destination:
-        """The MLflow database or server on which the sweep is recorded."""
+        """The MLflow database or server that records the sweep."""
         from fedsweep.tracking import Destination
 
         if self.resumed is not None:
@@ -89,17 +88,17 @@ class TuneOptions:
 
 
 def tune(options: TuneOptions, console: Console | None = None) -> SweepResult:
-    """Run a search space on Ray Tune: read, plan, open, run, and finish with a report.
+    """Run a search space on Ray Tune, record it, and write its report.
 
     Args:
-        options: the search space, the changes to it, and where it runs.
-        console: where progress is printed; nowhere by default.
+        options: The search space, the changes to it, and its machines.
+        console: The console for progress messages; none are printed by default.
 
     Returns:
-        The trials, the report and the exit status. The store holds every round; MLflow too, unless it does not answer.
+        The trials, the report and the exit status. Every round is in the store, and in MLflow if it answers.
 
     Raises:
-        UserError: the search space, the machines, the store or MLflow's server do not allow it; nothing was started.
+        UserError: The search space, a machine, the store or MLflow's server has an error; nothing was started.
     """
     from rich.console import Console
 
@@ -122,11 +121,7 @@ def tune(options: TuneOptions, console: Console | None = None) -> SweepResult:
 
 @contextlib.contextmanager
 def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
-    """Check everything that `tune` checks before it opens the sweep's folder; write nothing, on no machine.
-
-    Raises:
-        UserError: `tune` would raise it.
-    """
+    """Run the checks of `tune`, with the same errors, without writing anything on any machine."""
     with _prepared(options, console, rehearsal=True) as ready:
         from fedsweep.sweep.plan.warm_start import collect
         from fedsweep.sweep.running.open_sweep import resumed_sweep
@@ -140,10 +135,7 @@ def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
 
 @contextlib.contextmanager
 def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -> Iterator[Prepared]:
-    """Resolve the search space, join its cluster, and check machines, data, weights and MLflow's server.
-
-    A cluster that refuses must leave no folder, so it is joined before the sweep's folder is opened.
-    """
+    """Resolve the search space, join its cluster, and check machines, data, weights and MLflow's server."""
     request, destination = options.request, options.destination
     if request.counted:
         raise UserError(f"{request.where} counts parameters and runs nothing; `fedsweep show` prints them.")
@@ -156,7 +148,9 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
     from fedsweep.tracking import check_server
 
     plan = Plan.of(request)
-    with opened(options.address, options.at_once) as cluster:
+    with opened(
+        options.address, options.at_once
+    ) as cluster:  # before the sweep's folder, so that a failure leaves none
         check_resources(plan.space.resources, cluster)
         plan.preflight()
         try:

@@ -1,4 +1,4 @@
-"""Ray Tune around a plan. Resume is a new Tuner over the trials that have not ended."""
+"""Sessions of Ray Tune over a plan; a resumed session is a new Tuner over the unfinished trials."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SessionOutcome:
-    """The end of a session of a sweep on Ray Tune."""
+    """The outcome of a session of Ray Tune."""
 
     plan: Plan
     sweep: SweepStore
     recorder: Recorder
     trials: list[TrialRecord]
     interrupted: bool
-    """Whether trials are left to run."""
+    """True if trials are left to run."""
     disk_full: bool = False
-    """Whether the session ended because the disk is full."""
+    """True if the session ended because the disk is full."""
     remote_error: str = ""
-    """Why a remote store lacks something; empty where it does not."""
+    """The reason why the remote store is incomplete; empty if it is complete."""
 
 
 def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
-    """Run the trials of a sweep that are left, and record how the session ended."""
+    """Run the unfinished trials of a sweep, and return the outcome of the session."""
     prepare_environment(ready.cluster)  # before anything imports ray, which reads it
     plan, rounds = ready.plan, ready.plan.base.federation.rounds
     together = plan.space.scheduler.name == "arms"
@@ -87,7 +87,6 @@ def _recording(
     display: LiveTable,
     reuse: Reuse,
 ) -> Recording:
-    """Return the recording of a session, whole, with everything that earlier sessions have measured."""
     from fedsweep.sweep.running.recording import Recording, WriteGuard  # imports ray, which reads the environment
 
     plan, writes = ready.plan, WriteGuard(sweep)
@@ -110,7 +109,6 @@ def _recording(
 
 
 def _state(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> ArmState | Generations | None:
-    """Return the state of arms that are halved together, or of a population; None for independent trials."""
     if plan.space.scheduler.name == "pbt":
         return Generations(plan, sweep)
     if planned is None or plan.space.scheduler.name != "arms":
@@ -122,11 +120,10 @@ def _state(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -
 def _run_trials(
     ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None, done: Sequence[TrialRecord]
 ) -> None:
-    """Run what is left on Ray, and record what follows from it, also after Ctrl-C."""
     sweep, writes = recording.sweep, recording.writes
     recording.decide()
     recording.sync_all()
-    # Ray ends quietly on the first Ctrl-C; a second one, or one while Ray starts, ends up here.
+    # Ray handles the first Ctrl-C itself; a second one, or one while Ray starts, is raised.
     with contextlib.suppress(KeyboardInterrupt):
         if _any_left(ready.plan, recording, done):
             with ray_session(ready.cluster):
@@ -142,7 +139,7 @@ def _run_trials(
 
 
 def _any_left(plan: Plan, recording: Recording, ended: Sequence[TrialRecord]) -> bool:
-    """Return whether any trial is left; how many a population has shows only on the way."""
+    """Return whether any trial is left; the number of trials in a population is not known in advance."""
     if isinstance(recording.state, Generations):
         return bool(recording.state.wanted())
     return len(ended) < plan.num_trials
@@ -172,16 +169,14 @@ def _scheduler(plan: Plan, recording: Recording) -> TrialScheduler:
     log = sweep.folder / "decisions.jsonl"
     if isinstance(recording.state, ArmState):
         return ArmScheduler(recording.state)
-    match chosen.name:
-        case "asha":
-            return StoppingScheduler(Rungs(chosen, recording.rounds, log, sweep.remote), objective, chosen.per)
-        case "median":
-            return StoppingScheduler(Medians(chosen, log, sweep.remote), objective, chosen.per)
+    if chosen.name == "asha":
+        return StoppingScheduler(Rungs(chosen, recording.rounds, log, sweep.remote), objective, chosen.per)
+    if chosen.name == "median":
+        return StoppingScheduler(Medians(chosen, log, sweep.remote), objective, chosen.per)
     return FIFOScheduler()
 
 
 def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None) -> None:
-    """Fit one Tuner over the trials that are left."""
     from ray import tune
 
     from fedsweep.sweep.running.recording import SessionStopper
@@ -203,7 +198,7 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
         remote=sweep.remote.place,
         system_metrics=resources.system_metrics,
     )
-    shared = sweep.remote.place if not cluster.is_local else None  # Ray looks for a file of its own from each node
+    shared = sweep.remote.place if not cluster.is_local else None  # each node looks for a file of Ray's there
     scratch = sweep.folder / SCRATCH
     tuner = tune.Tuner(
         tune.with_resources(trainable, request),
@@ -220,18 +215,18 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
             storage_filesystem=shared.filesystem if shared else None,
             callbacks=[recording],
             stop=SessionStopper(recording),
-            failure_config=tune.FailureConfig(max_failures=0),  # `Recording` counts, and searchers hand out again
+            failure_config=tune.FailureConfig(max_failures=0),  # `Recording` counts, and searchers retry
             verbose=0,
         ),
     )
     try:
         tuner.fit()
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)  # Ray's own bookkeeping; the truth is in trials/
+        shutil.rmtree(scratch, ignore_errors=True)  # Ray's own bookkeeping; the records are in trials/
         sweep.remote.clear(SCRATCH)
 
 
 def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
-    """Return how many trials run at once: those that fit, and of samples no more than may be in flight."""
+    """Return how many trials run side by side: those that fit, and for TPE at most `in_flight` samples."""
     fit = concurrency(plan.space.resources, cluster)
     return min(fit, plan.space.search.in_flight) if plan.space.search.name == "tpe" else fit

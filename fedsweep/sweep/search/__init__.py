@@ -1,1 +1,1 @@
-"""Which trial Ray Tune runs next."""
+"""Searchers, which choose the next trial for Ray Tune."""

@@ -1,9 +1,4 @@
-"""What to try next: a sample is a function of its number and of the results that it may know, of nothing else.
-
-Optuna proposes. Its study is made anew for each sample from what is given, so that it remembers no order of arrival.
-"""
-
-from __future__ import annotations
+"""Samples that Optuna proposes, from a new study for each so that the order in which results arrive does not matter."""
 
 import json
 import warnings
@@ -31,14 +26,14 @@ STATES: dict[OutcomeName, TrialState] = {
 
 
 class Proposals:
-    """The samples of a search space, in order."""
+    """The samples of a search space, each a function of its number and of the results that it may use.
+
+    `known` are arms of an earlier sweep with their values by objective, for a warm start.
+    """
 
     def __init__(
         self, space: SearchSpace, resolve: Resolve, known: Sequence[tuple[Arm, tuple[float, ...]]] = ()
     ) -> None:
-        """`resolve` gives what conditions are asked of; `known` are arms of another sweep with their values, by
-        objective (a warm start).
-        """
         if space.search.name == "grid":
             raise ValueError("a grid is not sampled")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -47,19 +42,19 @@ class Proposals:
         self._known = [self._frozen(arm, TrialState.COMPLETE, values) for arm, values in known]
 
     def consulted(self, number: int) -> bool:
-        """Whether the estimator proposes this sample; otherwise it is random, and independent of any result."""
+        """Return whether the estimator proposes this sample; otherwise it is random and uses no result."""
         return self.search.name == "tpe" and number + len(self._known) >= self.search.startup
 
     def needed(self, number: int) -> range:
-        """The samples whose results this one is proposed from."""
+        """Return the numbers of the samples whose results this sample is proposed from."""
         if self.search.name != "tpe" or not self.consulted(number):
             return range(0)
         return range(max(number - self.search.in_flight + 1, 0))
 
     def arm(self, number: int, samples: Sequence[Arm], results: Mapping[int, FrozenTrial]) -> Arm:
-        """A sample, given all those before it; of their results only the needed ones are looked at.
+        """Return a sample, given all earlier samples and at least the needed results.
 
-        Those whose results it may not know are running as far as it is concerned, whether they have ended or not.
+        Samples without a needed result count as running, even if they have ended.
         """
         needed = self.needed(number)
         study = optuna.create_study(
@@ -75,9 +70,9 @@ class Proposals:
         return self._drawn(study.ask())
 
     def result(self, trial: TrialRecord) -> FrozenTrial:
-        """A trial that has ended as Optuna shall know it; without a finite objective it counts as failed.
+        """Return an ended trial for Optuna; one without a finite objective counts as failed.
 
-        The estimator ranks pruned trials behind finished ones, by round and value, and leaves failed ones out.
+        The estimator ranks pruned trials after finished ones, by round and value, and ignores failed trials.
         """
         if trial.outcome is None:
             raise ValueError(f"trial {trial.plan.key} has not ended")
@@ -86,12 +81,12 @@ class Proposals:
             values = objective.values(trial.history)
             return self._frozen(arm, state, values) if values else self._frozen(arm, TrialState.FAIL)
         if state == TrialState.PRUNED:
-            reported = {record.round: record.metrics.get(objective.metric) for record in trial.history}
-            return self._frozen(arm, state, rounds={one: value for one, value in reported.items() if value is not None})
+            metric = objective.metric
+            reported = {one.round: one.metrics[metric] for one in trial.history if metric in one.metrics}
+            return self._frozen(arm, state, rounds=reported)
         return self._frozen(arm, state)
 
     def _drawn(self, trial: optuna.Trial) -> Arm:
-        """Names are drawn one after the other; whether an axis is there may depend on those before."""
         arm: Arm = {}
         while (name := self.space.next_name(arm, self._resolve)) is not None:
             arm[name] = decoded(self.space.space[name], drawn(trial, name, self._distributions[name]))
@@ -127,7 +122,7 @@ class Proposals:
 
 
 def encoded(axis: Axis, value: Json) -> str | int | float:
-    """A hyperparameter for Optuna, whose categories are scalars; ours may be lists (depths) or objects (a method)."""
+    """Return a value for Optuna, whose categories are scalars, whereas ours may be lists (depths) or objects."""
     if axis.choice is not None:
         return identity(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -136,12 +131,12 @@ def encoded(axis: Axis, value: Json) -> str | int | float:
 
 
 def decoded(axis: Axis, value: str | int | float) -> Json:
-    """The inverse of `encoded`."""
+    """Return the value that `encoded` converted for Optuna."""
     return json.loads(value) if axis.choice is not None and isinstance(value, str) else value
 
 
 def drawn(trial: optuna.Trial, name: str, one: BaseDistribution) -> str | int | float:
-    """A value of a distribution, which the trial remembers."""
+    """Draw a value from a distribution, and add it to the trial."""
     if isinstance(one, CategoricalDistribution):
         return trial.suggest_categorical(name, one.choices)  # type: ignore[return-value]
     if isinstance(one, IntDistribution):
@@ -152,7 +147,7 @@ def drawn(trial: optuna.Trial, name: str, one: BaseDistribution) -> str | int | 
 
 
 def distribution(axis: Axis) -> BaseDistribution:
-    """Optuna's distribution of an axis."""
+    """Return Optuna's distribution for an axis."""
     if axis.choice is not None:
         return CategoricalDistribution([identity(one) for one in axis.choice])
     if axis.uniform is not None:

@@ -1,6 +1,4 @@
-"""Ray Tune's searchers over a planned grid, Optuna's samples, halved arms and populations."""
-
-from __future__ import annotations
+"""Searchers of Ray Tune for a planned grid, samples, halved arms and a population."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,10 +20,9 @@ Announce = Callable[[TrialPlan], None]
 
 
 class FolderSearcher(Searcher):
-    """Base of the searchers: it knows only what lies in the sweep's folder, which is what a resume reads too.
+    """Base of the searchers, which read only the sweep's folder, where the driver records an outcome before Ray asks.
 
-    Before Ray asks again, the driver has recorded there how a trial ended. A trial may be handed out more than once: to
-    continue, with more of a GPU's memory, or because its worker was lost.
+    A trial may be handed out more than once: to continue, with more of a GPU's memory, or because its worker was lost.
     """
 
     def __init__(self, announce: Announce, packing: Packing) -> None:
@@ -34,17 +31,14 @@ class FolderSearcher(Searcher):
         self._running: dict[str, TrialPlan] = {}
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return unfinished trials with the round that each is to reach, the most urgent first."""
+        """Return unfinished trials, each with the round that it is to reach, the most urgent first."""
         raise NotImplementedError
 
     def returned(self, plan: TrialPlan) -> None:
-        """Note that a trial does not run any more."""
+        """Handle a trial that has stopped running."""
 
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """Return the Ray configuration of the next trial, or None for now: flat dotted hyperparameters and more.
-
-        That is the key `trial` of the plan on disk, the round `until` which it is to run, and its share of a GPU.
-        """
+        """Return the next trial's hyperparameters, key, round to reach and share of a GPU, or None for now."""
         keys = {plan.key for plan in self._running.values()}
         offer = self._packing.choose([(plan, until) for plan, until in self.wanted() if plan.key not in keys])
         if offer is None:
@@ -54,20 +48,20 @@ class FolderSearcher(Searcher):
         return {"trial": plan.key, **plan.arm, "seed": plan.seed, "until": offer.until, "gpus": offer.gpus}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Make the trial available again; `error` means that its worker was lost."""
+        """Release the trial; `error` means that its worker was lost."""
         plan = self._running.pop(trial_id)
         self._packing.ended(plan, None if error else result)
         self.returned(plan)
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing is Ray's to keep."""
+        """Save nothing: the sweep's folder has the whole state."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing, see `save`."""
+        """Restore nothing."""
 
 
 class PlannedSearch(FolderSearcher):
-    """Replays a list of trials, each until it has an outcome."""
+    """Searcher over planned trials, each handed out until it has an outcome."""
 
     def __init__(
         self, sweep: SweepStore, plans: Sequence[TrialPlan], rounds: int, announce: Announce, packing: Packing
@@ -77,19 +71,19 @@ class PlannedSearch(FolderSearcher):
         self._returned: list[TrialPlan] = []
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the trials that are left, in the order of the plan."""
+        """Return the trials without an outcome, in the order of the plan."""
         ended = {plan.key for plan in self._returned if self._sweep.trial(plan.key).outcome() is not None}
         self._left = [plan for plan in self._left if plan.key not in ended]
         self._returned.clear()
         return [(plan, self._rounds) for plan in self._left]
 
     def returned(self, plan: TrialPlan) -> None:
-        """Look at its outcome when Ray asks again."""
+        """Remember to read the trial's outcome when Ray asks again."""
         self._returned.append(plan)
 
 
 class SampledSearch(FolderSearcher):
-    """Samples hyperparameters from the results on disk, whatever their order of arrival."""
+    """Searcher that samples hyperparameters from the results on disk, whatever their order of arrival."""
 
     def __init__(self, plan: Plan, sweep: SweepStore, announce: Announce, packing: Packing) -> None:
         super().__init__(announce, packing)
@@ -100,7 +94,7 @@ class SampledSearch(FolderSearcher):
         self._open = {trial.number for trial in self._samples}
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the samples that have not ended; if all of them run, also a new one whose results are known."""
+        """Return the unfinished samples; if all of them run and the needed results exist, also a new sample."""
         self._learn()
         number, running = len(self._samples), {plan.number for plan in self._running.values()}
         may_propose = self._open <= running and number != self._plan.sampled
@@ -114,7 +108,6 @@ class SampledSearch(FolderSearcher):
         self._open.add(number)
 
     def _learn(self) -> None:
-        """Read the results of samples that have ended since."""
         for number in sorted(self._open):
             store = self._sweep.trial(self._samples[number].key)
             if store.outcome() is not None:
@@ -123,30 +116,30 @@ class SampledSearch(FolderSearcher):
 
 
 class ArmSearch(FolderSearcher):
-    """Hands out a trial once for each rung that its arm is promoted to; it continues from its checkpoint on disk."""
+    """Searcher over halved arms: a trial is handed out for each rung, and continues from its checkpoint."""
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
         super().__init__(announce, packing)
         self._state = state
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return trials of promoted arms, then those of arms that may yet be pruned."""
+        """Return the trials of promoted arms, then those of undecided arms."""
         return [(self._state.plans[key], until) for key, until in self._state.wanted()]
 
     def returned(self, plan: TrialPlan) -> None:
-        """Read what it has recorded."""
+        """Read the rounds that the trial has recorded."""
         self._state.refresh(plan.key)
 
 
 class ArmScheduler(FIFOScheduler):
-    """Stops trials that run beyond a rung at which their arm was pruned."""
+    """Scheduler that stops trials past the rung at which their arm was pruned."""
 
     def __init__(self, state: ArmState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.state = state
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Called by Ray in the driver for each report."""
+        """Stop the trial if it has reached the last round that its pruned arm shows."""
         key = trial.config["trial"]
         if result["round"] in self.state.milestones:
             self.state.refresh(key)
@@ -155,16 +148,14 @@ class ArmScheduler(FIFOScheduler):
 
 
 class PopulationSearch(ArmSearch):
-    """Hands out each member once for each generation; it continues from its checkpoint on disk."""
+    """Searcher over a population: a member is handed out for each generation, and continues from its checkpoint."""
 
-    def __init__(self, population: Generations, announce: Announce, packing: Packing) -> None:
-        super().__init__(population, announce, packing)
-        self._population = population
+    _state: Generations
 
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """Return a member that has not reached the end of the generation, or None before all of them have."""
-        for successor in self._population.unplanned():  # before a parent goes on
+        """Write the plans of all successors, before a parent continues, and return the next member."""
+        for successor in self._state.unplanned():
             self._announce(successor)
-        if self._population.unplanned():  # no more can be written
+        if self._state.unplanned():  # no more can be written
             return Searcher.FINISHED
         return super().suggest(trial_id)

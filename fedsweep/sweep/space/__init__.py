@@ -1,1 +1,1 @@
-"""Search spaces as YAML files describe them. No Ray."""
+"""Search spaces, as described by YAML files. No Ray."""

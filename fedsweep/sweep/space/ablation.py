@@ -1,4 +1,4 @@
-"""Arms in words: with names of their own, or the full method and what is left out of it. No ray, no torch."""
+"""Named arms and ablation arms, which are words for changes to the experiment. No ray, no torch."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -9,24 +9,23 @@ from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm
 
 Subsets = Literal["one", "all"]
 SWITCH = {"on": True, "off": False}
-"""Words for a component that is true or false; YAML 1.1 reads them so, YAML 1.2 and fedsweep as text."""
+"""Words for true and false: YAML 1.1 reads them as booleans, YAML 1.2 and fedsweep as text."""
 
 
 def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
-    """The full method first, then fewer components: each alone, or with `all` every set of them, small sets first.
+    """Return the full method, then the arms that lack one component each, or with `all` every set of components.
 
     >>> ablation_arms(["method.cross", "method.quality"], "one")
     [{'without': []}, {'without': ['method.cross']}, {'without': ['method.quality']}]
     >>> ablation_arms(["method.cross", "method.quality"], "all")[3:]
     [{'without': ['method.cross', 'method.quality']}]
     """
-    most = len(components) if subsets == "all" else min(len(components), 1)
-    sizes = range(most + 1)
+    sizes = range(len(components) + 1 if subsets == "all" else 2)
     return [{ABLATED: list(chosen)} for size in sizes for chosen in itertools.combinations(components, size)]
 
 
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:
-    """What each component is set to where it is left out: `off` is false, and `on` true, of what is true or false.
+    """Return the values that leave the components out; `on` and `off` set a boolean of the `known` values.
 
     >>> left_out_values({"method.cross": "off", "method.gate": "off"}, {"method.cross": True, "method.gate": "softmax"})
     {'method.cross': False, 'method.gate': 'off'}
@@ -40,9 +39,9 @@ def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> di
 def changes(
     arm: Arm, values: Mapping[str, Json], named: Mapping[str, Mapping[str, Json]] | None = None
 ) -> dict[str, Json]:
-    """An arm as changes to the experiment, by dotted name.
+    """Return an arm's changes to the experiment, by dotted name.
 
-    `values` are those of the components left out, `named` the changes by the names of arms.
+    `values` leave the components out, and `named` holds the changes of each named arm.
 
     >>> changes({"lora.rank": 4, "without": ["method.cross"]}, {"method.cross": False, "method.quality": False})
     {'lora.rank': 4, 'method.cross': False}

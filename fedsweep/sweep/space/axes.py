@@ -1,4 +1,4 @@
-"""One hyperparameter of a search space: the values or the range it takes, and its points."""
+"""Axes of a search space: the values or the range of one hyperparameter."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -64,22 +64,22 @@ class Axis(Config):
 
     @property
     def kind(self) -> str:
-        """The one of `KINDS` that is given."""
+        """The member of `KINDS` that is given."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
     def values(self) -> tuple[Json, ...]:
-        """Those of a grid or a choice; none of a range."""
+        """The values of a grid or a choice; empty for a range."""
         return self.grid or self.choice or ()
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Those of a range."""
+        """The lowest and the highest value of a range; None for a grid or a choice."""
         return self.uniform or self.loguniform or self.integer or self.loginteger
 
     @property
     def conditions(self) -> dict[str, tuple[Json, ...]]:
-        """Where it is there: by dotted name the values of which one must be met.
+        """The accepted values by dotted name: the axis is active in an arm that has one of them for every name.
 
         >>> Axis(choice=(4, 8), when={"method.name": "fedbrick", "lora.rank": [1, 2]}).conditions
         {'method.name': ('fedbrick',), 'lora.rank': (1, 2)}
@@ -87,7 +87,7 @@ class Axis(Config):
         return {one: tuple(value) if isinstance(value, list) else (value,) for one, value in (self.when or {}).items()}
 
     def exact(self, drawn: Json) -> Json:
-        """The value that is meant where arithmetic in binary has drawn one beside it.
+        """Return a drawn value without its rounding error.
 
         >>> Axis(uniform=(0.0, 0.5), step=0.05).exact(0.15000000000000002)
         0.15
@@ -98,7 +98,7 @@ class Axis(Config):
         return float(low + round((Decimal(str(drawn)) - low) / step) * step)
 
     def has(self, value: Json) -> bool:
-        """Return whether the axis can give the value.
+        """Return whether the axis contains the value.
 
         >>> axis = Axis(integer=(2, 8), step=2)
         >>> axis.has(4), axis.has(5), axis.has(10), axis.has(4.0), Axis(choice=("a", [1])).has([1])
@@ -109,7 +109,7 @@ class Axis(Config):
         if isinstance(value, bool) or not isinstance(value, int if self._whole else (int, float)):
             return False
         low, high = self.bounds
-        steps = 0.0 if self.step is None else (value - low) / self.step  # as drawn, or as it was meant
+        steps = 0.0 if self.step is None else (value - low) / self.step  # with or without its rounding error
         return low <= value <= high and abs(steps - round(steps)) < 1e-9
 
     @property
@@ -117,12 +117,12 @@ class Axis(Config):
         return (self.integer or self.loginteger) is not None
 
     def probes(self, asked: tuple[Json, ...] = ()) -> list[Json]:
-        """Values whose validity speaks for the axis: all, or the ends of a range and what conditions ask of it."""
+        """Return the values to validate: all, or the ends of a range and the values that conditions ask for."""
         ends = self.values or self.bounds or ()
         return [*ends, *(one for one in asked if self.has(one) and not any(same(one, end) for end in ends))]
 
     def shown(self) -> str:
-        """For people.
+        """Return the kind and the values as text for people.
 
         >>> Axis(uniform=(0.0, 0.5), step=0.05).shown(), Axis(choice=("l0", None)).shown()
         ('uniform [0, 0.5], step 0.05', 'choice [l0, null]')
@@ -131,7 +131,7 @@ class Axis(Config):
         return f"{self.kind} {values}{f', step {self.step:g}' if self.step is not None else ''}"
 
     def shown_conditions(self) -> str:
-        """For people; empty where it is always there.
+        """Return the conditions as text for people; empty if there are none.
 
         >>> Axis(choice=(4, 8), when={"method.name": ["fedra", "fedbrick"], "lora.dropout": 0.0}).shown_conditions()
         'method.name fedra or fedbrick, lora.dropout 0'
@@ -140,12 +140,12 @@ class Axis(Config):
 
 
 def condition(name: str, values: Iterable[Json]) -> str:
-    """One of an axis's conditions for people."""
+    """Return a condition of an axis as text for people."""
     return f"{name} {' or '.join(map(shown_setting, values))}"
 
 
 def same(one: Json, other: Json) -> bool:
-    """Whether two values are one in YAML, where `1` and `1.0` are and `1` and `true` are not.
+    """Return whether two values are equal in YAML, where `1` equals `1.0`, but not `true`.
 
     >>> same(1, 1.0), same(1, True), same([4, 4], [4, 4])
     (True, False, True)
@@ -154,7 +154,7 @@ def same(one: Json, other: Json) -> bool:
 
 
 def names_of(key: str) -> list[str]:
-    """The names that vary together on one axis.
+    """Return the dotted names that vary together on the axis under a key of `space`.
 
     >>> names_of("lora.rank"), names_of("method, optimizer")
     (['lora.rank'], ['method', 'optimizer'])
@@ -163,7 +163,7 @@ def names_of(key: str) -> list[str]:
 
 
 def check_points(points: Sequence[Arm], axes: Mapping[str, Axis], samples: int) -> None:
-    """Raise ValueError for points to try first that no sample could be, or for more points than samples."""
+    """Raise ValueError if a point to try first is not in the space, or there are more points than samples."""
     if len(points) > samples:
         raise ValueError(f"`search.first` has {len(points)} points, but `search.samples` is {samples}")
     for place, point in enumerate(points):
@@ -179,7 +179,7 @@ def check_points(points: Sequence[Arm], axes: Mapping[str, Axis], samples: int) 
 
 
 def wanted(axis: Axis) -> str:
-    """Return the values of a sampled axis in words."""
+    """Return the values of a sampled axis as a phrase of an error message."""
     if axis.bounds is None:
         return f"one of {', '.join(map(str, axis.values))}"
     low, high = axis.bounds

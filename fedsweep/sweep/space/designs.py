@@ -1,7 +1,4 @@
-"""Which arms there are of several factors, some of them there only where others allow it. No ray, no torch.
-
-A factor has levels, each a part of an arm: `{"lora.rank": 4}`. What is picked of them is their number, by factor.
-"""
+"""Experimental designs: the arms of several factors, some of which are active in some arms only. No ray, no torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -11,13 +8,15 @@ from fedsweep.results.arms import Arm, arm_label, identity
 
 Design = Literal["full", "one_factor"]
 Factors = Mapping[str, Sequence[Arm]]
+"""The levels of each factor; a level is a part of an arm, such as `{"lora.rank": 4}`."""
 Picked = dict[str, int]
+"""The number of the chosen level, by factor."""
 Active = Callable[[str, Arm], bool]
-"""Whether a factor is there, given the values of those that come before it in the order of asking."""
+"""A predicate: is a factor active, given the levels of the factors before it in `order`?"""
 
 
 def every(factors: Factors, order: Sequence[str], active: Active) -> Iterator[Picked]:
-    """All arms of a full factorial, each once; of a factor that is not there nothing is picked."""
+    """Yield each arm of a full factorial as picked levels, without its inactive factors."""
 
     def below(place: int, picked: Picked, arm: Arm) -> Iterator[Picked]:
         if place == len(order):
@@ -32,23 +31,21 @@ def every(factors: Factors, order: Sequence[str], active: Active) -> Iterator[Pi
 
 
 def arm_of(factors: Factors, picked: Picked) -> Arm:
-    """The arm with these levels, its names in the order of the factors."""
+    """Return the arm with the picked levels, its names in the order of the factors."""
     return {name: value for key in factors if key in picked for name, value in factors[key][picked[key]].items()}
 
 
 def full_factorial(factors: Factors, order: Sequence[str], active: Active) -> list[Arm]:
-    """All arms, in the order of the factors and their levels, the last factor the fastest."""
+    """Return all arms in the order of the factors and levels; the last factor changes fastest."""
     found = sorted(every(factors, order, active), key=lambda picked: [picked.get(key, 0) for key in factors])
     return [arm_of(factors, picked) for picked in found]
 
 
 def one_factor(factors: Factors, order: Sequence[str], active: Active, baseline: Arm) -> list[Arm]:
-    """The baseline, and for each factor every other level with all else as in the baseline.
-
-    Where that level leaves no place for another factor, its arm is without that one.
+    """Return the baseline and, for each other level of a factor, the baseline with it, less the factors it deactivates.
 
     Raises:
-        ValueError: the baseline lacks a factor, or a factor is not there in it.
+        ValueError: The baseline lacks a factor, or is none of the arms.
     """
     start: Picked = {}
     for key in order:
@@ -69,7 +66,6 @@ def one_factor(factors: Factors, order: Sequence[str], active: Active, baseline:
 
 
 def _kept(factors: Factors, order: Sequence[str], active: Active, picked: Picked) -> Picked:
-    """Without the factors that are not there."""
     kept: Picked = {}
     for key in order:
         if active(key, arm_of(factors, kept)):
@@ -78,10 +74,10 @@ def _kept(factors: Factors, order: Sequence[str], active: Active, picked: Picked
 
 
 def pairs(factors: Factors, order: Sequence[str], active: Active, deciding: set[str], most: int) -> list[Picked]:
-    """Arms among which are all pairs of levels that some arm has, and before them every level; at most so many.
+    """Return at most `most` arms that cover every reachable level and then every reachable pair of levels.
 
-    Each is made for one pair that is missing yet and takes, factor by factor, the level that adds most of the others.
-    `deciding` are the factors on which it depends whether others are there: only these are tried again.
+    Each arm is built for one missing pair and takes, factor by factor, the level that adds most other missing pairs.
+    Only factors in `deciding`, on which the presence of others depends, are tried with further levels.
     """
     levels = [(key, number) for key in order for number in range(len(factors[key]))]
     couples = [frozenset(pair) for pair in combinations(levels, 2) if pair[0][0] != pair[1][0]]
@@ -104,11 +100,11 @@ def pairs(factors: Factors, order: Sequence[str], active: Active, deciding: set[
     def _by_worth(key: str, picked: Picked, target: Picked) -> list[int]:
         if key in target:
             return [target[key]]
-        worth = [
-            sum(frozenset([(key, number), one]) in missing for one in picked.items())
-            for number in range(len(factors[key]))
-        ]
-        return sorted(range(len(worth)), key=lambda number: -worth[number])
+
+        def worth(number: int) -> int:
+            return sum(frozenset([(key, number), one]) in missing for one in picked.items())
+
+        return sorted(range(len(factors[key])), key=worth, reverse=True)
 
     found: list[Picked] = []
     while missing and len(found) < most:
@@ -117,8 +113,6 @@ def pairs(factors: Factors, order: Sequence[str], active: Active, deciding: set[
         missing.pop(target)
         if arm is not None:
             found.append(arm)
-            for one in arm.items():
-                missing.pop(frozenset([one]), None)
-            for pair in combinations(arm.items(), 2):
-                missing.pop(frozenset(pair), None)
+            for covered in (*combinations(arm.items(), 1), *combinations(arm.items(), 2)):
+                missing.pop(frozenset(covered), None)
     return found

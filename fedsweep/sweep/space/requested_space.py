@@ -1,4 +1,4 @@
-"""A search space as the user asks for it: its file, the changes to it, and the experiment it starts from. No torch."""
+"""A requested search space: its file, the user's changes, and the experiment that it starts from. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class RequestedSpace:
 
     name: str
     space: SearchSpace
-    """The file's search space with both kinds of changes in it."""
+    """The search space, with all changes applied."""
     files: Mapping[str, Path]
-    """The YAML files by the names of their copies in the sweep's folder."""
+    """The YAML files, by the name of the copy in the sweep's folder."""
     overrides: Mapping[str, Json]
     """Changes to the experiment, by dotted name."""
     options: Mapping[str, Json]
@@ -26,26 +26,22 @@ class RequestedSpace:
 
     @property
     def where(self) -> str:
-        """The first words of an error message about the space."""
+        """The beginning of an error message about the space."""
         return f"search space {self.name}"
 
     @property
     def counted(self) -> bool:
-        """Whether parameters are counted and nothing is run."""
+        """True if the space counts parameters and runs nothing."""
         return self.space.measure.name == "parameters"
 
     @property
     def other_data(self) -> bool:
-        """Whether the user runs the space on an experiment, or on data, that its file does not name."""
+        """True if the user changed the experiment or the data of the search space."""
         return "experiment" in self.options or any(name.split(".")[0] == "data" for name in self.overrides)
 
 
 def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
-    """Read a search space and apply the user's changes to it.
-
-    Raises:
-        UserError: there is no such file or experiment, the search space is not valid, or a change does not fit it.
-    """
+    """Read a search space and apply the user's changes; raise UserError if the space or a change is invalid."""
     path = find("search_spaces", name)
     where = f"search space {name}"
     space = SearchSpace.of(read_yaml(path), where)

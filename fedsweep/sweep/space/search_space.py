@@ -1,4 +1,4 @@
-"""A search space file: what varies around an experiment. No ray, no torch."""
+"""The search space, a YAML file with the hyperparameters that vary around an experiment. No ray, no torch."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -18,7 +18,7 @@ from fedsweep.sweep.space.designs import Design, Factors, arm_of, every, full_fa
 from fedsweep.sweep.space.settings import Objective, Scheduler, Search, check_population
 
 PROBED = 4096
-"""Combinations of a sampled search's values that are all checked; of more, those in which all pairs of values are."""
+"""Number of value combinations up to which a sampled search checks all; above it, all pairs of values."""
 
 
 class Resources(Config):
@@ -34,17 +34,17 @@ class Resources(Config):
 
     @property
     def threads(self) -> int:
-        """Torch threads of a trial."""
+        """Number of torch threads of a trial."""
         return max(int(self.cpus_per_trial), 1)
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
-        """Where a trial computes."""
+        """The device on which a trial computes."""
         return "cuda" if self.on_gpu and logical_gpus() is None else "cpu"
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a trial is given any of a GPU."""
+        """True if a trial gets a GPU or a share of one."""
         return self.gpus_per_trial == "auto" or self.gpus_per_trial > 0
 
 
@@ -135,7 +135,6 @@ class SearchSpace(Config):
         return self
 
     def _check_sampled(self, search: str) -> None:
-        """Raise ValueError for what needs the arms of a grid."""
         none = f"and `search` {search} has none"
         for given, sentence in (
             (self.ablate, f"`ablate` needs `search` grid, but it is {search}"),
@@ -152,7 +151,7 @@ class SearchSpace(Config):
 
     @property
     def names(self) -> list[str]:
-        """All dotted names that vary."""
+        """The dotted names that vary, in axes, named arms or an ablation."""
         own = dict.fromkeys(name for changes in (self.named or {}).values() for name in changes)
         return [*self._axis_names, *own, *(self.ablate or ())]
 
@@ -161,7 +160,6 @@ class SearchSpace(Config):
         return [name for key in self.space for name in names_of(key)]
 
     def _check_names(self) -> None:
-        """Raise ValueError where one name is given by several entries, or values do not fit the names of their axis."""
         names = self._axis_names
         for name, changes in (self.named or {}).items():
             if both := sorted({*names, *(self.ablate or ())} & {*changes}):
@@ -208,50 +206,38 @@ class SearchSpace(Config):
             raise ValueError("`objective.against` is of trials that are played, and `measure` parameters plays none")
 
     def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
-        """All arms of a grid, in the order of the file; those of an ablation together, the full method first.
-
-        An arm has the values of those axes only that are there in it. Another `design` may be asked for than the
-        space's own.
-
-        Raises:
-            ValueError: `design` one_factor goes from a baseline that is none of the arms.
-        """
-        factors, conditions = self._factors(), Conditions(self.space, resolve)
+        """Return the arms of a grid in the order of the file; raise ValueError if one_factor has no valid baseline."""
+        factors, active = self._factors(), Conditions(self.space, resolve).active
         if (design or self.design) == "one_factor":
-            return one_factor(factors, self._order(factors), conditions.active, self.baseline or {})
-        return full_factorial(factors, self._order(factors), conditions.active)
+            return one_factor(factors, self._order(factors), active, self.baseline or {})
+        return full_factorial(factors, self._order(factors), active)
 
     def next_name(self, drawn: Arm, resolve: Resolve) -> str | None:
-        """The axis of a sampled search to draw from next, given what is drawn; None where the arm is whole.
-
-        To be asked again after each draw: whether an axis is there may depend on it. An axis that is not there is never
-        named. Without conditions the axes come in the order of the file.
-        """
+        """Return the next active axis to draw from, or None if the arm is complete; each draw may activate others."""
         conditions = Conditions(self.space, resolve)
         missing = (key for key in asking_order(self.space) if key not in drawn)
         return next((key for key in missing if conditions.active(key, drawn)), None)
 
     def exact(self, drawn: Arm) -> Arm:
-        """What is meant by values that a sampler has drawn: `0.15` by `0.15000000000000002` where 0.05 is the step."""
+        """Return drawn values without rounding errors: 0.15 for 0.15000000000000002 in steps of 0.05."""
         return {name: self.space[name].exact(value) if name in self.space else value for name, value in drawn.items()}
 
     def probes(self, resolve: Resolve) -> list[Arm]:
-        """Arms whose validity speaks for all of a sampled search: of a range its ends, and what conditions ask of it.
+        """Return arms of a sampled search to validate in place of all: the `Axis.probes`, combined.
 
-        They are all combinations, or, of more than `PROBED`, some in which every reachable pair of values is.
+        Above `PROBED` combinations, the arms contain every reachable pair of values instead.
         """
         asked = [one for axis in self.space.values() for one in axis.conditions.items()]
         wanted = {key: tuple(v for name, values in asked if name == key for v in values) for key in self.space}
         factors = {key: [{key: value} for value in axis.probes(wanted[key])] for key, axis in self.space.items()}
-        order, conditions = self._order(factors), Conditions(self.space, resolve)
-        picked = list(islice(every(factors, order, conditions.active), PROBED + 1))
+        order, active = self._order(factors), Conditions(self.space, resolve).active
+        picked = list(islice(every(factors, order, active), PROBED + 1))
         if len(picked) > PROBED:
             deciding = {key for key in self.space if any(concerns(axis, key) for axis in self.space.values())}
-            picked = pairs(factors, order, conditions.active, deciding, PROBED)
+            picked = pairs(factors, order, active, deciding, PROBED)
         return [arm_of(factors, one) for one in picked]
 
     def _factors(self) -> Factors:
-        """Return the levels of each factor of a grid, each a part of an arm."""
         factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
         if self.named is not None:
             factors[NAMED] = [{NAMED: name} for name in self.named]
@@ -260,7 +246,7 @@ class SearchSpace(Config):
         return factors
 
     def _order(self, factors: Factors) -> list[str]:
-        """Return the factors in the order of asking: arms in words first, because conditions depend on them."""
+        """Return the factors, each after those that it depends on: named and ablation arms come first."""
         return [*(key for key in factors if key not in self.space), *asking_order(self.space)]
 
 

@@ -20,11 +20,11 @@ MOVABLE = (
     *("method.server_lr", "method.lambda_w", "method.lambda_theta", "method.lambda_d"),
     *("method.over.beta", "method.over.ramp"),
 )
-"""What may change in the middle of a run: a state is the same model after it, and what it remembers keeps its meaning.
+"""Hyperparameters that may change in the middle of a run, because a saved state keeps its meaning.
 
-Others decide shapes, data or clients, or what tensors stand for: with another `lora.scaling` the same factors are
-another model. What FedDyn remembers are gradients, in no unit of alpha; InclusiveFL's are steps, in none of beta. The
-optimizers of clients are made afresh in every round.
+Others decide shapes, data, clients or the meaning of tensors: with another `lora.scaling` the same factors are another
+model. FedDyn's state is in gradients, independent of alpha, and InclusiveFL's in steps, independent of beta. Clients'
+optimizers are new in every round.
 """
 
 
@@ -45,16 +45,19 @@ class Objective(Config):
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """One mode, or one of each objective."""
+        """The mode of each objective."""
         return (self.mode,) if self.against is None else (self.mode, self.against.mode)
 
     def values(self, history: History) -> tuple[float, ...] | None:
-        """Return a whole trial's value of each objective, or None where one is missing or not finite."""
+        """Return a finished trial's value of each objective, or None if one is missing or not finite."""
         found = [last(history, self.metric)]
         if self.against is not None:
             found.append(over_the_run(history, self.against.metric))
         values = tuple(value for value in found if value is not None and math.isfinite(value))
         return values if len(values) == len(found) else None
+
+
+PER = "trials are compared only with those that have the same values of these hyperparameters"
 
 
 class NoScheduler(Config):
@@ -69,9 +72,7 @@ class ASHAScheduler(Config):
     name: Literal["asha"] = "asha"
     grace_rounds: int = Field(3, gt=0, description="the first rung; no trial is stopped before it")
     reduction_factor: float = Field(3, gt=1, description="eta: about 1 in eta trials survives a rung")
-    per: tuple[str, ...] = Field(
-        (), description="trials are compared only with those that have the same values of these hyperparameters"
-    )
+    per: tuple[str, ...] = Field((), description=PER)
 
 
 class MedianScheduler(Config):
@@ -80,9 +81,7 @@ class MedianScheduler(Config):
     name: Literal["median"] = "median"
     grace_rounds: int = Field(3, gt=0, description="no trial is stopped before this round")
     fewest: int = Field(3, gt=0, description="other trials that must have come as far")
-    per: tuple[str, ...] = Field(
-        (), description="trials are compared only with those that have the same values of these hyperparameters"
-    )
+    per: tuple[str, ...] = Field((), description=PER)
 
 
 class ArmsScheduler(Config):
@@ -163,7 +162,7 @@ Search = Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="n
 
 
 def check_population(search: Search, space: Mapping[str, Axis], scheduler: PopulationScheduler) -> None:
-    """Raise ValueError for a search or a space that population based training cannot work on."""
+    """Raise ValueError unless population based training supports the search and the space."""
     if search.name != "random":
         raise ValueError(f"`scheduler` pbt needs `search` random, whose samples are the population, not {search.name}")
     for name, axis in space.items():
