@@ -8,7 +8,7 @@ the second writes the curves of finished sweeps of `results/pruning_curves.yaml`
 among your search spaces as `curves` and `strata`) into the first file.
 
 A problem is a random choice of arms and seeds in a random order; the truth is the mean at the last round over all
-recorded seeds. Per-trial ASHA is `fedsweep.sweep.pruning.single_trials.Rungs` itself, fed round by round by simulated
+recorded seeds. Per-trial ASHA is `fedsweep.sweep.pruning.trial_rules.Rungs` itself, fed round by round by simulated
 workers; arms are `fedsweep.sweep.pruning.arm_rules.halve`; synchronous halving per trial is `halve` with every trial an
 arm of one seed.
 """

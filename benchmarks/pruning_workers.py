@@ -10,7 +10,7 @@ import numpy as np
 from pruning_problems import Array, Rounds, Trial  # beside this file
 
 from fedsweep.sweep.pruning.arm_rules import Verdicts, halve, rungs
-from fedsweep.sweep.pruning.single_trials import Decision, Decisions, Medians, Rungs
+from fedsweep.sweep.pruning.trial_rules import Decision, Decisions, Medians, Rungs
 from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler
 
 NO_LOG = Path("not written")

@@ -89,8 +89,8 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
     """Print arms, trials and rounds and, if `estimate`, their time, based on measuring one round now."""
     from fedsweep.sweep.cluster.cluster import HERE
+    from fedsweep.sweep.running.ray_tuner import side_by_side
     from fedsweep.sweep.running.time_estimate import estimate as measured
-    from fedsweep.sweep.running.tuner import side_by_side
 
     console = result_console()
     around = plan.space.baseline if plan.space.design == "one_factor" else None
@@ -114,9 +114,7 @@ def show_sweep(result: SweepResult, page_command: str) -> None:
     """Print the report, its location and anything missing; exit with the status of the sweep unless it is 0."""
     console, session, tally = result_console(), result.session, result.tally
     name, folder = session.plan.name, relative(result.folder)
-    if result.report is not None:
-        console.print(result.report.renderable)
-    elif result.report_error is not None and not disk_is_full(result.report_error):
+    if result.report_error is not None and not disk_is_full(result.report_error):
         console.print(f"The report could not be made: {one_line(result.report_error)}.", style="yellow")
     report = relative(result.folder / "report") if (result.folder / "report").exists() else "none yet"
     console.print(f"Report: {report}   MLflow: {page_command}   Sweep: {result.folder.name}")

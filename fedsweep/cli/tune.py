@@ -102,7 +102,7 @@ def tune(
 
         show_counts(Plan.of(options.request))
         return
-    from fedsweep.cli.output import progress_console, show_plan, show_sweep
+    from fedsweep.cli.output import progress_console, result_console, show_plan, show_sweep
 
     console = progress_console()
     if note := not_followed(address):
@@ -111,7 +111,7 @@ def tune(
         with rehearsed(options, console) as ready:
             show_plan(ready.plan, cluster=ready.cluster)
         return
-    result = run_sweep(options, console)
+    result = run_sweep(options, console, lambda report: result_console().print(report.renderable))
     show_sweep(result, page_command(store, options.destination.server))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedsweep import cli
 from fedsweep.sweep.cluster import cluster
-from fedsweep.sweep.running import tuner
+from fedsweep.sweep.running import ray_tuner as tuner
 from fedsweep.tracking import single_run as recorded_run
 
 ROOT = Path(__file__).parents[2]

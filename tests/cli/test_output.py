@@ -11,7 +11,7 @@ from fedsweep.cli import output as terminal
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running import finish as finish_module
 from fedsweep.sweep.running.finish import finish
-from fedsweep.sweep.running.tuner import SessionOutcome
+from fedsweep.sweep.running.ray_tuner import SessionOutcome
 from tests.report.conftest import Trials, make_manifest
 
 

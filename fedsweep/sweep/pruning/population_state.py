@@ -6,7 +6,7 @@ from fedsweep.results import Outcome, Start, SweepStore, TrialPlan
 from fedsweep.results.arms import Arm, identity
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.pruning.arm_state import ERRORS
-from fedsweep.sweep.pruning.population_rules import Member, boundaries, first_generation, successors
+from fedsweep.sweep.pruning.population_replacement import Member, boundaries, first_generation, successors
 
 
 def numbers(arm: Arm) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """End of a sweep: the report, the closing of MLflow's run, the upload to a remote store, and the exit status."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from fedsweep.common.errors import disk_is_full
 from fedsweep.report import Report, write_report
 from fedsweep.results import OutcomeName, TrialRecord, count_outcomes
 from fedsweep.sweep.running.display import delivering
-from fedsweep.sweep.running.tuner import SessionOutcome
+from fedsweep.sweep.running.ray_tuner import SessionOutcome
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,13 @@ class SweepResult:
         return int(bool(lacking or self.tally["failed"] or self.report_error))
 
 
-def finish(session: SessionOutcome, console: Console) -> SweepResult:
-    """Write the report, close MLflow's parent run even if the report failed, and push to the remote store."""
+def finish(
+    session: SessionOutcome, console: Console, show: Callable[[Report], object] = lambda report: None
+) -> SweepResult:
+    """Write the report, close MLflow's parent run even if the report failed, and push to the remote store.
+
+    `show` gets the report as soon as it is written, because MLflow may take a while to answer.
+    """
     folder = session.sweep.folder / "report"
     report, failed = None, None
     try:
@@ -62,6 +67,8 @@ def finish(session: SessionOutcome, console: Console) -> SweepResult:
     except Exception as error:
         shutil.rmtree(folder, ignore_errors=True)  # an incomplete report would look complete
         failed = error
+    if report is not None:
+        show(report)
     result = SweepResult(session, report, failed)
     with delivering(console) as tell:
         session.recorder.close_sweep(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from fedsweep.sweep.space.requested_space import RequestedSpace, read
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedsweep.report import Report
     from fedsweep.sweep.running.finish import SweepResult
     from fedsweep.sweep.running.open_sweep import Prepared
     from fedsweep.tracking import Destination
@@ -87,12 +88,15 @@ class TuneOptions:
         return Destination.of(self.results.root, self.mlflow)
 
 
-def tune(options: TuneOptions, console: Console | None = None) -> SweepResult:
+def tune(
+    options: TuneOptions, console: Console | None = None, show: Callable[[Report], object] = lambda report: None
+) -> SweepResult:
     """Run a search space on Ray Tune, record it, and write its report.
 
     Args:
         options: The search space, the changes to it, and its machines.
         console: The console for progress messages; none are printed by default.
+        show: Called with the report as soon as it is written, before MLflow has taken the last rounds.
 
     Returns:
         The trials, the report and the exit status. Every round is in the store, and in MLflow if it answers.
@@ -105,7 +109,7 @@ def tune(options: TuneOptions, console: Console | None = None) -> SweepResult:
     console = console or Console(quiet=True)
     with _prepared(options, console) as ready:
         from fedsweep.sweep.running.open_sweep import exclusively, new_sweep, resumed_sweep
-        from fedsweep.sweep.running.tuner import run
+        from fedsweep.sweep.running.ray_tuner import run
 
         if options.resumed is not None:
             sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
@@ -116,7 +120,7 @@ def tune(options: TuneOptions, console: Console | None = None) -> SweepResult:
 
     from fedsweep.sweep.running.finish import finish  # imports what draws the figures
 
-    return finish(session, console)
+    return finish(session, console, show)
 
 
 @contextlib.contextmanager

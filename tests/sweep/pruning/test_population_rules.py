@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.arms import identity
-from fedsweep.sweep.pruning.population_rules import Member, boundaries, first_generation, successors
+from fedsweep.sweep.pruning.population_replacement import Member, boundaries, first_generation, successors
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.sweep.space.settings import PopulationScheduler

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, TrialScheduler
 
-from fedsweep.sweep.pruning.single_trials import Medians, Rungs, StoppingScheduler
+from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
 from fedsweep.sweep.space.search_space import Objective
 from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler
 

@@ -12,7 +12,7 @@ from fedsweep.federation.build_and_run import run_resumably
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Outcome, TrialPlan
 from fedsweep.sweep import TuneOptions, tune
-from fedsweep.sweep.running import tuner
+from fedsweep.sweep.running import ray_tuner as tuner
 from fedsweep.sweep.running.open_sweep import Prepared
 from fedsweep.sweep.running.recording import Recording
 from tests.sweep.helpers import GRID, assert_mlflow_equals_store, runs, table, write_space

@@ -162,7 +162,7 @@ def _searcher(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | N
 def _scheduler(plan: Plan, recording: Recording) -> TrialScheduler:
     from ray.tune.schedulers import FIFOScheduler
 
-    from fedsweep.sweep.pruning.single_trials import Medians, Rungs, StoppingScheduler
+    from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
     from fedsweep.sweep.search.ray_searchers import ArmScheduler
 
     chosen, objective, sweep = plan.space.scheduler, plan.space.objective, recording.sweep
