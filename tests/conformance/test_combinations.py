@@ -64,7 +64,7 @@ def test_the_method_runs_on_a_mixer(federation, chosen):
     if "backbone" in chosen:
         pytest.skip("it needs a text encoder")
     changes = {**chosen, "backbone": MIXER, "lora.rank": 2, "lora.patch_embed": True}
-    small = federation({**changes, "federation.depths": [9, 6, 3], "federation.rounds": 1})
+    small = federation({**changes, "federation.depths": [4, 2, 3], "local.steps": 1})
     start, updates = one_round(small)
     shapes = {tuple(tensor.shape) for tensor in start.state.adapter.values()}
     assert {(2, 12), (16, 2), (2, 96), (24, 2), (2, 3, 4, 4)} <= shapes or not small.method.needs.lora
@@ -83,7 +83,7 @@ def test_the_method_runs_on_a_mixer(federation, chosen):
 def test_the_method_runs_on_a_clip(federation, chosen, random_clip):
     """Both encoders' blocks are held, trained and averaged; a method that needs a head says so."""
     clip = {"backbone": {"name": "clip", "model": str(random_clip)}, "lora.position": "all", "lora.rank": 2}
-    changes = {**chosen, **clip, "federation.depths": [9, 6, 3], "federation.rounds": 1}
+    changes = {**chosen, **clip, "federation.depths": [4, 2, 3]}
     if method_of(chosen["method"]).needs.head:
         with pytest.raises(UserError, match=f"`method` {chosen['method']['name']} needs a `backbone` with a head"):
             federation(changes)

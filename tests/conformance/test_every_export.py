@@ -35,7 +35,7 @@ def played(
     """Play one round of a method on a few images, and keep it as a run is kept."""
 
     def play(changes: dict) -> tuple[Named, Federation, Checkpoint]:
-        changes = {"federation.rounds": 1, "lora.rank": 3, **changes}
+        changes = {"federation.rounds": 1, "federation.clients_per_round": 1, "lora.rank": 3, **changes}
         small = federation(changes)
         *_, last = federate(small)
         checkpoint = Checkpoint(1, last.state, (RoundRecord(1, dict(last.metrics), 0.0),))
@@ -102,7 +102,7 @@ def test_an_obstacle_is_named(method, obstacle):
 def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny, random_clip, tmp_path):
     fedag = {"name": "fedag", **SMALL_SERVER, "clip": {"name": "clip", "model": str(random_clip)}}
     synthetic = {"synthetic": {"name": "surrogate", "share": 0.01}, "partition.proxy_share": 0.2}
-    named, small, checkpoint = played({"method": fedag, **synthetic})
+    named, small, checkpoint = played({"method": fedag, **synthetic, "federation.clients_per_round": None})
     card = export(named, tmp_path / "out", "noisy")
     assert card.metrics == card.scores == {}  # the run's accuracies are those of the server's model
     assert "| results | none: the run tested this model on no images" in (tmp_path / "out" / "README.md").read_text()

@@ -123,7 +123,7 @@ class Server:
         self.learning = MutualLearning(server, **given)
         names = [name for name in self.model.movable() if not name.startswith("server.")]
         self.copies = [self._copy(names, seed) for seed in (0, 1)]
-        self.lessons = [self._lesson(0, 23), self._lesson(2, 7)]
+        self.lessons = [self._lesson(0, 15), self._lesson(2, 5)]
 
     def _copy(self, names: list[str], seed: int) -> AdapterState:
         movable = self.model.movable()
@@ -260,7 +260,7 @@ def test_no_step_is_of_some_domains_alone_and_an_epoch_is_all_images_once(cosine
     done = getattr(Session, step)
     monkeypatch.setattr(Session, step, lambda self, batches: (seen.append(batches), done(self, batches)))
     server.learning.learn(server.model, cosines, server.copies, server.lessons)
-    assert len(seen) == 5
+    assert len(seen) == 3
     for number, lesson in enumerate(server.lessons):
         rows = [batches[number] for batches in seen]
         assert all(map(len, rows))

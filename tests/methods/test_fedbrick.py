@@ -56,8 +56,9 @@ def others_in(adapter):
 
 @pytest.mark.parametrize("base", BASES)
 def test_switched_off_it_is_the_method_below_bit_for_bit(make, federation, base):
-    off = list(federate(make(brick=False, over={"name": base})))
-    plain = list(federate(federation({"method": base, **SAME_IMAGES})))
+    short = {"local.steps": 1}
+    off = list(federate(make(short, brick=False, over={"name": base})))
+    plain = list(federate(federation({"method": base, **SAME_IMAGES, **short})))
     assert len(off) == len(plain) == 3
     for ours, theirs in zip(off, plain, strict=True):
         assert identical(ours.state, theirs.state)
@@ -67,13 +68,13 @@ def test_switched_off_it_is_the_method_below_bit_for_bit(make, federation, base)
 @pytest.mark.parametrize("base", BASES)
 def test_where_nothing_is_missing_and_nothing_tethered_adapters_and_heads_are_the_method_belows(make, federation, base):
     """Stage II and the server train BRICKs alone, and the walk has none."""
-    whole = {"federation.depths": [12, 12, 12]}
+    whole = {"federation.depths": [12, 12, 12], "federation.rounds": 1}
     ours = list(federate(make(whole, lambda_w=0.0, over={"name": base})))
     theirs = list(federate(federation({"method": base, **SAME_IMAGES, **whole})))
     for one, other in zip(ours, theirs, strict=True):
         assert identical(others_in(one.state.adapter), other.state.adapter)
         assert one.metrics["loss/test"] == other.metrics["loss/test"]
-    assert len(moved(bricks_in(ours[0].state.adapter), bricks_in(ours[2].state.adapter))) == 3 * 12 * 4
+    assert len(moved(bricks_in(ours[0].state.adapter), bricks_in(ours[1].state.adapter))) == 3 * 12 * 4
 
 
 def as_arrays(model, held, bricks):
@@ -131,7 +132,7 @@ def test_stage_one_minimises_equation_21_on_the_completed_walk(stages):
     assert expected > untethered + 1
 
 
-@pytest.mark.parametrize("over", [0.0, 0.25, 0.75])
+@pytest.mark.parametrize("over", [0.0, 0.75])
 def test_stage_two_minimises_equation_24_on_annealed_blends(stages, over):
     small, _, _, (_, task) = stages
     model, client, held = small.model, task.client, task.allocation.held
@@ -257,9 +258,10 @@ def test_shared_bricks_are_everyones(make):
 
 def test_clients_of_a_pool_have_bricks_from_the_images_of_all_domains(make):
     small = make({"partition": {"name": "iid", "clients": 3, "proxy_share": 0.2}})
-    start, _ = one_round(small)
-    assert {name.split(".")[1] for name in bricks_in(start.state.adapter)} == {"for_pool"}
-    assert list(federate(small))[-1].round == 2
+    start, updates = one_round(small)
+    after = small.method.aggregate(start.state, updates, small.server)
+    assert {name.split(".")[1] for name in bricks_in(after.adapter)} == {"for_pool"}
+    assert moved(bricks_in(start.state.adapter), bricks_in(after.adapter))
 
 
 def test_a_domains_name_may_have_dots_and_be_an_attributes():
@@ -281,7 +283,10 @@ def test_the_heads_of_depthfl_are_those_of_whole_walks(make):
 
 
 def test_bytes_and_parameters_count_the_bricks_of_ones_own_domain(make):
-    on, off = (list(federate(make({"federation.rounds": 1}, brick=brick)))[-1].metrics for brick in (True, False))
+    on, off = (
+        list(federate(make({"federation.rounds": 1, "local.steps": 1}, brick=brick)))[-1].metrics
+        for brick in (True, False)
+    )
     bricks = 12 * 4 * 8 * 64
     for name, clients, size in (("bytes/up", 3, 4), ("bytes/down", 3, 4), ("parameters/held", 1, 1)):
         assert on[name] - off[name] == clients * size * bricks

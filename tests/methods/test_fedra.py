@@ -35,7 +35,7 @@ def matrix(method: FedRA, depths: list[int], seed: int) -> np.ndarray:
 
 
 def test_at_full_depth_it_is_all_large(federation):
-    full = {"federation.depths": [12, 12, 12]}
+    full = {"federation.depths": [12, 12, 12], "local.steps": 1}
     first, second = (federate(federation({"method": name, **full})) for name in ("fedra", "all_large"))
     assert identical_rounds(first, second)
 

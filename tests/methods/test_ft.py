@@ -50,9 +50,10 @@ def test_there_are_no_adapters_and_all_is_sent(federation):
 def test_the_server_goes_on_from_the_mean_with_torchs_sgd_on_its_synthetic_images(federation):
     synthetic = {"synthetic": {"name": "surrogate", "share": 0.015}, "partition.proxy_share": 0.2}
     base = {"name": "fedprox", "mu": 1.0}  # which pulls clients, not the server
-    plain = federation({"method": "ft", "base_optimizer": base, "partition.proxy_share": 0.2})
-    tuned = federation({"method": {"name": "ft", "synthetic_epochs": 2}, "base_optimizer": base, **synthetic})
-    (_, before, _), (_, after, _) = federate(plain), federate(tuned)
+    one = {"base_optimizer": base, "federation.rounds": 1}
+    plain = federation({"method": "ft", "partition.proxy_share": 0.2, **one})
+    tuned = federation({"method": {"name": "ft", "synthetic_epochs": 2}, **synthetic, **one})
+    (_, before), (_, after) = federate(plain), federate(tuned)
     config, model = tuned.trainer.optimizer, tuned.model
     images = pool(list(tuned.server.synthetic.values()))
     assert len(images) == 3 * len(tuned.server.synthetic["plain"]) > 16
