@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -18,6 +19,7 @@ from transformers import CLIPConfig, CLIPModel
 import fedsweep.common.yaml_values
 import fedsweep.federation.build_and_run
 import fedsweep.sweep.plan.plan
+from fedsweep.common import paths
 from fedsweep.common.yaml_values import Json, parse_yaml, read_yaml
 from fedsweep.federation.build_and_run import build
 from fedsweep.federation.rounds import Federation
@@ -30,10 +32,12 @@ from fedsweep.models.timm import vit
 from fedsweep.models.weight_cache import built
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
+from fedsweep.results import Store
 from fedsweep.sweep.plan.plan import engine_digest
 from fedsweep.types import Domain, ImageSet
 from tests.mould import Mould
 
+NewStore = Callable[[Path], Store]
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedra_digits.yaml"
 
 
@@ -97,7 +101,7 @@ def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for domain in ("art_painting", "cartoon", "photo", "sketch"):
         for label in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
             (root / domain / label).mkdir(parents=True)
-            for number in range(50):
+            for number in range(20):
                 pixels = rng.integers(256, size=(64, 64, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(root / domain / label / f"{number}.bmp")
     with pytest.MonkeyPatch.context() as patch:
@@ -112,6 +116,22 @@ def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights.with_suffix(".json").write_text(json.dumps(card))
     write_clip(folder / "backbones" / "tinyimagenet_clip", image_size=64, patch_size=16, width=32)
     return folder
+
+
+@pytest.fixture(scope="session")
+def new_store(tmp_path_factory: pytest.TempPathFactory) -> NewStore:
+    """Make a store with an empty MLflow database in a folder: to create one takes more than a second."""
+    from fedsweep.tracking import Destination
+
+    root = tmp_path_factory.mktemp("empty")
+    Destination.of(root).client().search_experiments()
+
+    def make(folder: Path) -> Store:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / "mlflow.db", folder)
+        return Store(folder)
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -136,6 +156,25 @@ def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fedsweep.common.yaml_values, "parse_yaml", parse)
     monkeypatch.setattr(fedsweep.sweep.plan.plan, "engine_digest", digest)
+
+
+@pytest.fixture(scope="module")
+def listed() -> dict[tuple[Path, str], dict[str, Path]]:
+    """What `available` found in a working directory."""
+    return {}
+
+
+@pytest.fixture
+def listed_once(listed: dict[tuple[Path, str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look through the folders of YAML files once, in a module whose tests write none."""
+    looked = paths.available
+
+    def available(kind: paths.Kind) -> dict[str, Path]:
+        if (key := (Path.cwd(), kind)) not in listed:
+            listed[key] = looked(kind)
+        return dict(listed[key])
+
+    monkeypatch.setattr(paths, "available", available)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from fedsweep.common.yaml_values import parse_overrides, read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.plan import Options
 from fedsweep.pretraining import PretrainConfig
-from fedsweep.results.arms import parse_arm
+from fedsweep.results.arms import Arm, parse_arm
 from fedsweep.results.columns import COLUMNS, check_columns
 from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 
-pytestmark = pytest.mark.usefixtures("read_once")
+pytestmark = pytest.mark.usefixtures("read_once", "listed_once")
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -32,6 +34,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 YAMLS = sorted((ROOT / "experiments").rglob("*.yaml")) + sorted((ROOT / "search_spaces").rglob("*.yaml"))
 VERBS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+PLANS: dict[tuple[Path, str, str, str], Plan] = {}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -82,13 +85,13 @@ def check(command: str) -> None:
         case "run" | "data generate":
             resolve(given["experiment"], changes)
         case "tune":
-            Plan.read(given["space"], changes, space_changes(given))
+            plan(given["space"], changes, space_changes(given))
         case "show" | "data partition":
             kind, _ = find_either(given["name"])
-            resolve(given["name"], changes) if kind == "experiments" else Plan.read(given["name"], changes, {})
+            resolve(given["name"], changes) if kind == "experiments" else plan(given["name"], changes)
         case "report":
             find("search_spaces", given["space"])
-            base = Plan.read(given["space"], {}, {}).base
+            base = plan(given["space"]).base
             check_columns(listed(given["columns"] or ""), base.metrics(), "accuracy/mean", "--columns")
             check_format(given["format"], ("terminal", *FILES))
         case "compare":
@@ -96,13 +99,28 @@ def check(command: str) -> None:
                 where, _, arm = side.partition(":")
                 space = where.partition("@")[0]
                 find("search_spaces", space)
-                varied = Plan.read(space, {}, {}).space.names
+                varied = plan(space).space.names
                 assert set(parse_arm(arm) if arm else {}) <= {*varied}, side
         case "pretrain":
             path = find("pretrain", given["experiment"])
             PretrainConfig.of(read_yaml(path), path.name).override(changes, path.name)
         case "data prepare":
             Options(given["name"], given["size"], given["layout"], given["backbone"]).check()
+
+
+def plan(space: str, changes: dict | None = None, options: dict | None = None) -> Plan:
+    """The plan of a search space, read once however many commands name it; of a large grid, some arms are resolved."""
+    key = (Path.cwd(), space, repr(changes or {}), repr(options or {}))
+    resolve_all = ResolvedSpace.resolve_all
+
+    def resolve_some(resolved: ResolvedSpace, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:
+        return resolve_all(resolved, [*arms][:: 1 + len(arms) // 100])
+
+    if key not in PLANS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ResolvedSpace, "resolve_all", resolve_some)
+            PLANS[key] = Plan.read(space, changes or {}, options or {})
+    return PLANS[key]
 
 
 def resolve(experiment: str, changes: dict) -> None:

@@ -23,13 +23,6 @@ def loaded(module: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_a_run_of_the_embedded_data_loads_torch_alone():
-    """Every worker imports this, and would be a second later with scikit-learn."""
-    run = "fedsweep.federation.run_config, fedsweep.federation.rounds, fedsweep.results.checkpoint"
-    data = "fedsweep.data.data_config as d; d.load(d.DigitsData())"
-    assert loaded(f"{run}, {data}") == {"torch"}
-
-
 def test_what_reads_and_lists_does_not_load_torch():
     package = Path(fedsweep.__file__).parent
     rooms = [path for room in ("common", "results") for path in (package / room).rglob("*.py")]

@@ -18,7 +18,7 @@ from fedsweep.results.arms import counterparts, identity
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.search_space import SearchSpace
 
-pytestmark = pytest.mark.usefixtures("read_once")
+pytestmark = pytest.mark.usefixtures("read_once", "listed_once")
 
 ROOT = Path(__file__).parents[1]
 PRETRAININGS = sorted((ROOT / "experiments" / "pretrain").rglob("*.y*ml"))

@@ -1,8 +1,10 @@
 """`fedsweep data`: what the verbs print and write, and one sentence for each mistake."""
 
+import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +14,8 @@ from fedsweep.common.yaml_values import parse_yaml
 from fedsweep.data.digits import STYLES
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
+from fedsweep.preparation.text_to_image import TextToImage
 from tests.cli.conftest import Call, Refused
-from tests.cli.test_help import loaded
-from tests.pipelines import write_pipeline
 from tests.preparation.helpers import CLASSES, write_tree
 
 PREPARE = ("data", "prepare", "animals", "--root", "tree", "--size", "16", "--workers", "1")
@@ -287,8 +288,19 @@ DIFFUSERS = "{name: diffusers, model: tiny, template: 'a {class}', share: 0.0625
 GENERATE = ("data", "generate", "fedag_digits", "data.test_fraction=0.9", f"synthetic={DIFFUSERS}")
 
 
-def test_generate_makes_the_images_once_and_says_where_they_are(tree, tmp_path, call: Call):
-    write_pipeline(tmp_path / "tiny")
+@pytest.fixture
+def drawn(monkeypatch) -> None:
+    """Grey images in place of those that a loaded pipeline draws: tests/preparation/test_generate.py loads one."""
+    grey = io.BytesIO()
+    Image.new("RGB", (32, 32), (128,) * 3).save(grey, "png")
+    monkeypatch.setattr(TextToImage, "__init__", lambda *_: None)
+    monkeypatch.setattr(TextToImage, "library", SimpleNamespace(__version__="0"), raising=False)
+    monkeypatch.setattr(TextToImage, "content", lambda _: {"model": "0" * 40})
+    monkeypatch.setattr(TextToImage, "check", lambda *_: None)
+    monkeypatch.setattr(TextToImage, "png", lambda *_: grey.getvalue())
+
+
+def test_generate_makes_the_images_once_and_says_where_they_are(tree, drawn, call: Call):
     answer = call(*GENERATE, "--workers", "1")
     assert (answer.code, answer.err) == (0, "")
     (folder,) = Path("data/generated").glob("digits-synthetic-*")
@@ -324,18 +336,11 @@ def test_what_cannot_be_generated_is_one_sentence(tree, monkeypatch, refused: Re
     assert not Path("data").exists()
 
 
-def test_a_generation_that_is_stopped_says_that_nothing_is_lost(tree, tmp_path, call: Call, monkeypatch):
+def test_a_generation_that_is_stopped_says_that_nothing_is_lost(tree, drawn, call: Call, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    write_pipeline(tmp_path / "tiny")
-    monkeypatch.setattr("fedsweep.preparation.text_to_image.TextToImage.png", stop)
+    monkeypatch.setattr(TextToImage, "png", stop)
     answer = call(*GENERATE)
     assert answer.code == 130
     assert "what is made is kept" in answer.err
-
-
-def test_list_does_not_load_torch(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path))
-    _, heavy = loaded("data", "list")
-    assert heavy & {"torch", "pandas", "matplotlib", "ray", "mlflow", "scipy", "sklearn"} == set()

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from fedsweep.common.yaml_values import read_yaml
+from fedsweep.export.which_trial import find_trial
+from fedsweep.export.write import export
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import Store
 from tests.cli.conftest import ROOT, Call, Refused
@@ -34,13 +36,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home.root
 
 
+@pytest.fixture(scope="module")
+def export_of(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its export, which nobody changes."""
+    folder = tmp_path_factory.mktemp("exports") / "out"
+    export(find_trial(Store(store), "fedra_digits"), folder)
+    return folder
+
+
 @pytest.fixture
-def exported(call: Call, store: Path) -> Path:
-    """Its export, below the working directory."""
-    answer = call("export", "fedra_digits", "--to", "out", "--store", str(store))
-    assert (answer.code, answer.err) == (0, "")
-    assert answer.out.splitlines()[0] == "Exported fedra_digits, trial 20260101-000000-abcd (seed 0)."
-    assert answer.out.splitlines()[1].endswith("%: out")
+def exported(call: Call, export_of: Path) -> Path:
+    """The export, below the working directory."""
+    Path("out").symlink_to(export_of)
     return Path("out")
 
 
@@ -51,6 +58,14 @@ def photos() -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20, 16), (level,) * 3).save(folder / name)
     return folder
+
+
+def test_an_export_says_what_it_is_of_and_where_it_lies(call: Call, store):
+    answer = call("export", "fedra_digits", "--to", "out", "--store", str(store))
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.splitlines()[0] == "Exported fedra_digits, trial 20260101-000000-abcd (seed 0)."
+    assert answer.out.splitlines()[1].endswith("%: out")
+    assert Path("out/export.json").exists()
 
 
 def test_predictions_as_a_table_csv_and_json_are_the_same(call: Call, exported, photos):

@@ -1,5 +1,7 @@
 """Help, `list` and `show`: quick, without the heavy libraries, with an example of every verb."""
 
+import json
+import os
 import shlex
 import subprocess
 import sys
@@ -19,27 +21,38 @@ VERBS = [
 ]
 
 
-def loaded(*words: str) -> tuple[str, set[str]]:
-    """What a command prints, and the heavy packages that it imports."""
-    command = [sys.executable, "-X", "importtime", "-m", "fedsweep.cli", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    modules = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert "typer" in modules  # what was read is a list of modules
-    return done.stdout, modules & HEAVY
+LIGHT = [
+    (["--help"], [*GROUP], set()),
+    (["data", "list", "--help"], ["Usage: fedsweep data"], set()),
+    (["list"], ["fedra_digits", "ablations/lora_rank"], set()),
+    (["data", "list"], ["Nothing is prepared"], {"numpy"}),
+    (["tune", "ablations/lora_rank", "--experiment", "zzz"], ["there is no experiment `zzz`"], {"numpy"}),
+]
+"""Commands, what they print, and the heavy packages that they may load with those before them."""
+PLAYED = """
+import contextlib, io, json, sys
+from fedsweep.cli import main
+
+told = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["fedsweep", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        with contextlib.suppress(SystemExit):
+            main()
+    told.append([said.getvalue(), [*sys.modules]])
+print(json.dumps(told))
+"""
 
 
-@pytest.mark.parametrize(("words", "names"), [((), list(GROUP)), (("data", "list"), ["Usage: fedsweep data"])])
-def test_help_loads_nothing_heavy(words, names):
-    text, heavy = loaded(*words, "--help")
-    assert heavy == set()
-    assert all(name in text for name in names)
-
-
-def test_list_loads_nothing_heavy():
-    text, heavy = loaded("list")
-    assert heavy == set()
-    assert "fedra_digits" in text
-    assert "ablations/lora_rank" in text
+def test_help_and_lists_load_nothing_heavy_and_a_mistake_does_not_either(tmp_path):
+    """One after the other in a process of their own."""
+    command = [sys.executable, "-c", PLAYED, json.dumps([words for words, *_ in LIGHT])]
+    env = {**os.environ, "FEDSWEEP_DATA": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    for (words, names, allowed), (said, modules) in zip(LIGHT, json.loads(done.stdout), strict=True):
+        assert "typer" in modules
+        assert HEAVY & {*modules} <= allowed, words
+        assert [name for name in names if name not in said] == [], words
 
 
 def test_these_are_the_verbs():

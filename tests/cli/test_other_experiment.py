@@ -1,8 +1,5 @@
 """`fedsweep tune SPACE --experiment NAME`: any search space on another experiment, told and remembered."""
 
-import subprocess
-import sys
-
 import pytest
 
 from fedsweep.common.errors import UserError
@@ -80,18 +77,6 @@ def test_an_unknown_one_is_refused(refused: Refused, name, sentence):
     with pytest.raises(UserError) as error:
         Plan.read(SPACE, {}, {"experiment": name})
     assert str(error.value) == sentence
-
-
-def test_torch_is_not_even_imported_for_an_unknown_one(tmp_path):
-    code = (
-        "import sys; from fedsweep.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: print(end.code, *sorted({'ray', 'mlflow', 'torch'} & set(sys.modules)))"
-    )
-    command = [sys.executable, "-c", code, "tune", SPACE, "--experiment", "zzz"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout == "2\n"
-    assert done.stderr.startswith("fedsweep: there is no experiment `zzz`")
 
 
 def test_an_arm_that_does_not_fit_it_is_refused(own: Call, refused: Refused):

@@ -1,8 +1,6 @@
 """`fedsweep report` and `fedsweep compare`: what they print is what they write, and their refusals."""
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +11,7 @@ from fedsweep.report import write_report
 from fedsweep.results import Store
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.types import ServerState
-from tests.cli.conftest import GRID, ROOT, Call, Refused, write
+from tests.cli.conftest import GRID, Call, Refused, write
 from tests.report.conftest import Trials, make_manifest
 
 SPACE = "ablations/lora_rank"
@@ -36,7 +34,9 @@ def record(store: Path, sweep: str, trials: Trials, name: str = SPACE) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def sweeps(tmp_path: Path, coarse: None) -> list[Path]:
+def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Two sweeps, of whose reports no figures are drawn."""
+    monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())
     return [record(tmp_path / "mlruns", "s1", ONE), record(tmp_path / "mlruns", "s2", OTHER)]
 
 
@@ -50,14 +50,18 @@ def test_what_is_printed_is_what_is_written(call: Call, sweeps, format, name):
     assert answer.out == (sweeps[0] / "report" / name).read_text()
 
 
-def test_parquet_goes_to_a_file_and_to_no_terminal(refused: Refused, sweeps, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert refused("report", SPACE, "--format", "parquet").startswith(
-        "`--format parquet` is no text: send it to a file"
-    )
-    command = [sys.executable, "-m", "fedsweep.cli", "report", SPACE, "--store", str(tmp_path / "mlruns")]
-    done = subprocess.run([*command, "--format", "parquet"], capture_output=True, cwd=ROOT, check=True)
-    assert done.stdout == (sweeps[1] / "report" / "table.parquet").read_bytes()
+def test_parquet_goes_to_a_file_and_to_no_terminal(call: Call, refused: Refused, sweeps, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout.isatty", lambda: True)
+        assert refused("report", SPACE, "--format", "parquet").startswith(
+            "`--format parquet` is no text: send it to a file"
+        )
+    file = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", io.TextIOWrapper(file, write_through=True))
+        assert call("report", SPACE, "--format", "parquet").code == 0
+        written = file.getvalue()
+    assert written == (sweeps[1] / "report" / "table.parquet").read_bytes()
 
 
 def test_without_a_format_it_is_the_table_of_the_newest_sweep(call: Call, sweeps):

@@ -1,6 +1,7 @@
 """The table of rounds that `fedsweep run` prints."""
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -43,6 +44,7 @@ def test_a_run_that_trained_on_surrogates_says_so_once_on_stderr(tiny, capsys, c
 
 def test_a_run_outside_a_sweep_keeps_its_marks(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(recorded_run, "run_resumably", lambda *_, **__: iter(()))
+    monkeypatch.setattr(recorded_run, "Recorder", MagicMock())  # which would make MLflow's database
     config = tiny.override(WITH_SURROGATES, "test")
     trial, _ = recorded_run.record_run("tiny", config, Store(tmp_path), "cpu", lambda _: None)
     assert trial.read().plan.marks == {"synthetic": "surrogate"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsweep.results import Outcome, TrialPlan
@@ -112,6 +112,7 @@ def folder_of(curves: Sequence[Sequence[Sequence[int]]], diverge: Mapping[tuple[
     )
 
 
+@settings(max_examples=20)
 @given(curves=CURVES, diverge=DIVERGE, workers=st.integers(2, 7), seed=st.integers(0, 1000), kept=st.booleans())
 def test_what_comes_out_does_not_depend_on_workers_or_arrival(
     curves: list[list[list[int]]], diverge: dict[tuple[int, int], int], workers: int, seed: int, kept: bool
@@ -126,6 +127,7 @@ def test_what_comes_out_does_not_depend_on_workers_or_arrival(
     assert outcomes[0] == outcomes[1]
 
 
+@settings(max_examples=20)
 @given(curves=CURVES, workers=st.integers(1, 5), seed=st.integers(0, 1000))
 def test_arms_are_pruned_that_whole_curves_would_prune(curves: list[list[list[int]]], workers: int, seed: int) -> None:
     folder = folder_of(curves, {})
@@ -141,6 +143,7 @@ def test_arms_are_pruned_that_whole_curves_would_prune(curves: list[list[list[in
     }
 
 
+@settings(max_examples=20)
 @given(curves=CURVES, diverge=DIVERGE, kill=st.integers(0, 40), seed=st.integers(0, 1000))
 def test_a_new_process_comes_to_the_same(
     curves: list[list[list[int]]], diverge: dict[tuple[int, int], int], kill: int, seed: int

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsweep.results import Outcome, Start, TrialPlan
@@ -143,6 +143,7 @@ def test_what_comes_out_does_not_depend_on_workers_or_arrival(
     assert result(population, folder) == straight(size, seed, breaks)
 
 
+@settings(max_examples=20)
 @given(size=SIZES, seed=SEEDS, breaks=BREAKS, kills=st.lists(st.integers(0, 20), max_size=6), order=st.integers(0, 99))
 def test_a_new_process_comes_to_the_same(size: int, seed: int, breaks: float, kills: list[int], order: int) -> None:
     """Killed after so many rounds, again and again: what is known is what lies on disk."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, TrialScheduler
 
@@ -32,6 +32,7 @@ def test_rungs_are_powers_of_eta_below_the_last_round(log: Path) -> None:
     assert Rungs(ASHAScheduler(grace_rounds=30, reduction_factor=3), ROUNDS, log).milestones == []
 
 
+@settings(max_examples=20)
 @given(
     values=st.lists(st.lists(st.floats(0, 1), min_size=ROUNDS, max_size=ROUNDS), min_size=2, max_size=8),
     eta=st.sampled_from([2, 3, 4]),
@@ -107,6 +108,7 @@ def test_rounds_without_the_objective_are_passed_over(log: Path) -> None:
     assert log.read_text().count("\n") == 1
 
 
+@settings(max_examples=20)
 @given(
     values=st.lists(st.lists(st.floats(0, 1), min_size=9, max_size=9), min_size=4, max_size=8),
     order=st.randoms(use_true_random=False),

@@ -52,7 +52,7 @@ def test_arms_differ_in_their_clients_alone(project: Path) -> None:
     assert len(ids[0]) == 20
     sizes = [tuple(len(client.train) for client in one.clients) for one in parts]
     assert len(set(sizes)) == 5
-    assert {sum(one) for one in sizes} == {4 * 7 * 40}
+    assert {sum(one) for one in sizes} == {4 * 7 * 16}
 
 
 def test_the_key_of_a_trial_is_that_of_its_weights_and_images(project: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_is_missing_or_damaged_is_told_before_anything_starts(project: Path
 
 
 def test_a_draw_that_cannot_be_is_told_before_anything_starts(project: Path) -> None:
-    plan = read({"partition.min_size": 56})
+    plan = read({"partition.min_size": 22})
     with pytest.raises(UserError, match=r"`partition.alpha` 0.1 leaves one of the 5 clients of domain art_painting"):
         plan.preflight()
 

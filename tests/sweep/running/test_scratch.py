@@ -1,9 +1,9 @@
 """A worker's folder: its own while it lives, and gone after it, however it ended."""
 
 import os
-import subprocess
-import sys
+import signal
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +14,6 @@ import fedsweep.sweep.running.trainable as scratch_module
 from fedsweep.common.errors import UserError
 from fedsweep.sweep.running.trainable import PREFIX, scratch
 
-WORKER = """
-import sys
-from fedsweep.sweep.running.trainable import scratch
-with scratch() as folder:
-    (folder / "checkpoint").write_bytes(b"rounds")
-    print(folder, flush=True)
-    sys.stdin.read()
-"""
-
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -32,12 +23,27 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def worker() -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """A process with a folder that holds a checkpoint; it ends by itself after the block."""
-    piped = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", WORKER], stdin=piped, stdout=piped, text=True) as process:
-        assert process.stdout is not None
-        yield Path(process.stdout.readline().strip()), process
+def worker() -> Iterator[Path]:
+    """A copy of this process with a folder that holds a checkpoint; it is killed after the block."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of a copy of a process with threads
+        number = os.fork()
+    if number == 0:
+        try:
+            with scratch() as folder:
+                (folder / "checkpoint").write_bytes(b"rounds")
+                os.write(writing, f"{folder}\n".encode())
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        try:
+            yield Path(told.readline().strip())
+        finally:
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
 
 
 def left(folder: Path) -> list[str]:
@@ -55,13 +61,14 @@ def test_each_has_an_empty_folder_that_goes_with_it(temporary):
 
 
 def test_what_a_killed_worker_left_goes_with_the_next_one_and_a_living_ones_stays(temporary):
-    with worker() as (killed, process), worker() as (living, _):
-        process.kill()
-        process.wait()
-        assert (killed / "checkpoint").exists()
-        with scratch():
-            assert not killed.exists()
-            assert (living / "checkpoint").exists()
+    with worker() as killed:
+        pass
+    assert (killed / "checkpoint").exists()
+    with worker() as living, scratch():
+        assert not killed.exists()
+        assert (living / "checkpoint").exists()
+    with scratch():
+        assert not living.exists()
     assert left(temporary) == []
 
 

@@ -15,11 +15,12 @@ from fedsweep.sweep import TuneOptions, tune
 from fedsweep.sweep.running import ray_tuner as tuner
 from fedsweep.sweep.running.open_sweep import Prepared
 from fedsweep.sweep.running.recording import Recording
-from tests.sweep.helpers import GRID, assert_mlflow_equals_store, runs, table, write_space
+from tests.fixtures import NewStore
+from tests.sweep.helpers import GRID, SMALL, assert_mlflow_equals_store, runs, table, write_space
 
 
 @pytest.fixture
-def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def in_process(tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run each trial in this process, the first one only on the first call; return the keys that were run."""
     ran: list[str] = []
 
@@ -34,7 +35,9 @@ def in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tuner, "ray_session", contextlib.nullcontext)
     monkeypatch.setattr(tuner, "_tune", fit)
-    write_space(tmp_path, "tiny", GRID)
+    monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())
+    new_store(tmp_path / "mlruns")
+    write_space(tmp_path, "tiny", {**GRID, "fixed": {**SMALL, "data.test_fraction": 0.05, "federation.depths": [3, 2]}})
     return ran
 
 

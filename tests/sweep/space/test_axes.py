@@ -32,7 +32,7 @@ def drawn(axis: Axis, samples: int, seed: int, **sampler: Any) -> list[Any]:
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(LOWS, STEPS, st.integers(1, 12), st.integers(0, 9))
 def test_what_is_drawn_from_a_range_with_a_step_lies_on_it_exactly(low, step, count, seed):
     values = lattice(low, step, count)

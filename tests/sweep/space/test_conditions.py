@@ -140,6 +140,7 @@ def test_ends_of_ranges_and_what_conditions_ask_of_them_are_checked():
     assert len(probes) == (1 + 2 * 2) * 2
 
 
+@settings(max_examples=20)
 @given(axes(), st.randoms())
 def test_one_factor_is_the_baseline_and_each_other_value_by_itself(found, rng):
     """Where no axis has a condition."""
