@@ -56,6 +56,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(play: Run):
 
 @pytest.mark.parametrize("changes", [{}, {"precision": "bf16", "ema_decay": None, "augmentation": "glyphs"}])
 def test_going_on_equals_never_having_stopped(toy, play: Run, changes):
+    changes = {"epochs": 2, **changes}
     straight, records = play(changes)
     session, _ = start(toy.override(changes, "toy"), default_out("stopped"))
     epochs = train(session, None, quiet)

@@ -193,7 +193,7 @@ def test_it_is_measured_beside_a_run_without_changing_it(federation, tiny, metho
 
 def test_the_order_of_the_clients_does_not_matter_and_each_round_has_its_images(federation):
     small = federation({"lora.dropout": 0.0})
-    given = [Placed(Client(one.id, one.domain, one.train, one.capacity), (0, 5), {}) for one in small.clients]
+    given = [Placed(Client(one.id, one.domain, one.train, one.capacity), (0, 5), {}) for one in small.clients[:2]]
     results = [
         structural_bias(small.model, cross_entropy, range(12), order, seed=0, round=1) for order in (given, given[::-1])
     ]
