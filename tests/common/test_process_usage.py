@@ -58,7 +58,7 @@ def test_a_history_keeps_them_and_is_what_it_was_without() -> None:
 
 
 def test_a_run_that_is_measured_has_the_same_metrics(tiny: RunConfig, tmp_path) -> None:
-    config = tiny.override({"federation.rounds": 1}, "test")
+    config = tiny.override({"federation.rounds": 1, "data.domains": ["plain"], "federation.depths": [3]}, "test")
     plain = list(run_resumably(config, tmp_path / "a" / "checkpoint"))
     measured = list(run_resumably(config, tmp_path / "b" / "checkpoint", measure=SystemMeter().read))
     assert [one.metrics for one in plain] == [one.metrics for one in measured]

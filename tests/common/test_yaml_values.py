@@ -85,7 +85,7 @@ def test_aliases_that_stand_for_too_many_values_are_rejected():
         (b"a: 1\nb: [1, 2\nc: 3\n", "{} is not valid YAML at line 3, column 2: expected ',' or ']', but got ':'."),
         (b"a: 1\n---\nb: 1\n", "{} is not valid YAML at line 2, column 1: but found another document."),
         (b"a: 1\nb: 1" + b"0" * 400, "{} is not valid YAML at line 2, column 4: a number of 401 digits."),
-        (b"[" * 2000, "{} is not valid YAML: its brackets are nested too deeply."),
+        (b"[" * 700, "{} is not valid YAML: its brackets are nested too deeply."),
         (b"a: !!bool maybe\n", "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
         (b"a: !!timestamp soon\n", "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
     ],

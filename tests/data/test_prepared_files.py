@@ -2,8 +2,6 @@
 
 import hashlib
 import mmap
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -124,12 +122,6 @@ def test_a_file_that_is_no_such_file_is_refused(written, damage):
             writer.write_batch(table)
     with pytest.raises(UserError, match=r"photo\.arrow is not a file of prepared images, or it is damaged"):
         read_domain(path, "photo")
-
-
-def test_a_store_is_read_without_torch():
-    code = "import sys, fedsweep.data.prepared.card, fedsweep.data.prepared.arrow_files; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def card(name: str = "set", size: int = SIZE, length: int = 3) -> StoreCard:

@@ -168,14 +168,14 @@ def moments(images: ImageSet, label: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_a_surrogate_has_the_mean_and_covariance_of_each_class():
     proxy = {"photo": held_images(seed=1), "sketch": held_images(seed=2)}
-    found = Surrogate(share=10).make(data(3000, ["sketch"]), proxy, seed=0)
-    assert {name: len(images) for name, images in found.items()} == {"sketch": 30000}
+    found = Surrogate(share=10).make(data(900, ["sketch"]), proxy, seed=0)
+    assert {name: len(images) for name, images in found.items()} == {"sketch": 9000}
     for label in range(3):
         mean, covariance = moments(found["sketch"], label)
         expected_mean, expected = moments(proxy["sketch"], label)
-        assert np.abs(mean - expected_mean).max() < 0.8  # 4 standard errors of 10000 draws of deviation 20
-        assert np.abs(covariance - expected).max() < 0.1 * np.diag(expected).max()
-        assert np.linalg.norm(covariance - expected) < 0.05 * np.linalg.norm(expected)
+        assert np.abs(mean - expected_mean).max() < 1.5  # 4 standard errors of 3000 draws of deviation 20
+        assert np.abs(covariance - expected).max() < 0.15 * np.diag(expected).max()
+        assert np.linalg.norm(covariance - expected) < 0.09 * np.linalg.norm(expected)
 
 
 def test_surrogates_are_labelled_images_of_each_domain():
@@ -212,14 +212,14 @@ def test_a_class_that_one_domain_lacks_is_its_style_moved_as_the_class_moves_els
 def test_a_class_of_one_image_scatters_as_the_others_of_its_domain_do():
     labels = [0, 0, 0, 0, 1, 1, 1, 1, 2]
     proxy = {name: held_images(labels, seed) for seed, name in enumerate(("photo", "sketch"))}
-    found = Surrogate(share=10).make(data(3000, ["photo"]), proxy, seed=0)["photo"]
+    found = Surrogate(share=10).make(data(900, ["photo"]), proxy, seed=0)["photo"]
     pixels, truth = whole(proxy["photo"])
     rest = torch.cat([pixels[truth == label].double() - pixels[truth == label].double().mean(0) for label in (0, 1)])
     mean, covariance = moments(found, 2)
-    assert np.abs(mean - pixels[8].flatten().numpy()).max() < 0.8
+    assert np.abs(mean - pixels[8].flatten().numpy()).max() < 1.5
     scatter = rest.flatten(1).numpy()
     pooled = scatter.T @ scatter / (8 - 2)  # of two means that are estimated
-    assert np.linalg.norm(covariance - pooled) < 0.05 * np.linalg.norm(pooled)
+    assert np.linalg.norm(covariance - pooled) < 0.09 * np.linalg.norm(pooled)
 
 
 def test_single_images_are_repeated_where_nothing_scatters():

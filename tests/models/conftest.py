@@ -1,6 +1,7 @@
 """Weights files as timm writes them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,11 @@ from torch import Tensor
 
 from tests.models.clips import network, write
 from tests.models.small import timm_network, tiny_vit
+
+
+@cache
+def _state(classes: int, seed: int, **shape: Any) -> dict[str, Tensor]:
+    return dict(timm_network(tiny_vit(**shape), classes, seed).state_dict())
 
 
 @pytest.fixture
@@ -29,7 +35,7 @@ def weights(tmp_path: Path) -> Callable[..., Path]:
     ) -> Path:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        state = change(dict(timm_network(tiny_vit(**shape), classes, seed).state_dict()))
+        state = change({name: one.clone() for name, one in _state(classes, seed, **shape).items()})
         save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
         if card is not None:
             path.with_suffix(".json").write_text(json.dumps(card))
@@ -50,6 +56,6 @@ def checkpoint(tmp_path_factory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def own(tmp_path) -> Path:
+def own(checkpoint, tmp_path) -> Path:
     """A checkpoint that the test may spoil."""
-    return write(tmp_path / "clip", network())
+    return Path(shutil.copytree(checkpoint(), tmp_path / "clip"))

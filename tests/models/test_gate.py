@@ -229,13 +229,12 @@ def without(state: dict[str, Tensor], *parts: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("model", "name", "change"),
     [
-        ("resnet18", "w.safetensors", lambda state: state),
         ("test_resnet", "w.safetensors", lambda state: state),
         ("test_resnet", "w.pth", lambda state: state),
         ("test_resnet", "w.safetensors", lambda state: without(state, "fc.")),
         ("test_resnet", "w.safetensors", lambda state: without(state, "num_batches_tracked")),
     ],
-    ids=["resnet18", "safetensors", "pth", "no classifier", "no counters"],
+    ids=["safetensors", "pth", "no classifier", "no counters"],
 )
 def test_a_trunk_from_a_file_is_timms_network_below_its_classifier(written, model, name, change):
     path, whole, images = written(name, change, model), network(model), noise(2)

@@ -1,5 +1,6 @@
 """The walk of every family of timm models against timm's own forward, bit for bit, and its adapters."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fedsweep.models.timm.architecture import outline
 from fedsweep.models.timm.transformer_families import FAMILIES, LayeredBeit, LayeredEva, LayeredMixer, check_walk
 from fedsweep.models.timm.vit import LayeredViT
 from tests.models.small import TINY, stirred, timm_network
+from tests.mould import Mould
 
 NO_HEADS = {**TINY, "num_heads": None}
 CASES: dict[str, tuple[type[LayeredModel], dict[str, Any]]] = {
@@ -44,12 +46,17 @@ def config_of(name: str) -> TimmBackbone:
     return TimmBackbone.of({"name": "timm", "model": name, "pretrained": "none", **CASES[name][1]}, "test")
 
 
-def layered(name: str, num_classes: int = 5) -> LayeredModel:
-    """The small model, with noise on every weight, in evaluation mode."""
+@cache
+def mould(name: str) -> Mould:
     config = config_of(name)
-    backbone = timm_network(config, num_classes)
     family = outline(config._architecture).family
-    return family(backbone, [0.5] * 3, [0.5] * 3).eval()
+    return Mould(family(timm_network(config, 5), [0.5] * 3, [0.5] * 3).eval())
+
+
+def layered(name: str) -> LayeredModel:
+    """A copy of the small model for five classes, with noise on every weight, in evaluation mode."""
+    model: LayeredModel = mould(name).cast()
+    return model
 
 
 @pytest.fixture(params=CASES)
@@ -148,7 +155,13 @@ def test_a_table_of_relative_positions_that_all_blocks_share_is_walked(images):
     assert not torch.allclose(model(images), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("position", ["l0", "l1", "both"])
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [
+        *((name, "both") for name in CASES),
+        *((name, one) for name in ("beit_base_patch16_224", "mixer_b16_224") for one in ("l0", "l1")),
+    ],
+)
 def test_adapters_sit_in_the_last_linear_of_each_sublayer(name, position):
     model = layered(name)
     add_lora(model, LoraConfig(rank=2, alpha=2.0, position=position), seed=0)

@@ -149,7 +149,9 @@ def test_an_image_that_would_become_too_large_is_corrupt(monkeypatch):
 
 
 def test_a_worker_starts_without_heavy_libraries():
-    code = "import sys, fedsweep.preparation.chunks; print(*{'torch', 'timm', 'pandas'} & set(sys.modules))"
+    """With the card and the files of a store too, which are read without torch."""
+    modules = "fedsweep.preparation.chunks, fedsweep.data.prepared.card, fedsweep.data.prepared.arrow_files"
+    code = f"import sys, {modules}; print(*{{'torch', 'timm', 'pandas'}} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )

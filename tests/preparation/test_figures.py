@@ -65,7 +65,7 @@ def assert_a_picture(path: Path) -> None:
     assert all((edge == 255).all() for edge in edges)
 
 
-@pytest.mark.parametrize(("domains", "each", "classes"), [(4, 1, 7), (6, 5, 100), (1, 30, 10)])
+@pytest.mark.parametrize(("domains", "each", "classes"), [(4, 1, 7), (6, 5, 100)])
 def test_partitions_are_drawn(tmp_path, domains, each, classes):
     names = [f"class number {label}" for label in range(classes)]
     panels = [Panel(f"alpha {alpha}", some_clients(domains, each, classes, alpha)) for alpha in (0.1, 100)]
@@ -115,23 +115,17 @@ def test_the_contact_sheet_shows_the_first_image_of_each_class(tree, tmp_path, m
             assert np.array_equal(tile, np.asarray(image)[:, 2:18])
 
 
-def test_the_contact_sheet_is_a_picture(tree, tmp_path):
-    made = prepare(plan_of(tree))
-    assert read_card(made.folder) == made.card
-    contact_sheet(made.folder, made.card, tmp_path / "new" / "sheet.png")
-    assert_a_picture(tmp_path / "new" / "sheet.png")
-
-
 def test_of_many_classes_sixteen_are_shown(tree, tmp_path):
     for name in ("photo", "sketch"):
-        for number in range(30):
+        for number in range(15):
             (tree / name / f"class {number:02}").mkdir()
             for image in range(2):
                 content = (tree / name / "bus" / f"{image}.png").read_bytes()
                 (tree / name / f"class {number:02}" / f"{image}.png").write_bytes(content)
     made = prepare(plan_of(tree))
-    assert contact_sheet(made.folder, made.card, tmp_path / "sheet.png") == 16
-    assert_a_picture(tmp_path / "sheet.png")
+    assert read_card(made.folder) == made.card
+    assert contact_sheet(made.folder, made.card, tmp_path / "new" / "sheet.png") == 16
+    assert_a_picture(tmp_path / "new" / "sheet.png")
 
 
 def test_a_picture_that_cannot_be_written_is_one_sentence(tree, tmp_path):
@@ -147,8 +141,8 @@ def test_names_are_no_formulas_and_need_no_glyphs(tmp_path):
     for classes in (len(AWKWARD), 12):  # bars and a heat map
         names = [*AWKWARD, *map(str, range(classes - len(AWKWARD)))]
         clients = [client(f"{name}/{number}", name, [0, 1]) for name in AWKWARD for number in range(2)]
-        draw_partitions([Panel(AWKWARD[0], clients), Panel("one", clients[:2])], names, tmp_path / "partition.png")
-        draw_partitions([Panel("singles", clients[::2])], names, tmp_path / "partition.png")
+        panels = [Panel(AWKWARD[0], clients), Panel("one", clients[:2]), Panel("singles", clients[::2])]
+        draw_partitions(panels, names, tmp_path / "partition.png")
         assert (pixels_of(tmp_path / "partition.png") < 250).any()
 
 

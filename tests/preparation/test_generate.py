@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config(model: Path | str, changes: dict[str, Any] | None = None, **synthetic: Any) -> RunConfig:
     """An experiment with images of a pipeline: two styles of digits to train on, one held out."""
-    given = {"name": "diffusers", "model": str(model), "share": SHARE, "num_inference_steps": 2}
+    given = {"name": "diffusers", "model": str(model), "share": SHARE, "num_inference_steps": 1}
     given |= {"template": "the digit {class}, {style}", "styles": STYLES} | synthetic
     experiment = RunConfig.of(read_yaml(EXPERIMENT), "test")
     return experiment.override({**DATA, "synthetic": given, **(changes or {})}, "test")
@@ -181,15 +181,15 @@ def test_a_learned_token_changes_the_images(model, home):
         return painter.png(prompt, painter.config.generator("plain", "0", 0))
 
     made = [png(plain, prompt)]
-    for number, (vectors, seed) in enumerate([(3, 5), (3, 6), (1, 5)]):
+    for number, (vectors, seed) in enumerate([(3, 5), (1, 5)]):
         file = write_embedding(home.parent / f"{number}.safetensors", vectors, seed=seed)
         learned = TextToImage(config(model, styles=styles, embeddings={"plain": str(file)}).synthetic)
         made.append(png(learned, prompt))
-    assert len(set(made)) == 4
+    assert len(set(made)) == 3
     assert png(learned, "the digit 0") == png(plain, "the digit 0")
 
 
-def test_a_run_trains_on_the_images(model, home):
+def test_a_run_trains_on_the_images(model, home, monkeypatch):
     few = {"federation.rounds": 1, "local.steps": 1, "method.server.epochs": 1, "method.server.warmup_epochs": 1}
     asked = config(model, few, share=2 * SHARE)
     with pytest.raises(
@@ -198,6 +198,7 @@ def test_a_run_trains_on_the_images(model, home):
         split(asked)
     with pytest.raises(UserError, match=r"not generated yet"):
         content_digests(asked)
+    monkeypatch.setattr(TextToImage, "png", lambda *_: small_png(generator=_[2]))
     generate(planned(model))
     prepared = prepare_generated(planned(model))
     with pytest.raises(UserError) as refused:
@@ -218,7 +219,8 @@ def test_a_run_trains_on_the_images(model, home):
     assert all(np.isfinite(value) for value in results[-1].metrics.values())
 
 
-def test_a_domain_that_was_held_out_when_the_images_were_made_is_missing_by_name(model, home):
+def test_a_domain_that_was_held_out_when_the_images_were_made_is_missing_by_name(model, home, monkeypatch):
+    monkeypatch.setattr(TextToImage, "png", lambda *_: small_png(generator=_[2]))
     styles = {**STYLES, "noisy": "white noise"}
     generate(planned(model, styles=styles))
     prepare_generated(planned(model, styles=styles))

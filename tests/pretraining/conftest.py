@@ -1,5 +1,6 @@
 """A small prepared data set of digits and a pre-training of seconds on it."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,22 @@ def write_store(domains: list[str], name: str = "toy", size: int = 16, images: i
     (folder / CARD).write_text(card.model_dump_json())
 
 
+@pytest.fixture(scope="session")
+def written_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder that each test gets a copy of."""
+    folder = tmp_path_factory.mktemp("pretraining") / "data"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSWEEP_DATA", str(folder))
+        write_store(["plain"])
+    return folder
+
+
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(written_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder with the set `toy` of one domain, `plain`."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
-    write_store(["plain"])
-    return tmp_path / "data"
+    return Path(shutil.copytree(written_store, tmp_path / "data"))
 
 
 def toy_data() -> dict[str, Any]:

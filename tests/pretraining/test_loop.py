@@ -43,19 +43,20 @@ def test_it_learns(play: Run):
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(play: Run):
     torch.manual_seed(1)
-    first, records = play()
+    first, records = play({"epochs": 2})
     state = torch.random.get_rng_state()
-    second, again = play(name="second")
+    second, again = play({"epochs": 2}, name="second")
     assert torch.equal(torch.random.get_rng_state(), state)  # nothing is taken from the global stream
     assert without_seconds(records) == without_seconds(again)
     one, two = load_file(first.checkpoint), load_file(second.checkpoint)
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    assert without_seconds(play({"seed": 1}, name="third")[1]) != without_seconds(records)
+    assert without_seconds(play({"epochs": 2, "seed": 1}, name="third")[1]) != without_seconds(records)
 
 
 @pytest.mark.parametrize("changes", [{}, {"precision": "bf16", "ema_decay": None, "augmentation": "glyphs"}])
 def test_going_on_equals_never_having_stopped(toy, play: Run, changes):
+    changes = {"epochs": 2, **changes}
     straight, records = play(changes)
     session, _ = start(toy.override(changes, "toy"), default_out("stopped"))
     epochs = train(session, None, quiet)
@@ -71,12 +72,12 @@ def test_going_on_equals_never_having_stopped(toy, play: Run, changes):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_killed_process_goes_on_where_it_was(toy, play: Run):
     """Killed without warning in the middle of an epoch."""
-    _, records = play({"epochs": 4})
+    _, records = play({"epochs": 2})
     out = default_out("killed")
 
     def train_slowly() -> None:
-        session, saved = start(toy.override({"epochs": 4}, "toy"), out)
-        list(train(session, saved, lambda images, loss: time.sleep(0.05)))
+        session, saved = start(toy.override({"epochs": 2}, "toy"), out)
+        list(train(session, saved, lambda images, loss: time.sleep(0.3)))
 
     child = multiprocessing.get_context("fork").Process(target=train_slowly)
     child.start()
@@ -87,8 +88,8 @@ def test_a_killed_process_goes_on_where_it_was(toy, play: Run):
     child.join()
     assert child.exitcode == -signal.SIGKILL
     assert not out.exists()
-    assert len(read_saved(checkpoint_path(out)).history) < 4
-    session, again = play({"epochs": 4}, name="killed", resume=True)
+    assert len(read_saved(checkpoint_path(out)).history) < 2
+    session, again = play({"epochs": 2}, name="killed", resume=True)
     assert without_seconds(again) == without_seconds(records)
     write_result(session, "killed", out)
     assert not checkpoint_path(out).exists()

@@ -34,7 +34,7 @@ def test_weights_load_back_into_an_equal_forward(toy, play: Run):
 
 
 def test_the_averaged_weights_are_written_where_there_are_some(play: Run):
-    session, _ = play()
+    session, _ = play({"epochs": 1})
     tensors = load_file(session.checkpoint)
     write_result(session, "toy", default_out("toy"))
     written = load_file(default_out("toy"))
@@ -69,7 +69,7 @@ def test_the_card_says_what_made_the_weights(toy, play: Run):
 def test_writing_again_gives_the_same_file(play: Run):
     files = []
     for name in ("one", "two"):
-        session, _ = play(name=name)
+        session, _ = play({"epochs": 1}, name=name)
         write_result(session, name, default_out(name))
         files.append(default_out(name).read_bytes())
     assert files[0] == files[1]

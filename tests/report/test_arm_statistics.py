@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsweep.report.arm_statistics import summarise
@@ -47,6 +47,7 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(p_values, level):
 
 
 @given(THREE, THREE)
+@settings(max_examples=25)
 def test_three_pairs_agree_with_the_closed_form_of_student_t(arm, baseline):
     differences = [a - b for a, b in zip(arm, baseline, strict=True)]
     mean = sum(differences) / 3
@@ -76,6 +77,7 @@ def test_hand_computed_comparison():
 
 
 @given(st.lists(st.tuples(ACCURACY, ACCURACY), min_size=2, max_size=6))
+@settings(max_examples=25)
 def test_exchanging_arm_and_baseline_changes_the_sign_only(pairs):
     arm, baseline = zip(*pairs, strict=True)
     there, back = one(arm, baseline), one(baseline, arm)

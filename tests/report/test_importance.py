@@ -1,6 +1,9 @@
 """fANOVA of samples whose objective is a known function of their hyperparameters."""
 
+from functools import partial
+
 import pytest
+from optuna.importance import FanovaImportanceEvaluator
 
 from fedsweep.common.randomness import stream
 from fedsweep.report import importance
@@ -15,6 +18,8 @@ NAMES = ("optimizer.lr", "lora.rank", "method")
 @pytest.fixture(autouse=True)
 def _fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importance, "FORESTS", 2)
+    trees = partial(FanovaImportanceEvaluator, n_trees=16)
+    monkeypatch.setattr("optuna.importance.FanovaImportanceEvaluator", trees)
 
 
 def sample(trials, value, count=40) -> None:

@@ -55,6 +55,7 @@ def test_the_table_has_every_round_of_every_member(
     assert [row["trial"] for row in ours] == ["0", "0", "3", "3", "4", "4"]
     assert [float(row["optimizer.lr"]) for row in ours] == [0.1, 0.1, 0.08, 0.08, 0.064, 0.064]
     assert [float(row["accuracy/mean"]) for row in ours] == [0.2, 0.3, 0.5, 0.6, 0.8, 0.9]
+    assert made.population in made.paths
     assert "population" in [one.name for one in made.figures]
 
 
@@ -83,6 +84,6 @@ def test_an_unfinished_population_can_be_reported(
     """Stopped before a successor has played a round of its own."""
     only = [replace(one, outcome=None, history=one.history[:5]) for one in population if one.plan.number in (0, 3, 4)]
     assert Lineage.of(only[2], {one.plan.key: one for one in only}).values("optimizer.lr")[-1] == (3, 4, 0.08)
-    made = write_report(manifest(**POPULATION), only, tmp_path)
-    assert made.population in made.paths
-    assert "population" in [one.name for one in made.figures]
+    assert write_schedules(manifest(**POPULATION), only, tmp_path / "population.csv")
+    assert len((tmp_path / "population.csv").read_text().splitlines()) > 1
+    assert figure.draw(manifest(**POPULATION), only, tmp_path / "population.png")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
@@ -48,7 +48,8 @@ ARGUMENTS = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text("ab._", min_size=1), ARGUMENTS, min_size=1))
+@given(st.dictionaries(st.text("ab._", min_size=1), ARGUMENTS, min_size=1, max_size=3))
+@settings(max_examples=25)
 def test_an_arm_is_read_from_what_it_is_written_as(arm):
     assert identity(parse_arm(arm_argument(arm))) == identity(arm)
 
@@ -74,9 +75,9 @@ def test_accuracies_are_printed_in_percent_and_compared_as_shares(printed, name)
 
 
 def test_every_accuracy_with_two_decimals_has_short_digits():
+    paper = reference(({"rank": 4}, {f"accuracy/{one}": one / 100 for one in range(10_001)}))
     for hundredths in range(10_001):
-        paper = reference(({"rank": 4}, {"accuracy/mean": hundredths / 100}))
-        assert paper.value({"rank": 4}, "accuracy/mean") == hundredths / 10_000
+        assert paper.value({"rank": 4}, f"accuracy/{hundredths}") == hundredths / 10_000
 
 
 @pytest.mark.parametrize("wrong", [-0.01, 100.01, 7717])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem, _MockFileSystem
 
@@ -87,6 +87,7 @@ def test_a_fresh_mirror_has_what_was_pushed(tmp_path_factory: pytest.TempPathFac
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from(NAMES)), max_size=25))
+@settings(max_examples=25)
 def test_mirrors_that_take_turns_come_to_the_same(tmp_path_factory: pytest.TempPathFactory, actions: list[Any]) -> None:
     """Each pulls before it writes, as the holder of a sweep does, and remembers what it knew in an earlier process."""
     tmp_path, store = tmp_path_factory.mktemp("mirror"), _MockFileSystem()

@@ -119,7 +119,7 @@ def test_refactoring_hardly_turns_an_adapter_that_is_near_its_start():
 
 
 def test_with_one_client_in_a_round_refactoring_is_hardly_felt(federation):
-    changes = {"method": "all_large", "federation.clients_per_round": 1, "federation.rounds": 3}
+    changes = {"method": "all_large", "federation.clients_per_round": 1, "federation.rounds": 2}
     losses = [
         [result.metrics["loss/test"] for result in federate(federation({**changes, "aggregation.lora": rule}))]
         for rule in ("factors", "product_svd")
@@ -206,10 +206,9 @@ def test_under_a_frozen_a_the_mean_of_products_is_the_product_of_means(federatio
     assert rounds[0].metrics["parameters/trained"] == pytest.approx(650 + blocks / 3 * 2 * 64 * 8)  # two B of 64 x 8
 
 
-@pytest.mark.parametrize("rule", ["freeze_a", "product_svd"])
-def test_a_rule_is_a_run_of_its_own_that_repeats(federation, rule):
-    runs = [list(federate(federation({"aggregation.lora": rule}))) for _ in range(2)]
-    assert identical_rounds(*runs)
-    factors = list(federate(federation()))
-    assert factors[-1].metrics["loss/test"] != runs[0][-1].metrics["loss/test"]
-    assert 0 < factors[1].metrics["lora/residual"] < 1
+def test_a_rule_is_a_run_of_its_own_that_repeats(federation):
+    rules = ("factors", "freeze_a", "product_svd", "product_svd")
+    runs = [list(federate(federation({"aggregation.lora": rule, "federation.rounds": 1}))) for rule in rules]
+    assert identical_rounds(*runs[2:])
+    assert len({run[-1].metrics["loss/test"] for run in runs}) == 3
+    assert 0 < runs[0][1].metrics["lora/residual"] < 1

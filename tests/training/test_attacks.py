@@ -47,9 +47,11 @@ def test_only_attackers_updates_are_reversed(federation, attack):
 
 
 def test_a_share_of_zero_changes_no_bit_and_another_does(federation):
-    clean = list(federate(federation()))
-    none = list(federate(federation({"federation.malicious_share": 0.0, "federation.attack": "reversed_weights"})))
-    some = list(federate(federation({"federation.malicious_share": 0.34})))
+    none = {"federation.malicious_share": 0.0, "federation.attack": "reversed_weights"}
+    clean, none, some = (
+        list(federate(federation({"federation.rounds": 1, **changes})))
+        for changes in ({}, none, {"federation.malicious_share": 0.34})
+    )
     assert [one.metrics for one in clean] == [one.metrics for one in none]
     assert not identical(clean[-1].state.adapter, some[-1].state.adapter)
 
@@ -91,10 +93,9 @@ def test_an_attacker_remembers_what_it_has_trained(federation):
     assert not identical(honest.state.server_memory, attacked_.state.server_memory)
 
 
-@pytest.mark.parametrize("attack", ["reversed_update", "reversed_weights"])
-def test_under_feddyn_with_attackers_resume_equals_straight(federation, tmp_path, attack):
+def test_under_feddyn_with_attackers_resume_equals_straight(federation, tmp_path):
     dyn = {"base_optimizer": {"name": "feddyn", "alpha": 1.0}, "federation.clients_per_round": 2}
-    changes = {**dyn, "seed": 2, "federation.malicious_share": 0.34, "federation.attack": attack}
+    changes = {**dyn, "seed": 2, "federation.malicious_share": 0.34, "federation.attack": "reversed_update"}
     straight = list(federate(federation(changes)))
     fresh = federation(changes)
     assert all(fresh.malicious() <= {client.id for client in fresh.cohort(round)} for round in (1, 2))

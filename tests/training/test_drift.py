@@ -62,6 +62,7 @@ METHODS = [{"name": "fedra"}, {"name": "depthfl"}, {"name": "fedbrick", "server_
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method["name"])
 def test_a_rounds_drift_is_that_of_its_clients_own_models(federation, method):
     changes = {"method": method, "partition.proxy_share": 0.2, "federation.rounds": 1}
+    changes |= {"data.domains": ["plain", "noisy"], "federation.depths": [6, 3]}
     small = federation({**changes, "evaluation.metrics": ["drift"]})
     _, result = federate(small)
     plain = list(federate(federation(changes)))[-1].metrics
@@ -77,7 +78,7 @@ def test_a_rounds_drift_is_that_of_its_clients_own_models(federation, method):
     # All test images are probed, for there are only ten of each domain.
     assert result.metrics["drift/representation"] == pytest.approx(mean_pairwise_distance(torch.stack(seen)), rel=1e-5)
     heads = [head_distance(start.state.adapter, result.state.adapter, update.adapter) for update in updates]
-    assert result.metrics["drift/head"] == pytest.approx(sum(heads) / 3, rel=1e-9)
+    assert result.metrics["drift/head"] == pytest.approx(sum(heads) / 2, rel=1e-9)
     assert 0.01 < result.metrics["drift/representation"] < 2
 
 

@@ -158,7 +158,7 @@ def test_dropout_is_on_in_training_and_off_afterwards(small):
 
 
 def test_torchs_global_generator_is_neither_moved_nor_used(small):
-    given, updates = tasks(small), []
+    given, updates = tasks(small)[:1], []
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
@@ -189,7 +189,7 @@ def test_momentum_starts_afresh_for_every_client_and_round(small):
     """With one step momentum has nothing to remember, so it must not change anything."""
     config = small.trainer.optimizer
     fits = []
-    given = tasks(small)
+    given = tasks(small)[:2]
     for momentum in (0.0, 0.9):
         optimizer = config.model_copy(update={"momentum": momentum})
         trainer = replace(small.trainer, optimizer=optimizer, local=LocalConfig(batch_size=8, steps=1))
