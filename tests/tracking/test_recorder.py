@@ -12,7 +12,6 @@ from fedsweep.results import Outcome, Store
 from fedsweep.tracking import Destination, Recorder, deliver_all, recorder
 from fedsweep.tracking.parent_and_child_runs import Runs
 from fedsweep.tracking.recorder import END
-from fedsweep.tracking.runs import Runs
 from tests.fixtures import NewStore
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder, trial
 

@@ -9,7 +9,7 @@ from tests.test_layers import HEAVY
 
 def test_a_run_of_the_embedded_data_imports_the_rooms_of_the_digest_results_which_only_stores_and_torch_alone():
     """Every worker imports this, and would be a second later with scikit-learn."""
-    run = "fedsweep.federation.run, fedsweep.results.checkpoint, fedsweep.data.data_config as data"
+    run = "fedsweep.federation.build_and_run, fedsweep.results.checkpoint, fedsweep.data.data_config as data"
     code = f"import sys, {run}; data.load(data.DigitsData()); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = done.stdout.split()
