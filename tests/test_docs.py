@@ -22,7 +22,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.plan import Options
 from fedsweep.pretraining import PretrainConfig
 from fedsweep.results.arms import Arm, parse_arm
-from fedsweep.results.columns import COLUMNS, check_columns
+from fedsweep.results.table_columns import COLUMNS, check_columns
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 

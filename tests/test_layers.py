@@ -46,7 +46,7 @@ def test_every_room_has_a_layer():
 DOWN = "An import goes only down"
 RUN = "A run reaches neither Ray, Optuna nor MLflow"
 PLANTED = [
-    ("fedsweep.common.config", "fedsweep.results.columns", {DOWN}),
+    ("fedsweep.common.config", "fedsweep.results.table_columns", {DOWN}),
     ("fedsweep.report.table", "fedsweep.tracking.parent_and_child_runs", {DOWN}),  # rooms side by side
     ("fedsweep.sweep.space.axes", "fedsweep.sweep.plan.plan", {"Within the sweep, an import goes only down"}),
     (
@@ -56,7 +56,7 @@ PLANTED = [
     ),
     ("fedsweep.report.table", "ray", {"Ray and Optuna only in the sweep"}),
     ("fedsweep.cli.tune", "optuna", {"Ray and Optuna only in the sweep"}),
-    ("fedsweep.results.columns", "mlflow", {"MLflow only in tracking"}),
+    ("fedsweep.results.table_columns", "mlflow", {"MLflow only in tracking"}),
     ("fedsweep.models.layered", "peft", {"peft only in models.lora"}),
     ("fedsweep.data.synthetic.generated", "diffusers", {"diffusers only in preparation"}),
     (

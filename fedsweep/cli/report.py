@@ -13,7 +13,7 @@ from fedsweep.cli.output import relative, result_console
 from fedsweep.common.errors import UserError, disk_is_full, near
 from fedsweep.results import Store
 from fedsweep.results.arms import Arm, parse_arm
-from fedsweep.results.columns import check_columns
+from fedsweep.results.table_columns import check_columns
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,9 +11,9 @@ from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
 from fedsweep.report.intervals_and_power import Interval, t_interval
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import counterparts, identity
-from fedsweep.results.columns import COLUMNS, Column, column
 from fedsweep.results.history import RoundRecord, mean_of_last, over_the_run, total_megabytes
 from fedsweep.results.pareto import pareto_efficient
+from fedsweep.results.table_columns import COLUMNS, Column, column
 
 MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN = "accuracy/mean", "accuracy/out_of_domain_mean"
 

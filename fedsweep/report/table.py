@@ -29,7 +29,7 @@ from fedsweep.report.units_and_labels import (
     shown_p,
 )
 from fedsweep.results import SweepManifest
-from fedsweep.results.columns import TARGET, Column
+from fedsweep.results.table_columns import TARGET, Column
 
 PROSE = {"arm", "worst domain", "efficient", "note"}
 """Columns that are left-aligned besides the hyperparameters."""

@@ -18,7 +18,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.remote import lease
-from fedsweep.results.remote.conditional import ConditionalObjects, _conditional_store, objects_of
+from fedsweep.results.remote.conditional_writes import ConditionalObjects, _conditional_store, objects_of
 from fedsweep.results.remote.lease import NAME, Found, Lease, UnconditionalObjects, is_dead, process
 from tests.sweep.objects import URI, object_store
 

@@ -8,7 +8,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from fedsweep.results.remote.conditional import objects_of
+from fedsweep.results.remote.conditional_writes import objects_of
 from fedsweep.results.remote.objects import filesystem
 
 BUCKET = "bucket"

@@ -1,7 +1,8 @@
-"""FedMS's gate, which weighs the global against the local expert for each image."""
+"""FedMS's gate: it weighs the global against the local expert for each image, and is averaged over clients (Eq. 7)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -13,7 +14,8 @@ from fedsweep.common.errors import UserError, one_line
 from fedsweep.methods.fedms.trunk import TrunkConfig
 from fedsweep.models.layered import LayeredModel, Walk, draw_linears, standardize_
 from fedsweep.models.weight_cache import built
-from fedsweep.types import Batch
+from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
+from fedsweep.types import AdapterState, Batch, ClientUpdate
 
 
 class Gate(nn.Module):
@@ -118,3 +120,13 @@ def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
     mix = mixing(model, images).unsqueeze(1)
     local: Tensor = model(images, walk)
     return mix * images.side_inputs["global"] + (1 - mix) * local
+
+
+def average_gates(
+    start: AdapterState, updates: Sequence[ClientUpdate], aggregation: AggregationConfig, by_loss: bool
+) -> AdapterState:
+    """Average the clients' gates: Z_g = sum_i (L_i / sum_j L_j) Z_i (FedMS, Eq. 7).
+
+    L_i is the loss of client i, or without `by_loss` its weight in the aggregation.
+    """
+    return layerwise_mean(start, updates, aggregation, (lambda update: update.metrics["loss"]) if by_loss else None)

@@ -23,7 +23,7 @@ from fedsweep.methods.capabilities import (
     SideInputs,
     Stages,
 )
-from fedsweep.methods.fedms.gate import build_gate, check_gate
+from fedsweep.methods.fedms.gate import average_gates, build_gate, check_gate
 from fedsweep.methods.fedms.stages import MIX, SPREAD, FedMSState, GateConfig, GlobalStage, LocalStage, SALConfig, of
 from fedsweep.models import BackboneConfig
 from fedsweep.models.feature_reader import Reader
@@ -119,11 +119,13 @@ class FedMS(
         return self.stage(of(state).stage).local_updates(of(state), cohort, allocations, trainer)
 
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> FedMSState:
-        """Average the global expert, or in stage two the gates: Z_g = sum_i (L_i / sum_j L_j) Z_i (Eq. 7)."""
-        by_loss = of(state).stage == 2 and self.gate.weights == "loss"
-        weigh = (lambda update: update.metrics["loss"]) if by_loss else None
-        adapter = layerwise_mean(state.adapter, updates, server.aggregation, weigh)
-        return replace(self.stage(of(state).stage).keep(of(state), updates), adapter=adapter)
+        """Average the global expert, or in stage two the gates (Eq. 7)."""
+        state, stage = of(state), self.stage(of(state).stage)
+        if state.stage == 1:
+            adapter = layerwise_mean(state.adapter, updates, server.aggregation)
+        else:
+            adapter = average_gates(state.adapter, updates, server.aggregation, self.gate.weights == "loss")
+        return replace(stage.keep(state, updates), adapter=adapter)
 
     def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
         """Return states of the stages that have rounds; stage two at its end, with all blocks active."""

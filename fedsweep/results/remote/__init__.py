@@ -133,7 +133,7 @@ class Remote:
         if self.place is None:
             yield
             return
-        from fedsweep.results.remote.conditional import objects_of
+        from fedsweep.results.remote.conditional_writes import objects_of
 
         with Lease(objects_of(self.place.uri), self.place.base).acquired(what) as lease:
             self.is_lost = lambda: lease.lost

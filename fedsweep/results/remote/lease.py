@@ -23,7 +23,7 @@ from fedsweep.results.remote.objects import persistently, put, read, remove
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-    from fedsweep.results.remote.conditional import ConditionalObjects
+    from fedsweep.results.remote.conditional_writes import ConditionalObjects
 
 NAME = ".lease"
 RENEWED = 30.0

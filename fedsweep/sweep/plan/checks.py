@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError, near
 from fedsweep.results.arms import ABLATED, Arm, agrees, arm_label, counterparts, identity, shown_setting
-from fedsweep.results.columns import check_columns
 from fedsweep.results.history import ACCUMULATED
+from fedsweep.results.table_columns import check_columns
 from fedsweep.sweep.plan.model_counts import COUNTS
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.space.axes import condition

@@ -6,8 +6,8 @@ import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.results import Attempt, Outcome, TrialPlan, TrialRecord
-from fedsweep.results.columns import COLUMNS, check_columns, column
 from fedsweep.results.history import RoundRecord
+from fedsweep.results.table_columns import COLUMNS, check_columns, column
 
 ROUNDS = [
     RoundRecord(0, {"accuracy/mean": 0.2, "loss/test": 2.0}, 1.0, memory=500_000_000),
