@@ -46,7 +46,7 @@ class Item:
         return sum(size for _, size in self.files)
 
     def is_there(self) -> bool:
-        """Return whether something is at the item's place on this machine; its content is checked elsewhere."""
+        """Return whether something is at the item's place here; a run's digests check its content."""
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 
     def check(self, root: Path) -> None:
