@@ -57,6 +57,13 @@ def test_every_dotted_name_exists():
         resolve(name)
 
 
+def test_the_steps_of_a_sweep_can_be_imported():
+    steps = re.findall(r"^(sweep\.\S+)", section("A sweep flows forward"), re.MULTILINE)
+    assert len(steps) == 6
+    for step in steps:
+        resolve(step)
+
+
 def test_the_walk_of_a_hyperparameter_names_what_can_be_imported():
     stations = rows(section("The walk of `lora.rank`"))
     names = [name for row in stations[1:] for name in re.findall(r"`([\w.]+)`", row[1])]

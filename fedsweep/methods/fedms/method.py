@@ -105,11 +105,11 @@ class FedMS(
         return self.stage(of(state).stage).received_names(of(state), client, row)
 
     def sent_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return, in stage two, the gate's names alone."""
+        """Return the names of all adapters in stage one, and the gate's alone in stage two."""
         return self.stage(of(state).stage).sent_names(self.trained_names(state, names, row))
 
     def trained_names(self, state: ServerState, names: Iterable[str], row: LayerAllocation) -> list[str]:
-        """Return the names of the gate and of the active blocks' adapters."""
+        """Return the names of all adapters, or in stage two of the gate and the active blocks' adapters."""
         return names_within(names, row.trained, row.excluded_prefixes)
 
     def local_updates(

@@ -214,15 +214,26 @@ def _running(stop: bool = True) -> Iterator[None]:
 
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    if in_main_thread := threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, _interrupt)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)  # again: Ray has set its own
     try:
         yield
     finally:
         if stop:
             ray.shutdown()
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Handle SIGTERM like SIGINT within the block, so that what is recorded is reported before the process ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -108,7 +108,8 @@ def exclusively(sweep: SweepStore) -> Iterator[None]:
         try:
             yield
         finally:
-            sweep.remote.save()
+            with contextlib.suppress(OSError):  # a cache of what need not be fetched again; the disk may be full
+                sweep.remote.save()
 
 
 def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool = False) -> None:

@@ -132,7 +132,8 @@ def _run_trials(
         recording.display.console.print(summary)
     with writes.catching():
         sweep.remote.pull()
-    recording.decide() if recording.state else mark_finished(sweep, recording.rounds)
+    with writes.catching():
+        recording.decide() if recording.state else mark_finished(sweep, recording.rounds)
     recording.sync_all()
     with writes.catching():
         sweep.remote.push(needed=True)

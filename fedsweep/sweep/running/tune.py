@@ -106,8 +106,10 @@ def tune(
     """
     from rich.console import Console
 
+    from fedsweep.sweep.cluster.ray_session import sigterm_interrupts
+
     console = console or Console(quiet=True)
-    with _prepared(options, console) as ready:
+    with sigterm_interrupts(), _prepared(options, console) as ready:
         from fedsweep.sweep.running.open_sweep import exclusively, new_sweep, resumed_sweep
         from fedsweep.sweep.running.ray_tuner import run
 
@@ -117,15 +119,14 @@ def tune(
             sweep = new_sweep(ready.plan, ready.store, options.fresh)
         with exclusively(sweep):
             session = run(ready, sweep, console)
+            from fedsweep.sweep.running.finish import finish  # imports the report, which no start waits for
 
-    from fedsweep.sweep.running.finish import finish  # imports what draws the figures
-
-    return finish(session, console, show)
+            return finish(session, console, show)
 
 
 @contextlib.contextmanager
 def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
-    """Run the checks of `tune`, with the same errors, without writing anything on any machine."""
+    """Run the checks of `tune` up to the sweep's folder, without starting a trial or sending a file to a node."""
     with _prepared(options, console, rehearsal=True) as ready:
         from fedsweep.sweep.plan.warm_start import collect
         from fedsweep.sweep.running.open_sweep import resumed_sweep
