@@ -63,6 +63,7 @@ def test_every_drawing_is_two_files_with_the_arms_in_words(manifest, trials, tmp
     sweep = manifest(**changes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("default", category=DeprecationWarning)  # old releases of Matplotlib cause some
         made = write_figures(tabulate(sweep, trials), trials.records, tmp_path)
     names = ["curves"] if name == "nothing_finished" else ["curves", "domains", "heatmap"]
     assert [one.name for one in made] == names
