@@ -59,7 +59,7 @@ class StandIns(Capability):
 
     @property
     def has_stand_ins(self) -> bool:
-        """Whether a client of this configuration has any."""
+        """True if a client of this configuration has any."""
         return False
 
     def stand_ins(self, model: LayeredModel, client: Client) -> Mapping[int, Step]:

@@ -153,9 +153,8 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
     from fedsweep.tracking import check_server
 
     plan = Plan.of(request)
-    with opened(
-        options.address, options.at_once
-    ) as cluster:  # before the sweep's folder, so that a failure leaves none
+    # The cluster is joined before the sweep's folder is made, so that a failure leaves none.
+    with opened(options.address, options.at_once) as cluster:
         check_resources(plan.space.resources, cluster)
         plan.preflight()
         try:

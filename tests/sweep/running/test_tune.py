@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.files import LockedError, locked
 from fedsweep.federation.build_and_run import run_resumably
 from fedsweep.federation.run_config import RunConfig
+from fedsweep.report import Report
 from fedsweep.results import Outcome, TrialPlan
 from fedsweep.sweep import TuneOptions, tune
-from fedsweep.sweep.running import ray_tuner as tuner
+from fedsweep.sweep.running import ray_tuner
 from fedsweep.sweep.running.open_sweep import Prepared
 from fedsweep.sweep.running.recording import Recording
 from tests.fixtures import NewStore
-from tests.sweep.helpers import GRID, SMALL, assert_mlflow_equals_store, runs, table, write_space
+from tests.sweep.helpers import GRID, SMALL, assert_mlflow_equals_store, newest, runs, table, write_space
 
 
 @pytest.fixture
@@ -33,8 +35,8 @@ def in_process(tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPa
             recording.end(trial.key, Outcome(outcome="finished", round=last.round))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tuner, "ray_session", contextlib.nullcontext)
-    monkeypatch.setattr(tuner, "_tune", fit)
+    monkeypatch.setattr(ray_tuner, "ray_session", contextlib.nullcontext)
+    monkeypatch.setattr(ray_tuner, "_tune", fit)
     monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())
     new_store(tmp_path / "mlruns")
     write_space(tmp_path, "tiny", {**GRID, "fixed": {**SMALL, "data.test_fraction": 0.05, "federation.depths": [3, 2]}})
@@ -45,7 +47,18 @@ def test_it_leaves_the_report_and_a_finished_parent_run_and_returns_the_outcome(
     in_process: list[str], tmp_path: Path
 ) -> None:
     options = TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]})
-    stopped = tune(options)
+    shown: list[Report] = []
+
+    def show(report: Report) -> None:
+        """Remember what is shown while the sweep is still this process's alone, with its parent run open."""
+        shown.append(report)
+        (parent,), _, _ = runs(tmp_path, "tiny")
+        assert parent.info.status == "RUNNING"
+        with pytest.raises(LockedError), locked(newest(tmp_path, "tiny").folder / ".lock", "busy"):
+            pass
+
+    stopped = tune(options, show=show)
+    assert shown == [stopped.report]
     assert (stopped.status, stopped.session.interrupted, len(stopped.trials)) == (130, True, 1)
     assert stopped.report is not None
     (parent,), _, _ = runs(tmp_path, "tiny")
