@@ -26,8 +26,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from fedsweep.methods.fedbrick.bricks import FACTORS, brick
-from fedsweep.methods.fedbrick.distillation import activations, distil
+from fedsweep.methods.fedbrick.bricks import FACTORS, activations, brick, distil
 from fedsweep.models import LayeredModel, LoraConfig, TimmBackbone, build_model
 from fedsweep.types import ImageSet
 

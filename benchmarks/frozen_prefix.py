@@ -31,8 +31,8 @@ from transformers import CLIPConfig, CLIPModel
 
 from fedsweep.models import LoraConfig, add_lora
 from fedsweep.models.activation_cache import FrozenRows
+from fedsweep.models.base import Reader
 from fedsweep.models.clip.model import LayeredClip, Towers
-from fedsweep.models.feature_reader import Reader
 from fedsweep.models.names import names_within
 from fedsweep.training.local_training import cross_entropy
 from fedsweep.training.optimizers import AdamConfig

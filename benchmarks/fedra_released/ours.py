@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsweep.methods import FederatedMethod, Server
 from fedsweep.methods.capabilities import predicted
 from fedsweep.models import LayeredModel, LoraConfig, TimmBackbone, build_model
-from fedsweep.models.feature_reader import Reader
+from fedsweep.models.base import Reader
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.base_optimizers import FedAvg
 from fedsweep.training.evaluation import evaluate

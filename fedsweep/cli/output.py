@@ -15,7 +15,7 @@ from rich.text import Text
 from fedsweep.common.errors import disk_is_full, one_line
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import agrees, arm_label
-from fedsweep.results.provenance import stand_in, warning
+from fedsweep.results.records import stand_in, warning
 
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
@@ -89,8 +89,8 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
     """Print arms, trials and rounds and, if `estimate`, their time, based on measuring one round now."""
     from fedsweep.sweep.cluster.cluster import HERE
+    from fedsweep.sweep.running.display import estimate as measured
     from fedsweep.sweep.running.ray_tuner import side_by_side
-    from fedsweep.sweep.running.time_estimate import estimate as measured
 
     console = result_console()
     around = plan.space.baseline if plan.space.design == "one_factor" else None

@@ -19,8 +19,8 @@ from fedsweep.models import checkpoint_folder, weights_file
 from fedsweep.models.clip import weights as clip_checkpoint
 from fedsweep.models.layered import standardize_
 from fedsweep.models.lora import with_adapter
-from fedsweep.models.timm import weights as timm_weights
 from fedsweep.models.timm.architecture import check_name
+from fedsweep.models.timm.backbone import pretrained_network
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.layouts.disk_listing import BROKEN, IMAGE_SUFFIXES, join, scan
 
@@ -94,7 +94,7 @@ def _timm(card: ExportCard, folder: Path) -> nn.Module:
         except ValueError as error:
             raise UserError(f"{error}.") from None
         if recipe.fetched:
-            return timm_weights.create(recipe.model, **shape)
+            return pretrained_network(recipe.model, **shape)
         network = timm.create_model(recipe.model, **shape)
     name = BACKBONE if card.form == "peft" else WHOLE
     timm.models.load_checkpoint(network, str(folder / _listed(card, name)))

@@ -19,7 +19,7 @@ from fedsweep.methods.base import synthetic_of
 from fedsweep.methods.capabilities import OwnWeights
 from fedsweep.models import build_model
 from fedsweep.models.activation_cache import FrozenRows
-from fedsweep.models.feature_reader import Reader
+from fedsweep.models.base import Reader
 from fedsweep.results.checkpoint import Checkpoint
 from fedsweep.results.checkpoint import load as load_checkpoint
 from fedsweep.results.checkpoint import save as save_checkpoint

@@ -12,7 +12,7 @@ from fedsweep.federation.rounds import ROUND_METRICS, FederationConfig
 from fedsweep.methods import MethodConfig
 from fedsweep.methods.capabilities import OwnMetrics, SeparateModels, StandIns
 from fedsweep.models import BackboneConfig, LoraConfig
-from fedsweep.results.provenance import SYNTHETIC
+from fedsweep.results.records import SYNTHETIC
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.attacks import malicious_clients
 from fedsweep.training.base_optimizers import BaseOptimizerConfig, FedAvg

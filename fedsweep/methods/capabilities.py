@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsweep.methods.base import FederatedMethod
 from fedsweep.models import BackboneConfig
-from fedsweep.models.feature_reader import Reader
+from fedsweep.models.base import Reader
 from fedsweep.models.layered import LayeredModel, Step
 from fedsweep.models.names import names_within
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState

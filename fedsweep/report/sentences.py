@@ -21,7 +21,7 @@ from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, Units, ar
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
 from fedsweep.results.history import ACCUMULATED
-from fedsweep.results.provenance import stand_in, warning
+from fedsweep.results.records import stand_in, warning
 
 SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
 LABELLED = 8  # efficient arms that a sentence names at most; the table marks all of them

@@ -1,8 +1,7 @@
 """MLflow runs of what the store contains; no other package imports mlflow, and only the driver writes."""
 
 from fedsweep.tracking.destination import Destination, check_writable, tracking_uri
-from fedsweep.tracking.experiment import check_server
-from fedsweep.tracking.model_registry import Registration
+from fedsweep.tracking.experiment import Registration, check_server
 from fedsweep.tracking.recorder import Recorder, deliver_all
 from fedsweep.tracking.trial_description import run_name
 from fedsweep.tracking.ui import answers, check_free, page_links, page_url, server_command

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedsweep.common.paths import summary
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import arm_label
-from fedsweep.results.provenance import TAKEN_FROM
+from fedsweep.results.records import TAKEN_FROM
 from fedsweep.tracking.trial_description import Images, images_of
 
 MOST = 30  # dataset inputs of a parent run, at most; each trial has its own

@@ -15,7 +15,7 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.results import TrialPlan, TrialRecord
 from fedsweep.results.arms import IN_WORDS, setting, shown_setting
 from fedsweep.results.history import mean_of_last, total_megabytes
-from fedsweep.results.provenance import SYNTHETIC
+from fedsweep.results.records import SYNTHETIC
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric

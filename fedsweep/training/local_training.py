@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsweep.common.config import Config
 from fedsweep.common.errors import DivergenceError
 from fedsweep.common.randomness import derived_seed, stream
-from fedsweep.models.feature_reader import Reader
+from fedsweep.models.base import Reader
 from fedsweep.models.layered import Images, LayeredModel, Walk, copy_into
 from fedsweep.models.names import is_statistic, names_within
 from fedsweep.training.base_optimizers import AnyBaseOptimizer

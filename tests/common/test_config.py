@@ -9,7 +9,7 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.methods.bounds import AllSmall
+from fedsweep.methods import AllSmall
 from fedsweep.methods.depthfl import DepthFL
 
 REFUSALS = parse_yaml((Path(__file__).parents[1] / "golden" / "refusals.yaml").read_text(), "refusals.yaml")

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsweep.methods.fedbrick.bricks import FACTORS, brick
-from fedsweep.methods.fedbrick.distillation import activations, distil
+from fedsweep.methods.fedbrick.bricks import FACTORS, activations, brick, distil
 from fedsweep.types import ImageSet
 
 LAYERS, IMAGES, TOKENS, WIDTH, RANK = 4, 11, 3, 6, 2

@@ -23,7 +23,7 @@ from fedsweep.federation.build_and_run import build, sources
 from fedsweep.federation.rounds import federate
 from fedsweep.models import DigitsClip, LoraConfig, build_model
 from fedsweep.models.activation_cache import GROUP, LOOKS, SUFFIX, FrozenFunction, FrozenRows, digest_of
-from fedsweep.models.feature_reader import Reader
+from fedsweep.models.base import Reader
 from fedsweep.models.layered import LayeredModel
 from fedsweep.types import Batch, ImageSet
 from tests.compare import identical, identical_rounds

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
-from fedsweep.models.timm import vit
-from fedsweep.models.timm.vit import DigitsViT
+from fedsweep.models.timm import transformer_families as vit
+from fedsweep.models.timm.transformer_families import DigitsViT
 from fedsweep.training.costs import count
 from tests.compare import identical
 

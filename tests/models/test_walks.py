@@ -11,8 +11,14 @@ from fedsweep.common.errors import UserError
 from fedsweep.models import LoraConfig, TimmBackbone, add_lora
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm.architecture import outline
-from fedsweep.models.timm.transformer_families import FAMILIES, LayeredBeit, LayeredEva, LayeredMixer, check_walk
-from fedsweep.models.timm.vit import LayeredViT
+from fedsweep.models.timm.transformer_families import (
+    FAMILIES,
+    LayeredBeit,
+    LayeredEva,
+    LayeredMixer,
+    LayeredViT,
+    check_walk,
+)
 from tests.models.small import TINY, stirred, timm_network
 from tests.mould import Mould
 

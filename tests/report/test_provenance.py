@@ -11,7 +11,7 @@ import pytest
 from fedsweep.data.synthetic import SyntheticConfig
 from fedsweep.report.formats import data_frame
 from fedsweep.results import TrialPlan
-from fedsweep.results.provenance import STAND_INS, SYNTHETIC
+from fedsweep.results.records import STAND_INS, SYNTHETIC
 from tests.report.helpers import printed, tabulate
 
 SENTENCE = f"Synthetic images: {STAND_INS['surrogate']} "

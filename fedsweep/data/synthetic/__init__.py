@@ -4,8 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedsweep.data.synthetic.base import NoSynthetic, Synthetic
-from fedsweep.data.synthetic.generated import Diffusers, Folder
+from fedsweep.data.synthetic.generated import Diffusers, Folder, NoSynthetic, Synthetic
 from fedsweep.data.synthetic.surrogate import Surrogate
 
 SyntheticConfig = Annotated[NoSynthetic | Surrogate | Folder | Diffusers, Field(discriminator="name")]

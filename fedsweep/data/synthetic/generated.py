@@ -1,22 +1,70 @@
-"""Images that a generator made beforehand: a folder of any generator, or the images of a diffusers checkpoint."""
+"""Sources of synthetic images: their base class, a folder of any generator, and images of a diffusers checkpoint."""
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from typing import Literal, Self
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, field_validator, model_validator
+from torch import Tensor
 
+from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.common.yaml_values import readable
 from fedsweep.data.partition.base import pool
 from fedsweep.data.prepared.card import StoreCard, is_store, read_card, store_folder
 from fedsweep.data.prepared.dataset import Data, PreparedData
-from fedsweep.data.synthetic.base import Proportioned
-from fedsweep.types import FederatedData, ImageSet
+from fedsweep.types import Domain, FederatedData, ImageSet
+
+
+class Synthetic(Config, ABC):
+    """A source of synthetic images."""
+
+    needs_proxy: ClassVar[bool] = False
+    """True if the source needs images that the server holds."""
+    stands_in: ClassVar[bool] = False
+    """True if the source replaces a generator, which every result that used it notes."""
+
+    name: str
+
+    @abstractmethod
+    def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
+        """Return images by domain, or raise UserError if there are too few; `proxy` has the server's images."""
+
+    def check(self, data: Data) -> None:
+        """Raise ValueError if the configuration does not fit the data's domains; no image is read."""
+
+    def fingerprint(self, data: FederatedData) -> str:
+        """Return the digest of the files that are read, or an empty string; raise UserError if they are missing."""
+        return ""
+
+
+class NoSynthetic(Synthetic):
+    """No synthetic images."""
+
+    name: Literal["none"] = "none"
+
+    def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
+        """Return no images."""
+        return {}
+
+
+class Proportioned(Synthetic, ABC):
+    """A source of a number of images in proportion to a domain's training images (FedAG, Section 4.1)."""
+
+    share: float = Field(0.1, gt=0, le=10, description="images of each domain, as a share of its training images")
+
+    def labels(self, domain: Domain, classes: int) -> Tensor:
+        """Return the images' classes, int64 (n,): balanced, because the server does not know the clients' labels."""
+        return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
+
+    def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:
+        """Return the number of images of each class."""
+        return self.labels(domain, len(class_names)).bincount(minlength=len(class_names)).tolist()
 
 
 class Folder(Proportioned):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
-from fedsweep.data.synthetic.base import Proportioned
+from fedsweep.data.synthetic.generated import Proportioned
 from fedsweep.types import FederatedData, ImageSet
 
 

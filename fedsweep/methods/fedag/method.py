@@ -27,8 +27,8 @@ from fedsweep.methods.fedag.domain_adapters import (
 )
 from fedsweep.methods.fedag.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
 from fedsweep.models import BackboneConfig
+from fedsweep.models.base import Reader
 from fedsweep.models.clip.backbone import ClipBackbone
-from fedsweep.models.feature_reader import Reader
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.training.aggregation import layerwise_mean
 from fedsweep.training.local_training import CohortTrainer, LocalTask, cross_entropy

@@ -17,8 +17,7 @@ from fedsweep.common.randomness import stream
 from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
 from fedsweep.methods.capabilities import ExportObstacle, Messages, StandIns
 from fedsweep.methods.depthfl import DepthFL
-from fedsweep.methods.fedbrick.bricks import FACTORS, Blend, Brick, Gate, InPlace, add_bricks
-from fedsweep.methods.fedbrick.distillation import activations, distil
+from fedsweep.methods.fedbrick.bricks import FACTORS, Blend, Brick, Gate, InPlace, activations, add_bricks, distil
 from fedsweep.methods.fedra import FedRA
 from fedsweep.methods.inclusivefl import InclusiveFL
 from fedsweep.models.layered import Images, LayeredModel, Step, Walk, completed

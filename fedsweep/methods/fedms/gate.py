@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.methods.fedms.trunk import TrunkConfig
 from fedsweep.models.layered import LayeredModel, Walk, draw_linears, standardize_
-from fedsweep.models.weight_cache import built
+from fedsweep.models.weights_file import built
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.types import AdapterState, Batch, ClientUpdate
 

@@ -26,7 +26,7 @@ from fedsweep.methods.capabilities import (
 from fedsweep.methods.fedms.gate import average_gates, build_gate, check_gate
 from fedsweep.methods.fedms.stages import MIX, SPREAD, FedMSState, GateConfig, GlobalStage, LocalStage, SALConfig, of
 from fedsweep.models import BackboneConfig
-from fedsweep.models.feature_reader import Reader
+from fedsweep.models.base import Reader
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.models.names import names_within
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean

@@ -15,7 +15,7 @@ from fedsweep.methods.capabilities import adapter_of, predicted
 from fedsweep.methods.fedms.gate import Gate, mixed, mixing
 from fedsweep.methods.fedms.trunk import TimmTrunk, TrunkConfig
 from fedsweep.models.activation_cache import FrozenFunction, digest_of
-from fedsweep.models.feature_reader import Reader
+from fedsweep.models.base import Reader
 from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.models.names import names_within
 from fedsweep.training.evaluation import accuracy

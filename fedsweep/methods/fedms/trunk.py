@@ -14,8 +14,8 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.models import weights_file
-from fedsweep.models.timm import weights as timm_weights
 from fedsweep.models.timm.architecture import check_name, check_pinned, timm_config
+from fedsweep.models.timm.backbone import pretrained_network
 
 WEIGHTS = Path(__file__).parent / "weights" / "digits_resnet.safetensors"
 FIELD = "method.gate.trunk.pretrained"
@@ -84,7 +84,7 @@ class TimmTrunk(Config):
         """Return the network with its weights and its pixels' mean and deviation; raise UserError if none fit."""
         config = timm_config(self.model)
         if self.pretrained == "timm":
-            return timm_weights.create(self.model, num_classes=0), list(config.mean), list(config.std)
+            return pretrained_network(self.model, num_classes=0), list(config.mean), list(config.std)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derived_seed(seed, "gate", "trunk"))
             trunk = self.outlined()

@@ -4,9 +4,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedsweep.common.errors import UserError
-from fedsweep.preparation.layouts.base import Found, Item, Layout, Split, tree
+from fedsweep.preparation.layouts.base import (
+    ExistingFiles,
+    Found,
+    Item,
+    Layout,
+    Line,
+    Split,
+    label_within,
+    read_list,
+    refuse_twice,
+    tree,
+)
 from fedsweep.preparation.layouts.disk_listing import first_folder, fold, join, list_folder, unexpected
-from fedsweep.preparation.layouts.list_files import ExistingFiles, Line, label_within, read_list, refuse_twice
 
 _TRAIN, _TEST = "_train.txt", "_test.txt"
 

@@ -8,16 +8,20 @@ from functools import cache
 from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
-from fedsweep.preparation.layouts.base import Found, Item, Layout, Split, tree
-from fedsweep.preparation.layouts.disk_listing import join, list_folder, only_folder, summarise_list, unexpected
-from fedsweep.preparation.layouts.list_files import (
+from fedsweep.preparation.layouts.base import (
     ExistingFiles,
+    Found,
+    Item,
+    Layout,
     Line,
+    Split,
     label_within,
     read_lines,
     read_list,
     refuse_twice,
+    tree,
 )
+from fedsweep.preparation.layouts.disk_listing import join, list_folder, only_folder, summarise_list, unexpected
 
 
 def _read_splits(root: Path, pattern: str) -> Iterator[tuple[Line, Split]]:

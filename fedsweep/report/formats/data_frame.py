@@ -14,7 +14,7 @@ from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import AblationTable
 from fedsweep.report.units_and_labels import settings
 from fedsweep.results.arms import IN_WORDS
-from fedsweep.results.provenance import SYNTHETIC
+from fedsweep.results.records import SYNTHETIC
 
 COUNTS = ("n_common", "seeds_needed", "last_round")
 TESTED = ("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed")

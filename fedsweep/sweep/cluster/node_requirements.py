@@ -17,8 +17,7 @@ from fedsweep.federation.build_and_run import content_digests
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.remote.objects import filesystem, is_uri, put, read, remove
 from fedsweep.sweep.cluster.file_delivery import Item, fetch, items_of
-from fedsweep.sweep.plan.code_identity import ENGINE_PACKAGES, engine_digest
-from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.plan.plan import ENGINE_PACKAGES, Plan, engine_digest
 
 RULE = "every node must have this machine's fedsweep and packages, its store as a shared folder, and its data"
 

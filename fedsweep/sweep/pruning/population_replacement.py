@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from numpy.random import Generator
 
 from fedsweep.common.randomness import stream
-from fedsweep.results.arms import identity
+from fedsweep.results import Outcome, Start, SweepStore, TrialPlan
+from fedsweep.results.arms import Arm, identity
+from fedsweep.sweep.plan.plan import Plan
+from fedsweep.sweep.pruning.arm_state import ERRORS
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.settings import PopulationScheduler
 
@@ -126,3 +129,116 @@ def _range(axis: Axis) -> tuple[float, float]:
     if bounds is None:
         raise ValueError("population based training moves within ranges")
     return bounds
+
+
+def numbers(arm: Arm) -> dict[str, float]:
+    """Return the numeric values of an arm as floats."""
+    return {name: float(value) for name, value in arm.items() if isinstance(value, int | float)}
+
+
+class Generations:
+    """The trials of a population so far, their recorded metrics, and the decisions that follow from them.
+
+    A replaced member continues as a new trial from its parent's checkpoint, which stands at the end of the generation:
+    no member runs past it before all have reached it.
+    """
+
+    def __init__(self, plan: Plan, sweep: SweepStore) -> None:
+        search, objective = plan.space.search, plan.space.objective
+        if search.name != "random" or plan.space.scheduler.name != "pbt":
+            raise ValueError(f"search {search.name} and scheduler {plan.space.scheduler.name} make no population")
+        self.sweep, self.rounds = sweep, plan.base.federation.rounds
+        self.plans: dict[str, TrialPlan] = {}
+        self._plan, self._scheduler, self._seed = plan, plan.space.scheduler, search.seed
+        self._metric, self._sign = objective.metric, 1 if objective.mode == "max" else -1
+        self._ends = [*boundaries(self._scheduler.interval, self.rounds), self.rounds]
+        self._generation = 0
+        self._values: dict[str, dict[int, float]] = {}
+        self._last: dict[str, int] = {}
+        self._errors: dict[str, Outcome] = {}
+        self._replaced: dict[str, Outcome] = {}
+        self._over = False
+        first = first_generation(plan.space.space, search.samples, search.seed)
+        for values, point in zip(first, search.first, strict=False):
+            values.update(numbers(point))
+        self._members = [self._new(number, values) for number, values in enumerate(first)]
+        self._advance()
+
+    @property
+    def until(self) -> int:
+        """The last round of the current generation."""
+        return self._ends[self._generation]
+
+    def refresh(self, key: str) -> None:
+        """Read a trial's recorded rounds and its error, if any, and advance the generations that are complete."""
+        self._read(key)
+        self._advance()
+
+    def record_error(self, key: str, error: Outcome) -> None:
+        """Record that a trial diverged or failed, unless it had reached the end of the generation."""
+        self._read(key)
+        if self._last[key] < self.until:
+            self._errors[key] = error
+        self._advance()
+
+    def wanted(self) -> list[tuple[str, int]]:
+        """Return the members that have not reached the end of the generation, each with that round."""
+        return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
+
+    def unplanned(self) -> list[TrialPlan]:
+        """Return the successors that are not on disk yet; all must be before any member continues."""
+        return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
+
+    def visible(self, key: str) -> int:
+        """Return the last round that may be shown: every one, because no trial runs past an undecided round."""
+        return self.rounds
+
+    def outcome(self, key: str) -> Outcome | None:
+        """Return a trial's outcome, or None while it has none."""
+        if (ended := self._errors.get(key) or self._replaced.get(key)) is not None:
+            return ended
+        return Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
+
+    def _new(self, number: int, values: dict[str, float], start: Start | None = None) -> str:
+        plan = self._plan.trial(number, dict(values), self._plan.space.seeds[0], start)
+        self.plans[plan.key] = plan
+        self._read(plan.key)
+        return plan.key
+
+    def _read(self, key: str) -> None:
+        trial = self.sweep.trial(key)
+        history, outcome = trial.recorded() if trial.planned else [], trial.outcome()
+        self._values[key] = {one.round: one.metrics[self._metric] for one in history if self._metric in one.metrics}
+        self._last[key] = history[-1].round if history else -1
+        if outcome is not None and outcome.outcome in ERRORS:
+            self._errors[key] = outcome
+
+    def _settled(self, key: str) -> bool:
+        return self._last[key] >= self.until or key in self._errors
+
+    def _score(self, key: str) -> float | None:
+        """Return the objective at the end of the generation, better when larger; None after an error."""
+        value = self._values[key].get(self.until, math.nan)
+        return self._sign * value if math.isfinite(value) else None
+
+    def _advance(self) -> None:
+        while not self._over and all(map(self._settled, self._members)):
+            if self.until == self.rounds or all(self._score(key) is None for key in self._members):
+                self._over = True
+                return
+            self._replace()
+            self._generation += 1
+
+    def _replace(self) -> None:
+        plans, size, round = [self.plans[key] for key in self._members], len(self._members), self.until
+        members = {place: Member(numbers(plan.arm), self._score(plan.key)) for place, plan in enumerate(plans)}
+        used = [identity(plan.arm) for plan in self.plans.values()]
+        found = successors(members, self._generation + 1, self._plan.space.space, self._scheduler, self._seed, used)
+        for place, successor in found.items():
+            parent, number = plans[successor.parent], (self._generation + 1) * size + place
+            self._replaced[plans[place].key] = Outcome(
+                outcome="pruned",
+                round=round,
+                reason=f"replaced after round {round} by trial {number}, which goes on from trial {parent.number}",
+            )
+            self._members[place] = self._new(number, successor.values, Start(key=parent.key, round=round))

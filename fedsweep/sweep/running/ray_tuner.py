@@ -13,16 +13,16 @@ from rich.console import Console
 
 from fedsweep.common.paths import environment
 from fedsweep.results import Attempts, SweepStore, TrialPlan, TrialRecord
-from fedsweep.results.provenance import TAKEN_FROM
+from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, most_on_a_gpu
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.plan.reuse import Reuse
+from fedsweep.sweep.plan.warm_start import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
-from fedsweep.sweep.pruning.population_state import Generations
+from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
 from fedsweep.tracking import Recorder

@@ -22,7 +22,7 @@ from fedsweep.results import SweepStore, TrialStore
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
-from fedsweep.sweep.cluster.gpus import Meter, meter, ran_out
+from fedsweep.sweep.cluster.cluster import Meter, meter, ran_out
 from fedsweep.sweep.cluster.node_requirements import Arrival
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _rounds(
     from fedsweep.common.process_usage import SystemMeter
     from fedsweep.federation.build_and_run import check_digests, run_resumably
     from fedsweep.federation.run_config import RunConfig
-    from fedsweep.models.weight_cache import keep
+    from fedsweep.models.weights_file import keep
 
     torch.set_num_threads(threads)
     keep()

@@ -13,8 +13,7 @@ from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import OutcomeName, TrialRecord
 from fedsweep.results.arms import Arm, identity
-from fedsweep.sweep.space.axes import Axis
-from fedsweep.sweep.space.conditions import Resolve
+from fedsweep.sweep.space.axes import Axis, Resolve
 from fedsweep.sweep.space.search_space import SearchSpace
 
 STATES: dict[OutcomeName, TrialState] = {

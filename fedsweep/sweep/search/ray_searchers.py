@@ -13,7 +13,7 @@ from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.pruning.arm_state import ArmState
-from fedsweep.sweep.pruning.population_state import Generations
+from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.search.proposals import Proposals
 
 Announce = Callable[[TrialPlan], None]

@@ -11,10 +11,18 @@ from fedsweep.common.errors import near
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
-from fedsweep.sweep.space.ablation import Subsets, ablation_arms
-from fedsweep.sweep.space.axes import Axis, check_points, names_of
-from fedsweep.sweep.space.conditions import Conditions, Resolve, asking_order, concerns
-from fedsweep.sweep.space.designs import Design, Factors, arm_of, every, full_factorial, one_factor, pairs
+from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, check_points, concerns, names_of
+from fedsweep.sweep.space.designs import (
+    Design,
+    Factors,
+    Subsets,
+    ablation_arms,
+    arm_of,
+    every,
+    full_factorial,
+    one_factor,
+    pairs,
+)
 from fedsweep.sweep.space.settings import Objective, Scheduler, Search, check_population
 
 PROBED = 4096

@@ -17,7 +17,7 @@ from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.plan.wrong_arms import WrongArm, causes
+from fedsweep.sweep.plan.resolved_space import WrongArm, causes
 from fedsweep.sweep.search.ray_searchers import SampledSearch
 from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, SAMPLED, write_space

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from fedsweep.sweep.plan.code_identity import ENGINE
+from fedsweep.sweep.plan.plan import ENGINE
 from tests.test_layers import HEAVY
 
 

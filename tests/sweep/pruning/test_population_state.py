@@ -12,7 +12,7 @@ from fedsweep.results import Outcome, Start, TrialPlan
 from fedsweep.results.arms import Arm, identity
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster.packing import Packing
-from fedsweep.sweep.pruning.population_state import Generations, numbers
+from fedsweep.sweep.pruning.population_replacement import Generations, numbers
 from fedsweep.sweep.search.ray_searchers import PopulationSearch
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import Objective
