@@ -146,7 +146,7 @@ def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_aspect("equal", adjustable="datalim")
-    axes.spines[:].set_color(FRAME)
+    axes.spines[:].set(visible=True, color=FRAME)
 
 
 def legends(figure: Figure, look: Look) -> None:

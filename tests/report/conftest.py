@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from matplotlib import style
 
 from fedsweep.report.arm_statistics import domain_metric
-from fedsweep.report.figures import canvas
+from fedsweep.report.figures import STYLE
 from fedsweep.results import Outcome, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.tsne_files import Embedding, Point
@@ -110,14 +111,13 @@ def tables(tmp_path: Path) -> Callable[[Sequence[TrialRecord]], list[TrialRecord
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def drawn() -> Callable[..., Any]:
     """Draws with a function of `fedsweep.report.figures` and gives matplotlib's figure, or None, instead of files."""
 
     def draw(function: Callable[..., Any], *what: Any) -> Any:
-        kept: list[Any] = []
-        monkeypatch.setattr(canvas, "save", lambda figure, *_: kept.append(figure))
-        function(*what, Path("x.png"))
-        return kept[0] if kept else None
+        with style.context(STYLE, after_reset=True):
+            made = function(*what)
+        return made and made.figure
 
     return draw
 

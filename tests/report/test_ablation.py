@@ -107,10 +107,10 @@ def test_an_arm_whose_full_method_has_no_trial_yet_is_compared_with_nothing(mani
     assert len(table.findings()) == 1
 
 
-def test_the_figures_name_arms_so_too(crossed, tmp_path, monkeypatch):
+def test_the_figures_name_arms_so_too(crossed, monkeypatch):
     labels = []
     monkeypatch.setattr(curves, "_label_ends", lambda axes, ends: labels.extend(end[2] for end in ends))
-    curves.draw(crossed.manifest, crossed.arms, tmp_path / "curves.png")
+    curves.draw(crossed.manifest, crossed.arms)
     assert sorted(labels) == [
         "rank 4, full (baseline)", "rank 4, without cross", "rank 8, full (baseline)", "rank 8, without cross",
     ]  # fmt: skip

@@ -16,7 +16,8 @@ def grid(drawn):
         axes = figure.axes[0]
         labels, across = [text.get_text() for text in axes.get_yticklabels()], len(manifest.domains)
         words = [text.get_text() for text in axes.texts]
-        colours = [patch.get_facecolor()[:3] for patch in axes.patches]
+        (mesh,) = axes.collections
+        colours = [tuple(cell) for cell in mesh.to_rgba(mesh.get_array())[..., :3].reshape(-1, 3)]
         rows = range(len(labels))
         return (
             {labels[row]: words[row * across : (row + 1) * across] for row in rows},

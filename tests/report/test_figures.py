@@ -123,6 +123,13 @@ def test_a_diverged_grey_arm_does_not_flatten_the_others(axes_of, manifest, tria
     assert axes.get_ylim()[1] < 3
 
 
+def test_losses_of_many_arms_without_a_mean_are_grey_lines(axes_of, manifest, trials):
+    for rank in range(1, 11):
+        trials.add(rank, 0, [2.0, 1 / rank], None, metric="loss/test")
+    axes = axes_of(curves.draw, manifest(metric="loss/test", mode="min", baseline=None), trials)
+    assert [line.get_color() for line in axes.lines] == [GREY] * 10
+
+
 def test_domains_show_mean_and_range_in_percent(axes_of, manifest, trials):
     trials.arms({8: [0.6, 0.7], 4: [0.5, 0.5]})
     trials.add(4, 2, [0.2, 0.1], "pruned")

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedsweep.report.arm_statistics import summarise
-from fedsweep.report.figures import curves, write_figures
+from fedsweep.report.figures import write_figures
 from tests.report.helpers import tabulate
 
 TEXT = "{http://www.w3.org/2000/svg}text"
@@ -83,9 +82,9 @@ def test_the_users_own_style_changes_nothing(manifest, trials, tmp_path):
     import matplotlib
 
     trials.arms({8: [0.6]})
-    arms, written = summarise(manifest(), trials.records), []
+    table, written = tabulate(manifest, trials), []
     for size in (10, 20):
         with matplotlib.rc_context({"font.size": size, "svg.fonttype": "path"}):
-            written.append(curves.draw(manifest(), arms, tmp_path / "curves.png").svg.read_bytes())
+            written.append([one.svg.read_bytes() for one in write_figures(table, trials.records, tmp_path)])
             assert matplotlib.rcParams["font.size"] == size
     assert written[0] == written[1]

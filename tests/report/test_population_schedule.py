@@ -74,7 +74,7 @@ def test_other_sweeps_have_no_schedules(
     of_another = manifest(**{**POPULATION, "scheduler": "none"})
     assert schedule_sentences(of_another, population) == []
     assert not write_schedules(of_another, population, tmp_path / "population.csv")
-    assert figure.draw(of_another, population, tmp_path / "population.png") is None
+    assert figure.draw(of_another, population) is None
     assert [*tmp_path.iterdir()] == []
 
 
@@ -86,4 +86,4 @@ def test_an_unfinished_population_can_be_reported(
     assert Lineage.of(only[2], {one.plan.key: one for one in only}).values("optimizer.lr")[-1] == (3, 4, 0.08)
     assert write_schedules(manifest(**POPULATION), only, tmp_path / "population.csv")
     assert len((tmp_path / "population.csv").read_text().splitlines()) > 1
-    assert figure.draw(manifest(**POPULATION), only, tmp_path / "population.png")
+    assert figure.draw(manifest(**POPULATION), only)

@@ -1,25 +1,23 @@
-"""Common style, colours and labels of all figures, and their PNG and SVG files."""
+"""Common colours, labels and frames of all figures, and their PNG and SVG files; `look.mplstyle` is their style."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsweep.report.arm_statistics import ArmStatistics, ArmTrials, recorded
 from fedsweep.report.units_and_labels import arm_words, names, title
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
+from fedsweep.results.tsne_files import blank
 
 if TYPE_CHECKING:
     from matplotlib import figure as pictures
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
+    from matplotlib.axis import XAxis, YAxis
 
-INK = "#404040"
-RULE = "#E6E6E6"
 DPI = 200
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette for all kinds of colour vision, without yellow, which is too pale on white."""
@@ -28,62 +26,37 @@ HIGHLIGHTED = 5  # arms in colour if there are more arms than colours; the other
 BAND = 0.16  # opacity of the band that shows the range of the seeds
 LETTERS = 36  # characters per line in the label of an arm
 BASELINE = " (baseline)"
-STYLE: dict[str, Any] = {
-    # Browsers lack some of these fonts. DejaVu, by which all text is placed, is the widest.
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica"],
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # an arm may be called $5$
-    "figure.constrained_layout.h_pad": 0.08,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.labelcolor": INK,
-}
+Spread = tuple[float, float, float]
+"""Lowest, mean and highest value over the finished seeds."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A saved figure, with its heading and explanation on the page."""
+class Drawing(NamedTuple):
+    """A figure of Matplotlib, with its heading and explanation on the page."""
 
-    name: str
-    """The file name without its suffix."""
+    figure: "pictures.Figure"
     title: str
     """The heading."""
     reading: str
     """The explanation, in plain sentences."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A saved `Drawing`."""
+
+    name: str
+    """The file name without its suffix."""
+    title: str
+    reading: str
     png: Path
     svg: Path
 
 
-@contextmanager
-def style(**changes: Any) -> Iterator[None]:
-    """Apply the common style, ignoring the user's matplotlibrc; usable as a decorator, `@style()`."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        settings: Any = STYLE | changes
-        matplotlib.rcParams.update(settings)
-        yield
-
-
-def blank(width: float, height: float, layout: Any = None) -> "pictures.Figure":
-    """Return an empty figure of this size in inches, without pyplot, which would keep it and open a display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Picture
-
-    figure = Picture(figsize=(width, height), layout=layout)
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def plain(width: float, height: float) -> tuple["pictures.Figure", "Axes"]:
-    """Return a figure of this size in inches with one pair of axes in the plain style."""
+    """Return a figure of this size in inches with one pair of axes and horizontal grid lines."""
     figure = blank(width, height)
     axes = figure.add_subplot()
-    quiet(axes)
+    axes.grid(axis="y")
     return figure, axes
 
 
@@ -95,46 +68,41 @@ def panels(count: int, columns: int, width: float, height: float) -> tuple["pict
     return figure, [figure.add_subplot(rows, columns, number) for number in range(1, count + 1)]
 
 
-def quiet(axes: "Axes") -> None:
-    """Remove the top and right spines, and add pale horizontal grid lines."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=RULE, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def legend_below(axes: "Axes", handles: list[Any], columns: int = 3) -> None:
+def legend_below(axes: "Axes", handles: list[Any]) -> None:
     """Add a legend below the label of the x-axis, if there are any handles."""
     if handles:
-        axes.legend(
-            handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False, fontsize=8,
-            ncols=min(columns, len(handles)),
-        )  # fmt: skip
+        columns = min(3, len(handles))
+        axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.15), fontsize=8, ncols=columns)
 
 
-def save(figure: "pictures.Figure", path: Path, title: str, reading: str) -> Figure:
-    """Write a figure to `path` as PNG, and next to it as SVG; equal data give equal bytes."""
-    made = Figure(path.stem, title, reading, path.with_suffix(".png"), path.with_suffix(".svg"))
+def save(drawing: Drawing, folder: Path, name: str) -> Figure:
+    """Write a drawing as PNG and as SVG; equal data give equal bytes."""
+    import matplotlib
+
+    figure, title, reading = drawing
+    made = Figure(name, title, reading, folder / f"{name}.png", folder / f"{name}.svg")
     # Versions and dates are left out, and ids in the SVG follow from the salt.
     without = {"Creator": None, "Date": None, "Format": None, "Type": None}
-    with style(**{"svg.hashsalt": made.name}), warnings.catch_warnings():
+    with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
         # A letter that the font lacks is a box in the PNG and, by the reader's own fonts, itself in the SVG.
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing")
-        figure.savefig(made.png, format="png", dpi=DPI, bbox_inches="tight", metadata={"Software": None})
-        figure.savefig(made.svg, format="svg", dpi=DPI, bbox_inches="tight", metadata={"Title": title, **without})
+        figure.savefig(made.png, format="png", dpi=DPI, metadata={"Software": None})
+        figure.savefig(made.svg, format="svg", dpi=DPI, metadata={"Title": title, **without})
     return made
 
 
-def spans_decades(values: Iterable[float], decades: int = 2) -> bool:
+def spans_decades(values: Sequence[float], decades: int = 2) -> bool:
     """Return whether all values are positive and span more than `decades` powers of ten."""
-    listed = list(values)
-    return bool(listed) and min(listed) > 0 and max(listed) > 10.0**decades * min(listed)
+    return bool(values) and min(values) > 0 and max(values) > 10.0**decades * min(values)
 
 
-def logarithmic(axes: "Axes", axis: "Axis", values: Sequence[float]) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 times each power of ten."""
+def logarithmic_if_wide(axis: "XAxis | YAxis", values: Sequence[float]) -> None:
+    """Make an axis logarithmic if the values span a decade, with numbers at 1, 2 and 5 times each power of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+    if not spans_decades(values, decades=1):
+        return
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     steps = (1.0, 2.0, 5.0) if max(values) < 1e3 * min(values) else (1.0,)
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -157,6 +125,11 @@ def labels(manifest: SweepManifest, arms: Sequence[ArmStatistics], lines: int = 
     """Return the label of each arm, folded to at most `lines` lines of `letters` characters."""
     dotted = names(manifest, arms)
     return [folded(arm_words(one.arm.values, dotted), lines, letters, BASELINE * one.is_baseline) for one in arms]
+
+
+def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tuple[ArmStatistics, str, str]]:
+    """Return each arm with its colour and its label."""
+    return list(zip(arms, colours(arms, manifest.mode), labels(manifest, arms), strict=True))
 
 
 def folded(words: str, lines: int, letters: int, after: str = "") -> str:
@@ -185,20 +158,25 @@ def heading_of(metric: str) -> str:
     return title(metric).removesuffix(" (%)").removesuffix(" (nats)")
 
 
-def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, tuple[float, float, float]]:
-    """Return (lowest, mean, highest) over finished seeds for each round that all recorded, on the axis's scale."""
-    scale = scale_of(metric)
+def spread(values: Sequence[float]) -> Spread:
+    """Return the lowest, the mean and the highest value."""
+    return min(values), sum(values) / len(values), max(values)
+
+
+def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, Spread]:
+    """Return the spread over finished seeds for each round that all recorded, on the axis's scale."""
     series = [recorded(trial.history, metric) for trial in arm.finished(objective).values()]
     shared = sorted(set.intersection(*map(set, series))) if series else []
-    columns = {number: [scale * values[number] for values in series] for number in shared}
-    return {number: (min(column), sum(column) / len(column), max(column)) for number, column in columns.items()}
+    return {number: spread([scale_of(metric) * values[number] for values in series]) for number in shared}
 
 
-def draw_over_seeds(axes: Any, points: Mapping[int, tuple[float, float, float]], colour: str, band: bool) -> None:
-    """Draw the mean as a line and the range of the seeds as a band; grey arms get a thin line only."""
-    rounds, grey = list(points), colour == GREY
-    low, middle, high = ([points[number][part] for number in rounds] for part in range(3))
-    width, place = (0.9, 1) if grey else (1.8, 3)
-    axes.plot(rounds, middle, color=colour, linewidth=width, zorder=place, marker="." if len(rounds) == 1 else "")
-    if band and not grey:
-        axes.fill_between(rounds, low, high, color=colour, alpha=BAND, linewidth=0, zorder=1)
+def draw_over_seeds(axes: "Axes", one: ArmStatistics, points: Mapping[int, Spread], colour: str) -> None:
+    """Draw the mean as a line and the range of several seeds as a band; grey arms get a thin line only."""
+    if not points:
+        return
+    low, middle, high = zip(*points.values(), strict=True)
+    width, place = (0.9, 1) if colour == GREY else (1.8, 3)
+    marker = "." if len(points) == 1 else ""
+    axes.plot([*points], middle, color=colour, linewidth=width, zorder=place, marker=marker)
+    if one.n > 1 and colour != GREY:
+        axes.fill_between([*points], low, high, color=colour, alpha=BAND, linewidth=0, zorder=1)

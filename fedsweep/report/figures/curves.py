@@ -1,7 +1,6 @@
 """Figure of the objective by round: a line for each arm, and one for each trial that did not finish."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,10 +8,11 @@ from scipy.optimize import isotonic_regression
 
 from fedsweep.report.arm_statistics import ArmStatistics, ended, recorded
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import BAND, GREY, INK, Figure
+from fedsweep.report.figures.canvas import BAND, GREY, Drawing
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import is_accuracy
+from fedsweep.results.tsne_files import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,64 +27,60 @@ LOOKS: dict[str, dict[str, Any]] = {
 LINE = 0.058  # height of one line of a label, as a share of the axes
 
 
-@canvas.style()
-def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
     """Draw mean and range of finished seeds per arm, and each other trial; return None if no value is recorded."""
+    metric, bounded = manifest.metric, is_accuracy(manifest.metric)
     figure, axes = canvas.plain(6.4, 4.0)
-    drawn = list(zip(arms, canvas.colours(arms, manifest.mode), canvas.labels(manifest, arms), strict=True))
-    kinds: set[str] = set()
-    ends: dict[int, tuple[float, float]] = {}
-    whole: list[float] = []
+    kinds, whole, others = set[str](), list[float](), list[float]()
+    ends: list[tuple[float, float, str, str]] = []
+    lost: list[tuple[str, str, str]] = []
     # The best arm comes last, hence on top.
-    for place, (one, colour, _) in reversed(list(enumerate(drawn))):
-        points = canvas.over_seeds(one.arm, manifest.metric, manifest.metric)
+    for one, colour, label in reversed(canvas.dressed(manifest, arms)):
+        points = canvas.over_seeds(one.arm, metric, metric)
+        canvas.draw_over_seeds(axes, one, points, colour)
         if points:
-            many = one.n > 1
-            canvas.draw_over_seeds(axes, points, colour, band=many)
-            kinds |= {"grey"} if colour == GREY else {"mean", "band"} if many else {"finished"}
-            ends[place] = max(points), points[max(points)][1]
-            whole += [] if colour == GREY else [value for triple in points.values() for value in triple]
-    others: list[float] = []
-    for place, (one, colour, _) in reversed(list(enumerate(drawn))):
-        last, values = _draw_others(axes, one, manifest.metric, colour, kinds)
-        others += [] if colour == GREY else values
-        if last:
-            ends.setdefault(place, last)
-    if not ends:
+            kinds |= {"grey"} if colour == GREY else {"mean", "band"} if one.n > 1 else {"finished"}
+        loose = _draw_others(axes, one, metric, colour, kinds)
+        if colour == GREY or not (points or loose):
+            continue
+        whole += [value for triple in points.values() for value in triple]
+        others += [value for line in loose for _, value in line]
+        if one.n:
+            end = (max(points), points[max(points)][1]) if points else max(line[-1] for line in loose)
+            ends.insert(0, (*end, label, colour))
+        else:
+            kind = ended(max(one.arm.trials, key=lambda trial: trial.last_round))
+            lost.insert(0, (label, colour, kind if kind in LOOKS else "unfinished"))
+    if not axes.lines:
         return None
-    bounded = is_accuracy(manifest.metric)
     if not bounded and canvas.spans_decades(whole or others):
         axes.set_yscale("log")
-    elif not bounded:
+    elif not bounded and (whole or others):
         # A diverged trial would flatten all other lines.
         axes.set_ylim(limits(whole, others))
     axes.set_xlabel("Communication round (0: untuned model)")
-    axes.set_ylabel(title(manifest.metric))
+    axes.set_ylabel(title(metric))
     axes.set_xlim(0, max(1, *(trial.last_round for one in arms for trial in one.arm.trials)))
     axes.locator_params(axis="x", integer=True)
-    named = [(place, label, colour) for place, (_, colour, label) in enumerate(drawn) if place in ends]
-    shown = {place: (*ends[place], label, colour) for place, label, colour in named if colour != GREY}
-    lowest = _label_ends(axes, [end for place, end in shown.items() if arms[place].n])
-    lost = [(*end[2:], _fate(arms[place])) for place, end in shown.items() if not arms[place].n]
-    _label_lost(axes, lost, lowest)
+    _label_lost(axes, lost, _label_ends(axes, ends))
     _legend(axes, kinds)
-    return canvas.save(figure, path, f"{canvas.heading_of(manifest.metric)} by round", _reading(kinds, bounded))
+    return Drawing(figure, f"{canvas.heading_of(metric)} by round", _reading(kinds, bounded))
 
 
 def _draw_others(
     axes: "Axes", one: ArmStatistics, metric: str, colour: str, kinds: set[str]
-) -> tuple[tuple[float, float] | None, list[float]]:
-    """Draw an arm's trials that did not finish; return the end point of the longest one, and all values drawn."""
-    last, drawn, scale = None, list[float](), canvas.scale_of(metric)
+) -> list[list[tuple[int, float]]]:
+    """Draw an arm's trials that did not finish; return the points of each line."""
+    drawn = []
     for trial in one.arm.trials:
-        values = {number: scale * value for number, value in recorded(trial.history, metric).items()}
-        if values and (kind := ended(trial)) != "finished":
+        kind, values = ended(trial), recorded(trial.history, metric)
+        if values and kind != "finished":
+            line = [(number, canvas.scale_of(metric) * value) for number, value in values.items()]
             look = LOOKS[kind] | {"markevery": [-1]}
-            axes.plot(list(values), list(values.values()), color=colour, zorder=1 if colour == GREY else 2, **look)
+            axes.plot(*zip(*line, strict=True), color=colour, zorder=1 if colour == GREY else 2, **look)
             kinds.add(kind)
-            last = max(last or (-1.0, 0.0), (float(max(values)), values[max(values)]))
-            drawn += values.values()
-    return last, drawn
+            drawn.append(line)
+    return drawn
 
 
 def _reading(kinds: set[str], bounded: bool) -> str:
@@ -152,11 +148,6 @@ def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: floa
 
 def _gap(named: Sequence[str]) -> float:
     return LINE * max((label.count("\n") + 1 for label in named), default=1)
-
-
-def _fate(one: ArmStatistics) -> str:
-    furthest = max(one.arm.trials, key=lambda trial: trial.last_round)
-    return kind if (kind := ended(furthest)) in LOOKS else "unfinished"
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:

@@ -1,10 +1,8 @@
 """Figure of the share of each hyperparameter or factor, as horizontal bars."""
 
-from pathlib import Path
-
 from fedsweep.report.effects import Effects
-from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import COLOURS, INK, RULE, Figure, folded
+from fedsweep.report.figures.canvas import COLOURS, Drawing, folded
+from fedsweep.results.tsne_files import INK, blank
 
 MOST = 20  # bars at most
 DECOMPOSED = (
@@ -23,18 +21,16 @@ SEARCHED = (
 )
 
 
-@canvas.style()
-def draw(effects: Effects, path: Path) -> Figure | None:
+def draw(effects: Effects) -> Drawing | None:
     """Draw a bar per share, the largest on top; return None without shares."""
     shown = sorted(effects.shares(), key=lambda one: -one.share)[:MOST]
     if not shown:
         return None
     title, reading = SEARCHED if effects.factorial is None else DECOMPOSED
-    figure = canvas.blank(6.0, 0.75 + 0.32 * len(shown))
+    figure = blank(6.0, 0.75 + 0.32 * len(shown))
     axes = figure.add_subplot()
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color=RULE, linewidth=0.6)
-    axes.set_axisbelow(True)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
     places = range(len(shown))
     axes.barh(places, [100 * one.share for one in shown], height=0.62, color=COLOURS[0])
     for place, one in enumerate(shown):
@@ -42,13 +38,10 @@ def draw(effects: Effects, path: Path) -> Figure | None:
         if ends:
             axes.plot(ends, [place, place], color=INK, linewidth=1.3, marker="|", markersize=6)
         right = max([100 * one.share, *ends])
-        axes.annotate(
-            f"{100 * one.share:.1f}%", (right, place), (5, 0), textcoords="offset points", va="center", color=INK,
-            fontsize=8.5,
-        )  # fmt: skip
+        text = f"{100 * one.share:.1f}%"
+        axes.annotate(text, (right, place), (5, 0), textcoords="offset points", va="center", color=INK, fontsize=8.5)
     axes.set_yticks(places, [folded(one.name, 1, 46) for one in shown], fontsize=9)
     axes.tick_params(length=0)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, max(1.0, *(100 * max(one.share, *(one.spread or (0.0,))) for one in shown)))
-    axes.set_xlabel("Share (%)")
-    return canvas.save(figure, path, title, reading)
+    widest = max(100 * max(one.share, *(one.spread or (0.0,))) for one in shown)
+    axes.set(xlim=(0, max(1.0, widest)), ylim=(len(shown) - 0.4, -0.6), xlabel="Share (%)")
+    return Drawing(figure, title, reading)

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.report.arm_statistics import ArmStatistics, same_images
 from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import COLOURS, GREY, INK, Figure
+from fedsweep.report.figures.canvas import COLOURS, GREY, Drawing, Spread, spread
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest
 from fedsweep.results.history import ACCUMULATED, over_the_run
-from fedsweep.results.pareto import Against, Mode, pareto_efficient
+from fedsweep.results.pareto import Against, pareto_efficient
+from fedsweep.results.tsne_files import INK
 
 if TYPE_CHECKING:
-    from matplotlib import figure as pictures
     from matplotlib.axes import Axes
 
 COSTS = {
@@ -38,43 +37,32 @@ RANGE: dict[str, Any] = {"linewidth": 1.2, "zorder": 1}
 
 @dataclass(frozen=True)
 class Point:
-    """An arm: (lowest, mean, highest) over its finished seeds of the cost (x) and the objective (y)."""
+    """An arm, with the spread of the cost (x) and of the objective (y)."""
 
-    x: tuple[float, float, float]
-    y: tuple[float, float, float]
+    x: Spread
+    y: Spread
     label: str
-    is_baseline: bool = False
+    arm: ArmStatistics
 
 
-@canvas.style()
-def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
     """Draw the first objective against the second; return None without a second objective or a finished arm."""
-    return _draw(manifest, arms, manifest.against, path) if manifest.against else None
+    return _draw(manifest, arms, manifest.against) if manifest.against else None
 
 
-@canvas.style()
-def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics], path: Path) -> Figure | None:
+def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
     """Draw the objective against the megabytes sent.
 
     Return None if `draw_front` shows the same, if all arms send the same, and if the objective is a cost itself or
     covers different images in some arms.
     """
     finished = [one for one in arms if one.n]
-    shown = [point.x[1] for point in _points(manifest, finished, SENT)]
-    alike = not shown or max(shown) - min(shown) <= ALIKE * max(shown)
+    sent = [point.x[1] for point in _points(manifest, finished, SENT)]
+    alike = not sent or max(sent) - min(sent) <= ALIKE * max(sent)
     seen = manifest.against == SENT or manifest.metric in ACCUMULATED
     if alike or seen or not same_images(manifest.metric, finished):
         return None
-    return _draw(manifest, finished, SENT, path)
-
-
-def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against, path: Path) -> Figure | None:
-    points = _points(manifest, arms, against)
-    if not points:
-        return None
-    across, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
-    figure = draw_points(points, (manifest.mode, against.mode), (title(manifest.metric), across))
-    return canvas.save(figure, path, f"{canvas.heading_of(manifest.metric)} against {cost}", READING)
+    return _draw(manifest, finished, SENT)
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
@@ -82,29 +70,25 @@ def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Aga
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
     for one, label in zip(arms, canvas.labels(manifest, arms), strict=True):
-        trials = one.arm.finished(manifest.metric).values()
-        costs = [value for trial in trials if (value := over_the_run(trial.history, against.metric)) is not None]
-        if one.values and len(costs) == len(trials):
-            x, y = [across * cost for cost in costs], [up * value for value in one.values.values()]
-            found.append(Point(_range(x), _range(y), label, one.is_baseline))
+        costs = [over_the_run(trial.history, against.metric) for trial in one.arm.finished(manifest.metric).values()]
+        known = [across * cost for cost in costs if cost is not None]
+        if one.values and len(known) == len(costs):
+            found.append(Point(spread(known), spread([up * value for value in one.values.values()]), label, one))
     return found
 
 
-def _range(values: Sequence[float]) -> tuple[float, float, float]:
-    return min(values), sum(values) / len(values), max(values)
-
-
-def draw_points(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[str, str]) -> "pictures.Figure":
-    """Draw points and join the efficient ones; `modes` and `words` (axis titles) are for y and x, in this order."""
+def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> Drawing | None:
+    """Draw points and join the efficient ones; return None without points."""
+    points = _points(manifest, arms, against)
+    if not points:
+        return None
     figure, axes = canvas.plain(6.4, 4.0)
-    flags = pareto_efficient([(one.y[1], one.x[1]) for one in points], modes)
+    flags = pareto_efficient([(one.y[1], one.x[1]) for one in points], (manifest.mode, against.mode))
     kept = sorted((one for one, best in zip(points, flags, strict=True) if best), key=lambda one: (one.x[1], one.y[1]))
     beaten = sorted((one for one, best in zip(points, flags, strict=True) if not best), key=lambda one: one.x[1])
-    costs = [value for one in points for value in one.x]
-    if canvas.spans_decades(costs, decades=1):
-        canvas.logarithmic(axes, axes.xaxis, costs)
+    canvas.logarithmic_if_wide(axes.xaxis, [value for one in points for value in one.x])
     few = len(points) <= LABELLED
-    named = [*kept, *beaten] if few else _ends_and_between(kept, [one for one in beaten if one.is_baseline])
+    named = [*kept, *beaten] if few else _ends_and_between(kept, [one for one in beaten if one.arm.is_baseline])
     for group, colour, size in ((beaten, OTHER if few else GREY, 5), (kept, EFFICIENT, 6)):
         for one in group:
             # The ranges of many grey arms would hide the others.
@@ -114,21 +98,21 @@ def draw_points(points: Sequence[Point], modes: tuple[Mode, Mode], words: tuple[
         across, up = [one.x[1] for one in group], [one.y[1] for one in group]
         axes.plot(across, up, "o", color=colour, markersize=size, zorder=3)
     # If less of x is better, an arm's y holds until the next arm to its right.
-    where: Any = "post" if modes[1] == "min" else "pre"
+    where: Any = "post" if against.mode == "min" else "pre"
     axes.step(across, up, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)  # of the efficient arms, drawn last
-    axes.set_xlabel(words[1])
-    axes.set_ylabel(words[0])
+    label, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
+    axes.set(xlabel=label, ylabel=title(manifest.metric))
     axes.margins(0.08)
     _name(axes, named)
     _legend(axes, bool(beaten), any(one.y[0] < one.y[2] or one.x[0] < one.x[2] for one in named))
-    return figure
+    return Drawing(figure, f"{canvas.heading_of(manifest.metric)} against {cost}", READING)
 
 
 def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[Point]:
     """Return the cheapest and the best efficient arm, some evenly spaced between them, and the baselines."""
     steps = min(LABELLED, len(kept)) - 1
     places = {round(step * (len(kept) - 1) / max(1, steps)) for step in range(steps + 1)}
-    return [*(one for place, one in enumerate(kept) if place in places or one.is_baseline), *baseline[:LABELLED]]
+    return [*(one for place, one in enumerate(kept) if place in places or one.arm.is_baseline), *baseline[:LABELLED]]
 
 
 def _name(axes: "Axes", named: Sequence[Point]) -> None:

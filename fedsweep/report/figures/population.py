@@ -1,15 +1,14 @@
 """Figure of a population's objective and hyperparameters by round."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsweep.report.arm_statistics import ended, recorded
-from fedsweep.report.figures import canvas
-from fedsweep.report.figures.canvas import INK, Figure, logarithmic, scale_of, spans_decades
+from fedsweep.report.figures.canvas import Drawing, logarithmic_if_wide, scale_of
 from fedsweep.report.population_schedule import Lineage, best, played
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest, TrialRecord
+from fedsweep.results.tsne_files import INK, blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +29,7 @@ READING = (
 WORDS = {"best": "best member", "others": "other members", "replaced": "replaced after the cross"}
 
 
-@canvas.style()
-def draw(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> Figure | None:
+def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | None:
     """Draw a panel for the objective and each hyperparameter; return None if no population has played a round."""
     from matplotlib.lines import Line2D
 
@@ -42,13 +40,12 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> 
     lines = [("replaced", Lineage.of(one, by_key)) for one in trials if ended(one) == "pruned"]
     lines += [("best" if one is winner else "others", one) for one in members]
     panels = len(manifest.varied) + 1
-    figure = canvas.blank(6.4, 2.0 * panels, layout="constrained")
+    figure = blank(6.4, 2.0 * panels, layout="constrained")
     top = figure.add_subplot(panels, 1, 1)
     _draw_objective(top, manifest.metric, lines)
     for place, name in enumerate(manifest.varied, 2):
         _draw_values(figure.add_subplot(panels, 1, place, sharex=top), name, lines)
     for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
         axes.label_outer()
     top.set_xlim(0, manifest.rounds)
@@ -57,8 +54,8 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> 
     figure.align_ylabels()
     present = {"others", *(look for look, _ in lines)}
     handles = [Line2D([], [], label=words, **LOOKS[look]) for look, words in WORDS.items() if look in present]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
-    return canvas.save(figure, path, "Schedules of the population", READING)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8.5)
+    return Drawing(figure, "Schedules of the population", READING)
 
 
 def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineage]]) -> None:
@@ -80,6 +77,5 @@ def _draw_values(axes: "Axes", name: str, lines: Sequence[tuple[str, Lineage]]) 
         y = [value for *_, value in parts for _ in range(2)]
         axes.plot(x, y, **LOOKS[look])
         drawn += y
-    if spans_decades(drawn, decades=1):
-        logarithmic(axes, axes.yaxis, drawn)
+    logarithmic_if_wide(axes.yaxis, drawn)
     axes.set_ylabel(name, fontsize=8, color=INK)
