@@ -96,24 +96,7 @@ def read_card(folder: Path) -> ExportCard:
 
 def readme(card: ExportCard) -> str:
     """Return the README in Markdown; its Python code runs unchanged in the export's folder."""
-    images, origin = card.images, card.origin
-    backbone = [card.hyperparameters.get(f"backbone.{one}") for one in ("name", "model")]
-    arm = f" ({arm_label(origin.arm)})" if origin.arm else ""
-    scores = [f"{name} {score:.4f}" for name, score in card.scores.items()]
-    optimistic = ": by these results, which are therefore optimistic" if origin.sweep else ""
-    rows = {
-        "from": f"{card.what}{arm}",
-        "method": f"{card.method}, seed {card.seed}",
-        "state": f"{card.outcome}, after round {card.round}",
-        "results": ", ".join(scores) or "none: the run tested this model on no images of its client's",
-        **({"chosen as": f"{origin.chosen}{optimistic}"} if origin.chosen else {}),
-        "classes": f"{len(card.classes)}: {', '.join(card.classes[:20])}{', ...' * (len(card.classes) > 20)}",
-        "images": f"{images.size} x {images.size} pixels, mean {list(images.mean)}, std {list(images.std)}, "
-        f"{images.crop_mode} crop of {images.crop_pct:g}, {images.interpolation}",
-        "backbone": f"{' '.join(str(one) for one in backbone if one)}, weights {card.weights}",
-        "written by": f"fedsweep {card.fedsweep}",
-    }
-    recipe, peft = card.backbone, card.form == "peft"
+    recipe = card.backbone
     arguments = [json.dumps(recipe.model)] if recipe.model else []
     arguments += ["pretrained=True"] if recipe.fetched else []
     arguments += [f"{name}={value!r}" for name, value in recipe.arguments.items()]
@@ -126,12 +109,9 @@ def readme(card: ExportCard) -> str:
     templates.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
     return templates.get_template("README.md.jinja").render(
         card=card,
-        rows=rows,
-        peft=peft,
-        timm=recipe.of_timm,
+        label=arm_label,
+        names=[card.hyperparameters.get(f"backbone.{one}") for one in ("name", "model")],
         arguments=arguments,
-        weights=BACKBONE if peft else WHOLE,
+        weights=BACKBONE if card.form == "peft" else WHOLE,
         checkpoint="folder" if recipe.model == "." else checkpoint,
-        size=images.size,
-        grey=len(images.mean) == 1,
     )
