@@ -16,7 +16,7 @@ from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import inside
 from fedsweep.export.card import ADAPTER, BACKBONE, FOLDER, WHOLE, ExportCard, ImageCard, read_card
 from fedsweep.models import checkpoint_folder, weights_file
-from fedsweep.models.clip import weights as clip_checkpoint
+from fedsweep.models.clip import weights as clip
 from fedsweep.models.layered import standardize_
 from fedsweep.models.lora import with_adapter
 from fedsweep.models.timm.architecture import check_name
@@ -45,11 +45,9 @@ class Loaded:
         pixels = images.float() / 255
         pixels = standardize_(pixels.mean(1, keepdim=True) if len(mean) == 1 else pixels, mean, std)
         if self.text is None:
-            found: Tensor = self.network(pixels)
-            return found
+            return cast(Tensor, self.network(pixels))
         features = self.network.visual_projection(self.network.vision_model(pixel_values=pixels).pooler_output)
-        found = F.normalize(features, dim=-1) @ self.text.T * self.network.logit_scale.exp()
-        return found
+        return F.normalize(features, dim=-1) @ self.text.T * cast(Tensor, self.network.logit_scale.exp())
 
 
 def load(folder: Path) -> Loaded:
@@ -67,7 +65,8 @@ def load(folder: Path) -> Loaded:
             raise UserError(f"{path} is not the file that was exported: its sha256 is {weights_file.digest(path)}.")
     try:
         with torch.random.fork_rng(devices=[]):  # constructors draw initial values that are overwritten
-            network = _timm(card, folder) if card.backbone.of_timm else _clip(card, folder)
+            checkpoint = None if card.backbone.of_timm else _checkpoint(card, folder)
+            network = clip.load(checkpoint, card.backbone.model) if checkpoint else _timm(card, folder)
             for name, count in card.cut.items():
                 owner, _, attribute = name.rpartition(".")
                 setattr(network.get_submodule(owner), attribute, cast(Any, network.get_submodule(name))[:count])
@@ -79,7 +78,7 @@ def load(folder: Path) -> Loaded:
     except Exception as error:  # three libraries raise their own
         raise UserError(f"{folder} cannot be loaded: {one_line(error)}.") from error
     network.eval()
-    return Loaded(card, network, None if card.prompts is None else _text(card, network, _checkpoint(card, folder)))
+    return Loaded(card, network, _text(card.prompts, network, checkpoint) if card.prompts and checkpoint else None)
 
 
 def _timm(card: ExportCard, folder: Path) -> nn.Module:
@@ -96,23 +95,17 @@ def _timm(card: ExportCard, folder: Path) -> nn.Module:
         if recipe.fetched:
             return pretrained_network(recipe.model, **shape)
         network = timm.create_model(recipe.model, **shape)
-    name = BACKBONE if card.form == "peft" else WHOLE
-    timm.models.load_checkpoint(network, str(folder / _listed(card, name)))
-    return network
-
-
-def _clip(card: ExportCard, folder: Path) -> nn.Module:
-    where = _checkpoint(card, folder)
-    if card.backbone.fetched and card.weights != (found := f"sha256:{checkpoint_folder.digest(where)}"):
-        raise UserError(f"{card.backbone.model} is another checkpoint than the one tuned, {card.weights}: {found}.")
-    network: nn.Module = clip_checkpoint.load(where, card.backbone.model)
+    timm.models.load_checkpoint(network, str(folder / _listed(card, BACKBONE if card.form == "peft" else WHOLE)))
     return network
 
 
 def _checkpoint(card: ExportCard, folder: Path) -> Path:
-    """Return the folder of a CLIP's checkpoint."""
+    """Return the folder of a CLIP's checkpoint, or raise UserError if it is not the one that was tuned."""
     if card.backbone.fetched:
-        return checkpoint_folder.find(card.backbone.model)
+        where = checkpoint_folder.find(card.backbone.model)
+        if card.weights != (found := f"sha256:{checkpoint_folder.digest(where)}"):
+            raise UserError(f"{card.backbone.model} is another checkpoint than the one tuned, {card.weights}: {found}.")
+        return where
     _listed(card, WHOLE if card.form == "whole" else f"{FOLDER}/{WHOLE}")
     return folder if card.form == "whole" else folder / FOLDER
 
@@ -125,8 +118,8 @@ def _listed(card: ExportCard, name: str) -> str:
 
 
 @torch.no_grad()
-def _text(card: ExportCard, network: Any, checkpoint: Path) -> Tensor:
-    tokens, ends = clip_checkpoint.Tokenizer(checkpoint)(list(card.prompts or ()))
+def _text(prompts: Sequence[str], network: Any, checkpoint: Path) -> Tensor:
+    tokens, ends = clip.Tokenizer(checkpoint)([*prompts])
     mask = (torch.arange(tokens.shape[1]) <= ends[:, None]).long()
     features = network.text_model(input_ids=tokens, attention_mask=mask).pooler_output
     return F.normalize(network.text_projection(features), dim=-1)
@@ -176,7 +169,7 @@ def predict(
 ) -> Predictions:
     """Return the `top` most probable classes of each of the pictures `names` in `folder`."""
     images: dict[str, tuple[Guess, ...]] = {}
-    broken: dict[str, str] = {}
+    broken, classes = dict[str, str](), model.card.classes
     for start in range(0, len(names), BATCH):
         progress(start, len(names))
         pixels = {}
@@ -187,9 +180,11 @@ def predict(
                 broken[name] = str(error)
         if pixels:
             logits = model.logits(torch.from_numpy(np.stack(list(pixels.values()))))
-            images |= zip(pixels, _guesses(logits, model.card.classes, top), strict=True)
+            best = logits.double().softmax(1).topk(min(top, len(classes)), dim=1)
+            for name, places, values in zip(pixels, best.indices.tolist(), best.values.tolist(), strict=True):
+                images[name] = tuple(Guess(classes[one], value) for one, value in zip(places, values, strict=True))
     progress(len(names), len(names))
-    return Predictions(images, broken, _accuracy(images, model.card.classes))
+    return Predictions(images, broken, _accuracy(images, classes))
 
 
 def _read(path: Path, card: ImageCard) -> np.ndarray:
@@ -201,12 +196,6 @@ def _read(path: Path, card: ImageCard) -> np.ndarray:
     except OSError as error:
         raise CorruptImageError(error.strerror or "cannot be read") from None
     return decode(data, Geometry(card.size, card.crop_pct, card.crop_mode, card.interpolation))
-
-
-def _guesses(logits: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
-    best = logits.double().softmax(1).topk(min(top, len(classes)), dim=1)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [tuple(Guess(classes[one], value) for one, value in zip(*pair, strict=True)) for pair in pairs]
 
 
 def _accuracy(images: dict[str, tuple[Guess, ...]], classes: Sequence[str]) -> float | None:

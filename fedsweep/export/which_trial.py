@@ -57,7 +57,7 @@ def _runs(store: Store) -> dict[str, list[str]]:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for run in store.runs():
         found[run.folder.parent.relative_to(store.root / "runs").as_posix()].append(run.folder.name)
-    return {name: sorted(stamps) for name, stamps in found.items()}
+    return found
 
 
 def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished: bool) -> Named:

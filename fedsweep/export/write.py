@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,37 +39,6 @@ from fedsweep.results.records import TrialPlan
 from fedsweep.types import ImageSet
 
 
-@dataclass(frozen=True)
-class PlainTensors:
-    """A run's model in parts; tensors have their names in the plain network, LoRA's with PEFT's suffix."""
-
-    tuned: Mapping[str, Tensor]
-    """The head, and LoRA in the blocks that the exported model uses."""
-    network: Mapping[str, Tensor]
-    """All current tensors of the backbone except LoRA."""
-    cut: Mapping[str, int]
-    left_out: tuple[str, ...]
-    """Prefixes of trained tensors that the prediction does not use."""
-
-
-def plain_tensors(model: LayeredModel, layers: Sequence[int]) -> PlainTensors:
-    """Take a model with loaded adapter apart; `layers` are the blocks that its prediction uses."""
-    state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
-    walked = set(names_within(state, layers))
-    tuned = {
-        model.plain_name(name): one
-        for name, one in state.items()
-        if name in walked and (".lora_" in name or name.startswith(model.head_prefix))
-    }
-    network = {
-        model.plain_name(name.replace(".base_layer.", ".")): one for name, one in state.items() if ".lora_" not in name
-    }
-    others = {name.split(".")[0] for name in model.movable() if not name.startswith("backbone.")}
-    skipped = any(layer_of(name) is not None and name not in walked for name in model.trainable())
-    above = (f"blocks above the first {len(layers)}",) if skipped else ()
-    return PlainTensors(tuned, network, model.cut(layers), (*sorted(others), *above))
-
-
 def write(
     folder: Path,
     named: Named,
@@ -82,64 +49,68 @@ def write(
     client: str | None,
 ) -> ExportCard:
     """Write a model with loaded adapter that predicts with the blocks `layers`, its card and its README."""
-    parts, recipe = plain_tensors(model, layers), config.backbone.recipe(len(model.class_names))
-    whole = not config.method.needs.lora
-    if not whole:
-        write_adapter(folder, config.lora, parts.tuned, recipe.model if recipe.fetched else None)
-    if whole or not recipe.fetched:
-        recipe = _write_network(folder, config, parts.network, recipe, whole)
+    recipe = _write_tensors(folder, config, model, layers)
+    plan, outcome, backbone = named.record.plan, named.record.outcome, config.backbone
+    sweep = named.sweep.manifest().id if named.sweep else None
+    prompts = tuple(backbone.prompts(model.class_names)) if isinstance(backbone, ClipBackbone | DigitsClip) else None
+    added = {name.split(".")[0] for name in model.movable()} - {"backbone"}
+    skipped = any(layer_of(name) not in (None, *layers) for name in model.trainable())
     card = ExportCard(
         fedsweep=metadata.version("fedsweep"),
-        form="whole" if whole else "peft",
+        form="peft" if config.method.needs.lora else "whole",
         backbone=recipe,
-        cut=dict(parts.cut),
-        weights=config.backbone.fingerprint(),
+        cut=model.cut(layers),
+        weights=backbone.fingerprint(),
+        classes=model.class_names,
+        prompts=prompts,
         images=_image_card(config, model),
-        left_out=parts.left_out,
+        method=config.method.name,
+        seed=config.seed,
+        origin=Origin(name=named.name, sweep=sweep, key=plan.key, arm=plan.arm, client=client, chosen=named.why),
+        outcome=outcome.outcome if outcome else "running",
+        round=last.round,
+        metrics={  # all others belong to the global model or to all clients
+            name: value for name, value in last.metrics.items() if not client or name == f"accuracy/client/{client}"
+        },
+        left_out=(*sorted(added), *[f"blocks above the first {len(layers)}"] * skipped),
+        hyperparameters=flat(config),
+        digests=dict(plan.digests),
         sha256={one.relative_to(folder).as_posix(): digest(one) for one in sorted(folder.rglob("*.safetensors"))},
-        **_of_the_run(named, config, model, last, client),
     )
     write_atomically(folder / CARD, card.model_dump_json(indent=2).encode())
     write_atomically(folder / README, readme(card).encode())
     return card
 
 
-def _of_the_run(
-    named: Named, config: RunConfig, model: LayeredModel, last: RoundRecord, client: str | None
-) -> dict[str, Any]:
-    plan, outcome, backbone = named.record.plan, named.record.outcome, config.backbone
-    sweep = named.sweep.manifest().id if named.sweep else None
-    prompts = backbone.prompts(model.class_names) if isinstance(backbone, ClipBackbone | DigitsClip) else None
-    return {
-        "classes": model.class_names,
-        "prompts": None if prompts is None else tuple(prompts),
-        "method": config.method.name,
-        "seed": config.seed,
-        "origin": Origin(name=named.name, sweep=sweep, key=plan.key, arm=plan.arm, client=client, chosen=named.why),
-        "outcome": outcome.outcome if outcome else "running",
-        "round": last.round,
-        "metrics": {  # all others belong to the global model or to all clients
-            name: value for name, value in last.metrics.items() if not client or name == f"accuracy/client/{client}"
-        },
-        "hyperparameters": flat(config),
-        "digests": dict(plan.digests),
+def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers: Sequence[int]) -> Recipe:
+    """Write the adapter and head, unless all weights are tuned, and the backbone, unless its library has it.
+
+    Tensors have their names in the plain network, LoRA's with PEFT's suffix. The recipe is returned that builds this
+    network in the folder.
+    """
+    state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
+    recipe, whole = config.backbone.recipe(len(model.class_names)), not config.method.needs.lora
+    if not whole:
+        walked = names_within(state, layers)
+        tuned = [name for name in walked if ".lora_" in name or name.startswith(model.head_prefix)]
+        base = recipe.model if recipe.fetched else None
+        write_adapter(folder, config.lora, {model.plain_name(name): state[name] for name in tuned}, base)
+        if recipe.fetched:
+            return recipe
+    network = {
+        model.plain_name(name.replace(".base_layer.", ".")): tensor.detach().cpu().contiguous().clone()
+        for name, tensor in state.items()
+        if ".lora_" not in name
     }
-
-
-def _write_network(
-    folder: Path, config: RunConfig, tensors: Mapping[str, Tensor], recipe: Recipe, whole: bool
-) -> Recipe:
-    """Write the backbone's tensors, and return the recipe that reads them from the folder."""
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if not isinstance(config.backbone, ClipBackbone | DigitsClip):
-        save_file(own, folder / (WHOLE if whole else BACKBONE), {"format": "pt"})
+        save_file(network, folder / (WHOLE if whole else BACKBONE), {"format": "pt"})
         return recipe.model_copy(update={"fetched": False})
     home, source = folder if whole else folder / FOLDER, config.backbone.folder()
     home.mkdir(exist_ok=True)
     for name in (CONFIG, PREPROCESSOR, *TOKENS):
         if (source / name).is_file():
             (home / name).write_bytes((source / name).read_bytes())
-    save_file(own, home / WHOLE, {"format": "pt"})
+    save_file(network, home / WHOLE, {"format": "pt"})
     return recipe.model_copy(update={"fetched": False, "model": "." if whole else FOLDER})
 
 
@@ -200,20 +171,18 @@ def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, cl
 @contextlib.contextmanager
 def _as_a_whole(target: Path) -> Iterator[Path]:
     """Yield a scratch folder that is renamed to `target` at the end, or removed on an error."""
-    scratch: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        scratch.chmod(0o755)  # mkdtemp creates it private
-        yield scratch
-        for path in scratch.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors creates files private too
-        scratch.rename(target)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True
+        ) as scratch:
+            yield Path(scratch)
+            # Temporary folders and safetensors' files are private.
+            for path in (Path(scratch), *Path(scratch).rglob("*")):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            Path(scratch).rename(target)
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror or one_line(error)}.") from None
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def check_target(target: Path) -> None:

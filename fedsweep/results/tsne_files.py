@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -38,16 +39,6 @@ class Embedding:
     points: tuple[Point, ...]
 
     @property
-    def classes(self) -> Sequence[str]:
-        """Names of the classes that have points."""
-        return list(dict.fromkeys(point.label for point in self.points))
-
-    @property
-    def domains(self) -> Sequence[str]:
-        """Names of the domains that have points."""
-        return list(dict.fromkeys(point.domain for point in self.points))
-
-    @property
     def silhouette(self) -> float:
         """The silhouette score by class: the mean over the points. More discriminative features have a higher one."""
         return math.fsum(point.silhouette for point in self.points) / len(self.points)
@@ -55,11 +46,8 @@ class Embedding:
     def csv(self) -> str:
         """Return a CSV table with one row per point, numbers in six significant digits."""
         table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for point in self.points:
-            numbers = [f"{number:.6g}" for number in (point.x, point.y, point.silhouette)]
-            writer.writerow([*numbers[:2], point.label, point.domain, numbers[2]])
+        rows = [(f"{one.x:.6g}", f"{one.y:.6g}", one.label, one.domain, f"{one.silhouette:.6g}") for one in self.points]
+        csv.writer(table, lineterminator="\n").writerows([COLUMNS, *rows])
         return table.getvalue()
 
     @classmethod
@@ -88,11 +76,11 @@ class Look:
     @classmethod
     def of(cls, embeddings: Iterable[Embedding]) -> Look:
         """Return a common look for pictures that are shown side by side."""
-        shown = list(embeddings)
-        classes = list(dict.fromkeys(name for one in shown for name in one.classes))
-        domains = list(dict.fromkeys(name for one in shown for name in one.domains))
-        markers = {name: MARKERS[place % len(MARKERS)] for place, name in enumerate(domains)}
-        return cls(dict(zip(classes, palette(len(classes)), strict=True)), markers)
+        points = [point for one in embeddings for point in one.points]
+        classes = dict.fromkeys(point.label for point in points)
+        domains = dict.fromkeys(point.domain for point in points)
+        colours = zip(classes, palette(len(classes)), strict=True)
+        return cls(dict(colours), dict(zip(domains, cycle(MARKERS), strict=False)))
 
 
 def palette(count: int) -> Sequence[str]:

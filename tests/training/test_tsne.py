@@ -111,7 +111,10 @@ def test_points_carry_their_class_domain_and_silhouette(federation):
     found = small.embed(state)
     sample = draw(small.domains, small.class_names, 4, 36, small.seed)
     assert len(found.points) == len(sample) == 36
-    assert (list(found.classes), list(found.domains)) == (["0", "1", "2", "3"], list(sample.images))
+    assert (list(Look.of([found]).colours), list(Look.of([found]).markers)) == (
+        ["0", "1", "2", "3"],
+        list(sample.images),
+    )
     expected = Counter((str(int(one)), name) for name, part in sample.images.items() for one in part.labels)
     assert Counter((point.label, point.domain) for point in found.points) == expected
     labels = torch.cat([part.labels for part in sample.images.values()])

@@ -8,12 +8,12 @@ from fedsweep.report.units_and_labels import NOTHING, short_names
 
 PREAMBLE = r"\usepackage{booktabs,xcolor}"
 INTERVAL = "95% interval"
-SPECIAL = {
+SPECIAL = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': "''", "[": "{[}", "]": "{]}", "*": "{*}", "\N{MULTIPLICATION SIGN}": r"$\times$",
     "\N{MIDDLE DOT}": r"$\cdot$",
-}  # fmt: skip
+})  # fmt: skip
 ASIDE = ("Worst domain:", "Worst client:", "MB sent:", "Columns, ", "Trials:")
 """Openings of sentences that move from the caption to a comment."""
 LEFT_OUT = ("note",)  # columns without room on a page; the caption contains their text
@@ -29,14 +29,14 @@ def latex(table: AblationTable) -> str:
     short = short_names(table.names)
     columns = list(rows[0])
     alignment = "".join("l" if name in PROSE or name in short else "r" for name in columns)
-    head = " & ".join(_grey(name, _escaped(short.get(name, name))) for name in columns)
+    head = " & ".join(_grey(name, short.get(name, name).translate(SPECIAL)) for name in columns)
     body = [
         " & ".join(_cell(one, name, cell) for name, cell in row.items()) + r" \\"
         for one, row in zip(table.arms, rows, strict=True)
     ]
     lines = [
         f"% Needs {PREAMBLE}",
-        f"% {_escaped(f'{table.manifest.name}, sweep {table.manifest.id}')}",
+        "% " + f"{table.manifest.name}, sweep {table.manifest.id}".translate(SPECIAL),
         *(f"% {sentence}" for sentence in table.caption() if sentence.startswith(ASIDE)),
         r"\begin{table}",
         r"\centering",
@@ -63,7 +63,7 @@ def _caption(table: AblationTable) -> str:
             lost += f" {', '.join(named)}: {row['note']}."
     said = [sentence for sentence in table.caption() if not sentence.startswith(ASIDE)]
     title = f"{table.manifest.name} around {table.manifest.experiment}."
-    return _escaped(" ".join([title, *said]) + detected + lost)
+    return (" ".join([title, *said]) + detected + lost).translate(SPECIAL)
 
 
 def _detected(one: ArmStatistics) -> bool:
@@ -71,7 +71,7 @@ def _detected(one: ArmStatistics) -> bool:
 
 
 def _cell(one: ArmStatistics, name: str, cell: str) -> str:
-    text = _escaped(cell) if cell != NOTHING else "--"
+    text = cell.translate(SPECIAL) if cell != NOTHING else "--"
     if name == INTERVAL and " to " in cell:
         low, high = cell.split(" to ")
         text = rf"[${low}$, ${high}$]"
@@ -84,7 +84,3 @@ def _cell(one: ArmStatistics, name: str, cell: str) -> str:
 
 def _grey(name: str, text: str) -> str:
     return rf"\textcolor{{gray}}{{{text}}}" if name == "paper" else text
-
-
-def _escaped(text: str) -> str:
-    return "".join(SPECIAL.get(letter, letter) for letter in text)

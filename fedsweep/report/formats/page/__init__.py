@@ -3,7 +3,6 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.resources import files
 from itertools import dropwhile, takewhile
@@ -12,7 +11,7 @@ from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedsweep.report.arm_statistics import ended, final
+from fedsweep.report.arm_statistics import ArmStatistics, ended, final
 from fedsweep.report.figures.canvas import Figure
 from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.units_and_labels import NOTHING, Units, arm_words
@@ -60,35 +59,28 @@ def _prefixed(name: str, value: str, prefix: str) -> str:
     return value.replace("url(#", f"url(#{prefix}-")
 
 
-TEMPLATE, LOOK, SCRIPT = "report.html.jinja", "report.css", "report.js"
 LONG = 36  # characters above which a cell may wrap
 MANY = 10  # columns above which a table is set smaller
 SENTENCES = 8  # findings visible at once; the others unfold
 DIGITS = 12  # digits shown of a digest
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of the table: an arm's number of finished trials and its cells by column."""
-
-    n: int
-    cells: Mapping[str, str]
-    is_baseline: bool
+Row = tuple[ArmStatistics, Mapping[str, str]]
+"""An arm and its cells by column."""
 
 
 def html(
     table: AblationTable, figures: Sequence[Figure], trials: Sequence[TrialRecord], question: str | None = None
 ) -> str:
     """Return the page, the same bytes for the same sweep; `question` is the search space's research question."""
-    cells = table.cells()
-    rows = [Row(one.n, cells, one.is_baseline) for one, cells in zip(table.arms, cells, strict=True)]
-    script = files(__name__).joinpath(SCRIPT).read_text(encoding="utf-8")
+    rows = list(zip(table.arms, table.cells(), strict=True))
+    script = files(__name__).joinpath("report.js").read_text(encoding="utf-8")
     environment = Environment(
         loader=PackageLoader(__name__, ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     manifest = table.manifest
-    return environment.get_template(TEMPLATE).render(
+    return environment.get_template("report.html.jinja").render(
         manifest=manifest,
         question=question,
         started=datetime.fromisoformat(manifest.created),
@@ -98,15 +90,15 @@ def html(
         long=LONG,
         many=MANY,
         caption=table.caption(),
-        finished=_without_empty([row for row in rows if row.n], {"note"}),
-        lost=_without_empty([row for row in rows if not row.n], set(cells[0])),
+        finished=_without_empty([row for row in rows if row[0].n], {"note"}),
+        lost=_without_empty([row for row in rows if not row[0].n], set(rows[0][1])),
         words=PROSE | {*table.names},
         sections=table.sections,
         figures=[(figure, inline(figure.svg, figure.name)) for figure in figures],
         trials=_trials(table, trials),
         digests=_digests(manifest),
         shown=arm_label,
-        look=files(__name__).joinpath(LOOK).read_text(encoding="utf-8"),
+        look=files(__name__).joinpath("report.css").read_text(encoding="utf-8"),
         script=script,
         script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -114,8 +106,8 @@ def html(
 
 def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
     """Drop the columns of `among` that are empty in all rows."""
-    empty = {name for name in among if all(row.cells.get(name, NOTHING) == NOTHING for row in rows)}
-    return [replace(row, cells={name: cell for name, cell in row.cells.items() if name not in empty}) for row in rows]
+    empty = {name for name in among if all(cells.get(name, NOTHING) == NOTHING for _, cells in rows)}
+    return [(arm, {name: cell for name, cell in cells.items() if name not in empty}) for arm, cells in rows]
 
 
 def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[str, str]]:
