@@ -51,11 +51,7 @@ class Loaded:
 
 
 def load(folder: Path) -> Loaded:
-    """Build an export's network on the CPU, in evaluation mode.
-
-    Raises:
-        UserError: A file is missing or changed, or the backbone cannot be loaded.
-    """
+    """Build an export's network on the CPU, or raise UserError if a file is missing or changed, or cannot be loaded."""
     card = read_card(folder)
     for name, digest in card.sha256.items():
         path = inside(folder, name)

@@ -31,11 +31,7 @@ class Named:
 
 
 def find_trial(store: Store, text: str, unfinished: bool = False) -> Named:
-    """Return the best trial that `text` names; only finished ones unless `unfinished`.
-
-    Raises:
-        UserError: No trial or run qualifies.
-    """
+    """Return the best trial that `text` names, a finished one unless `unfinished`, or raise UserError."""
     name, colon, arm = text.partition(":")
     bare, _, which = name.partition("@")
     spaces = {sweep.manifest().name for sweep in store.sweeps()}

@@ -83,10 +83,9 @@ def write(
 
 
 def _write_tensors(folder: Path, config: RunConfig, model: LayeredModel, layers: Sequence[int]) -> Recipe:
-    """Write the adapter and head, unless all weights are tuned, and the backbone, unless its library has it.
+    """Write the adapter and head, or all weights of a method without LoRA, and the backbone unless its library has it.
 
-    Tensors have their names in the plain network, LoRA's with PEFT's suffix. The recipe is returned that builds this
-    network in the folder.
+    Return the recipe that builds the network from the folder. Tensors have their names in the plain network.
     """
     state = {name: one for name, one in model.state_dict().items() if name.startswith("backbone.")}
     recipe, whole = config.backbone.recipe(len(model.class_names)), not config.method.needs.lora
@@ -131,9 +130,8 @@ TOLERANCE = 1e-4  # allowed difference relative to the largest logit, for a diff
 def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
     """Write a trial's global model, or a client's own, into a new or empty folder.
 
-    Raises:
-        UserError: The folder cannot be used, the method's model cannot be exported, the run's data or weights are
-            missing or changed, or the written model gives different logits from the run.
+    Raise UserError if the folder cannot be used, the method's model cannot be exported, the run's data or weights are
+    missing or changed, or the written model gives different logits from the run.
     """
     check_target(target)
     plan = named.record.plan

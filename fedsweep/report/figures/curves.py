@@ -76,8 +76,8 @@ def _draw_others(
         kind, values = ended(trial), recorded(trial.history, metric)
         if values and kind != "finished":
             line = [(number, canvas.scale_of(metric) * value) for number, value in values.items()]
-            look = LOOKS[kind] | {"markevery": [-1]}
-            axes.plot(*zip(*line, strict=True), color=colour, zorder=1 if colour == GREY else 2, **look)
+            layer = 1 if colour == GREY else 2
+            axes.plot(*zip(*line, strict=True), color=colour, zorder=layer, markevery=[-1], **LOOKS[kind])
             kinds.add(kind)
             drawn.append(line)
     return drawn
@@ -141,8 +141,8 @@ def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: floa
     first = 1.0 if lowest is None else lowest - gap - LINE
     for place, (label, colour, kind) in enumerate(lost):
         height = first - place * gap
-        look = LOOKS[kind] | {"markevery": [-1]}
-        axes.plot([1.025, 1.045], [height] * 2, color=colour, clip_on=False, transform=axes.transAxes, **look)
+        look = LOOKS[kind] | {"color": colour, "markevery": [-1], "clip_on": False, "transform": axes.transAxes}
+        axes.plot([1.025, 1.045], [height] * 2, **look)
         axes.text(1.06, height, label, transform=axes.transAxes, color=INK, fontsize=9, va="center")
 
 

@@ -41,13 +41,12 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | No
     lines += [("best" if one is winner else "others", one) for one in members]
     panels = len(manifest.varied) + 1
     figure = blank(6.4, 2.0 * panels, layout="constrained")
-    top = figure.add_subplot(panels, 1, 1)
+    top, *others = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
     _draw_objective(top, manifest.metric, lines)
-    for place, name in enumerate(manifest.varied, 2):
-        _draw_values(figure.add_subplot(panels, 1, place, sharex=top), name, lines)
+    for axes, name in zip(others, manifest.varied, strict=True):
+        _draw_values(axes, name, lines)
     for axes in figure.axes:
         axes.tick_params(labelsize=8)
-        axes.label_outer()
     top.set_xlim(0, manifest.rounds)
     top.locator_params(axis="x", integer=True)
     figure.axes[-1].set_xlabel("Communication round (0: untuned model)", fontsize=9)

@@ -59,8 +59,6 @@ def _prefixed(name: str, value: str, prefix: str) -> str:
     return value.replace("url(#", f"url(#{prefix}-")
 
 
-LONG = 36  # characters above which a cell may wrap
-MANY = 10  # columns above which a table is set smaller
 SENTENCES = 8  # findings visible at once; the others unfold
 DIGITS = 12  # digits shown of a digest
 
@@ -87,8 +85,6 @@ def html(
         changes={**manifest.overrides, **manifest.options},
         findings=table.findings(),
         at_once=SENTENCES,
-        long=LONG,
-        many=MANY,
         caption=table.caption(),
         finished=_without_empty([row for row in rows if row[0].n], {"note"}),
         lost=_without_empty([row for row in rows if not row[0].n], set(rows[0][1])),
