@@ -8,7 +8,7 @@ from fedsweep.report.figures.canvas import Drawing, logarithmic_if_wide, scale_o
 from fedsweep.report.population_schedule import Lineage, best, played
 from fedsweep.report.units_and_labels import title
 from fedsweep.results import SweepManifest, TrialRecord
-from fedsweep.results.tsne_files import INK, blank
+from fedsweep.results.tsne_files import blank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineag
         since = one.end.plan.start.round if look == "replaced" and one.end.plan.start else 0
         rounds = [round for round in values if round >= since]
         axes.plot(rounds, [scale_of(metric) * values[round] for round in rounds], **LOOKS[look])
-    axes.set_ylabel(title(metric), fontsize=8, color=INK)
+    axes.set_ylabel(title(metric), fontsize=8)
 
 
 def _draw_values(axes: "Axes", name: str, lines: Sequence[tuple[str, Lineage]]) -> None:
@@ -77,4 +77,4 @@ def _draw_values(axes: "Axes", name: str, lines: Sequence[tuple[str, Lineage]]) 
         axes.plot(x, y, **LOOKS[look])
         drawn += y
     logarithmic_if_wide(axes.yaxis, drawn)
-    axes.set_ylabel(name, fontsize=8, color=INK)
+    axes.set_ylabel(name, fontsize=8)

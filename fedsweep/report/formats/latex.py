@@ -16,7 +16,6 @@ SPECIAL = str.maketrans({
 })  # fmt: skip
 ASIDE = ("Worst domain:", "Worst client:", "MB sent:", "Columns, ", "Trials:")
 """Openings of sentences that move from the caption to a comment."""
-LEFT_OUT = ("note",)  # columns without room on a page; the caption contains their text
 
 
 def latex(table: AblationTable) -> str:
@@ -25,7 +24,8 @@ def latex(table: AblationTable) -> str:
     Detectable differences have an asterisk, the baseline is in italics, values of a reference paper are grey. Nothing
     is bold, since the largest mean need not be the best arm.
     """
-    rows = [{name: cell for name, cell in row.items() if name not in LEFT_OUT} for row in table.cells()]
+    # There is no room for the notes on a page; the caption contains them.
+    rows = [{name: cell for name, cell in row.items() if name != "note"} for row in table.cells()]
     short = short_names(table.names)
     columns = list(rows[0])
     alignment = "".join("l" if name in PROSE or name in short else "r" for name in columns)

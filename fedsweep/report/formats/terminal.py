@@ -34,7 +34,9 @@ class TerminalTable:
         yield self._grid(kept, self.table.manifest.name)
         yield from self._apart(columns, [name for name in asked if name in dropped], options.max_width)
         if "note" in dropped:
-            yield from self._notes(rows)
+            for one, row in zip(self.table.arms, rows, strict=True):
+                if (note := row.get("note", NOTHING)) != NOTHING:
+                    yield Text(f"{arm_words(one.arm.values, self.table.names)}: {note}.")
         yield Text()
         yield from map(Text, self.table.findings())
         yield Text()
@@ -75,8 +77,3 @@ class TerminalTable:
 
     def _grid(self, columns: Sequence[TextColumn], title: str | None = None) -> Table:
         return terminal_table(columns, title, [one.is_baseline for one in self.table.arms])
-
-    def _notes(self, rows: Sequence[Mapping[str, str]]) -> Iterable[Text]:
-        for one, row in zip(self.table.arms, rows, strict=True):
-            if (note := row.get("note", NOTHING)) != NOTHING:
-                yield Text(f"{arm_words(one.arm.values, self.table.names)}: {note}.")

@@ -31,10 +31,8 @@ def inline(path: Path, prefix: str) -> str:
     """
     root = ElementTree.fromstring(path.read_bytes())  # noqa: S314 - written by this program
     for parent in list(root.iter()):
-        for child in list(parent):
-            # A style in an inline SVG would apply to the whole page; report.css contains its rules.
-            if child.tag in (f"{SVG}metadata", f"{SVG}style"):
-                parent.remove(child)
+        # A style in an inline SVG would apply to the whole page; report.css contains its rules.
+        parent[:] = [child for child in parent if child.tag not in (f"{SVG}metadata", f"{SVG}style")]
     for element in root.iter():
         element.tag = element.tag.removeprefix(SVG)
         # HTML has no namespaces.
