@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -137,6 +137,35 @@ class Saved:
     threads: int
     tensors: Mapping[str, Tensor]
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a checkpoint, or raise UserError if it is damaged or none of a pre-training."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                header: dict[str, Any] = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            history = tuple(EpochRecord(**record) for record in json.loads(header["history"]))
+            return cls(history, json.loads(header["config"]), header["data_digest"], int(header["threads"]), tensors)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path} is not a whole checkpoint of a pre-training ({error}); delete it to start anew."
+            ) from None
+
+    def check_same(self, path: Path, config: PretrainConfig, data_digest: str) -> None:
+        """Raise UserError, which names a difference, if the checkpoint has another configuration or other images."""
+        before, now = flat(self.config), flat(config)
+        for name in dict.fromkeys([*now, *before]):
+            if before.get(name) != now.get(name):
+                old, new = json.dumps(before.get(name)), json.dumps(now.get(name))
+                raise UserError(
+                    f"{path} was made with `{name}` {old}, but it is {new} now; `--resume` needs the same values."
+                )
+        if self.data_digest != data_digest:
+            raise UserError(
+                f"{path} was made with other images: their digest was {self.data_digest[:12]}, "
+                f"but that of {config.data.set} is {data_digest[:12]} now."
+            )
+
 
 @dataclass
 class TrainingState:
@@ -147,11 +176,15 @@ class TrainingState:
     average: ModelEmaV3 | None
 
     @classmethod
-    def fresh(cls, network: Network, config: PretrainConfig) -> "TrainingState":
-        """Return the state before the first step."""
+    def of(cls, config: PretrainConfig, num_classes: int, device: torch.device, saved: Saved | None) -> Self:
+        """Return the state of a checkpoint, or without one the state before the first step."""
+        network = build_network(config, num_classes).to(device)
         decay = config.ema_decay
         average = None if decay is None else ModelEmaV3(network, decay=decay, use_warmup=True)
-        return cls(network, adamw(network, config.optimizer), average)
+        state = cls(network, adamw(network, config.optimizer), average)
+        if saved is not None:
+            state.restore(saved.tensors)
+        return state
 
     @property
     def result(self) -> Network:
@@ -192,34 +225,3 @@ class TrainingState:
         }
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
         write_atomically(path, to_bytes(tensors, header))
-
-
-def read_saved(path: Path) -> Saved:
-    """Read a checkpoint, or raise UserError if it is damaged or none of a pre-training."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header: dict[str, Any] = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        history = tuple(EpochRecord(**record) for record in json.loads(header["history"]))
-        config: dict[str, Json] = json.loads(header["config"])
-        return Saved(history, config, header["data_digest"], int(header["threads"]), tensors)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path} is not a whole checkpoint of a pre-training ({error}); delete it to start anew."
-        ) from None
-
-
-def check_same(saved: Saved, path: Path, config: PretrainConfig, data_digest: str) -> None:
-    """Raise UserError if the checkpoint has another configuration or other images; the message names a difference."""
-    before, now = flat(saved.config), flat(config)
-    for name in dict.fromkeys([*now, *before]):
-        if before.get(name) != now.get(name):
-            old, new = json.dumps(before.get(name)), json.dumps(now.get(name))
-            raise UserError(
-                f"{path} was made with `{name}` {old}, but it is {new} now; `--resume` needs the same values."
-            )
-    if saved.data_digest != data_digest:
-        raise UserError(
-            f"{path} was made with other images: their digest was {saved.data_digest[:12]}, "
-            f"but that of {config.data.set} is {data_digest[:12]} now."
-        )
