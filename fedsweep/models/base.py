@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.models.activation_cache import FrozenFunction, FrozenRows, walk_key
 from fedsweep.models.layered import Images, LayeredModel, Walk
@@ -121,6 +123,28 @@ class Backbone(Config, ABC):
 @lru_cache(maxsize=64)
 def _checked(backbone: Backbone, num_classes: int, names: tuple[str, ...] | None, _fingerprint: str) -> None:
     backbone.build(num_classes, 0, names)
+
+
+@torch.no_grad()
+def check_walk(
+    model: LayeredModel, forward: Callable[[Tensor], Tensor], size: int, name: str, theirs: str, tolerance: float = 0.0
+) -> None:
+    """Raise UserError unless embed, all blocks and classify give the finite logits of the library's own `forward`.
+
+    One random image of height and width `size` is tried. The message calls that forward `theirs`.
+    """
+    model.eval()
+    pixels = torch.rand(1, len(model.mean), size, size, generator=torch.Generator().manual_seed(0))
+    expected = forward(pixels)
+    if not expected.isfinite().all():
+        raise UserError(f"the weights of `backbone.model` {name} give logits that are not finite numbers.")
+    tokens = model.embed(pixels)
+    for layer in range(model.num_layers):
+        tokens = model.block(layer, tokens)
+    if not torch.allclose(model.classify(tokens), expected, rtol=tolerance, atol=tolerance):
+        raise UserError(
+            f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than {theirs}."
+        )
 
 
 @dataclass(frozen=True)

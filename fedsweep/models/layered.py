@@ -32,7 +32,8 @@ class LayeredModel(nn.Module, ABC):
     There is one resident model per process: adapters are copied in and out, blocks are never renumbered.
     """
 
-    backbone: nn.Module
+    backbone: Any
+    """The network of timm, or the two encoders of a CLIP."""
     heads: nn.ModuleDict
     """Classifiers beside the backbone's own, by the number of blocks that they come after; none unless added."""
     bricks: nn.ModuleDict
@@ -52,21 +53,16 @@ class LayeredModel(nn.Module, ABC):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    sublayers: ClassVar[Mapping[str, str]]
+    sublayers: ClassVar[Mapping[str, str]] = {"l0": "attn.proj", "l1": "mlp.fc2"}
     """Within a block, the last linear of each sublayer: where LoRA sits (`l0`, `l1`)."""
     top: ClassVar[tuple[str, ...]] = ("backbone.norm.", "backbone.fc_norm.", "backbone.attn_pool.", "backbone.head")
     """Prefixes of the backbone's names above its blocks."""
     behind: ClassVar[tuple[str, ...]] = (*top, "heads.")
     """Prefixes of names, outside the blocks, of what no block's input depends on."""
-    patch_projection: ClassVar[str]
+    patch_projection: ClassVar[str] = "backbone.patch_embed.proj"
     """The patch embedding's projection."""
     head_prefix: ClassVar[str] = "backbone.head"
     """Prefix of the head's parameter names; without a dot, because a distilled DeiT has `head_dist` too."""
-
-    @staticmethod
-    @abstractmethod
-    def fits(backbone: nn.Module) -> bool:
-        """Return whether a backbone has this walk."""
 
     @abstractmethod
     def embed(self, pixels: Tensor) -> Tensor:
@@ -74,17 +70,15 @@ class LayeredModel(nn.Module, ABC):
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Run one block, with its residual connections: (batch, tokens, width) to the same shape."""
-        return cast(Tensor, cast(nn.ModuleList, self.backbone.blocks)[layer](tokens))
+        return cast(Tensor, self.backbone.blocks[layer](tokens))
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Apply the final norm, then timm's `forward_head` (pooling and head): (batch, tokens, width) to logits."""
-        backbone = cast(Any, self.backbone)
-        return cast(Tensor, backbone.forward_head(backbone.norm(tokens)))
+        return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens)))
 
     def features(self, tokens: Tensor) -> Tensor:
         """Return the head's input, after final norm and timm's pooling: (batch, tokens, width) to (batch, width)."""
-        backbone = cast(Any, self.backbone)
-        return cast(Tensor, backbone.forward_head(backbone.norm(tokens), pre_logits=True))
+        return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens), pre_logits=True))
 
     def draw_head(self, seed: int) -> None:
         """Draw a fresh head, which depends on the seed and the head's names alone."""
@@ -94,9 +88,9 @@ class LayeredModel(nn.Module, ABC):
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
         """Add fresh trainable classifiers after these numbers of blocks, under `heads.<depth>`."""
-        classes = cast(int, self.backbone.num_classes)
+        shape = self.backbone.num_features, self.backbone.num_classes
         for depth in sorted(depths):
-            head = nn.Linear(cast(int, self.backbone.num_features), classes, device="meta").to_empty(device="cpu")
+            head = nn.Linear(*shape, device="meta").to_empty(device="cpu")
             draw_head({f"heads.{depth}.{name}": parameter for name, parameter in head.named_parameters()}, seed)
             self.heads[str(depth)] = head
 
@@ -117,7 +111,7 @@ class LayeredModel(nn.Module, ABC):
     @property
     def num_layers(self) -> int:
         """L, the number of blocks of the full model."""
-        return len(cast(nn.ModuleList, self.backbone.blocks))
+        return len(self.backbone.blocks)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Return the normalised pixels of uint8 images (batch, 3, h, w), moved to the model's device.
@@ -195,7 +189,7 @@ class LayeredModel(nn.Module, ABC):
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
         """Hold the first blocks of a walk in evaluation mode: frozen adapters have no dropout."""
-        blocks = [cast(nn.ModuleList, self.backbone.blocks)[cast(int, step)] for step in walk[:steps]]
+        blocks = [self.backbone.blocks[step] for step in walk[:steps]]
         for block in blocks:
             block.eval()
         try:

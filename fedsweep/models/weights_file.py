@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import data_folder, home, resolve
-from fedsweep.models.timm.architecture import Architecture
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
@@ -97,44 +96,6 @@ def read_card(path: Path) -> dict[str, Any]:
 def _between(value: object, least: float) -> bool:
     """Return whether `value` is a number from `least` to float32's largest; JSON's NaN and true are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST
-
-
-def check_recipe(said: Mapping[str, Any], path: Path, asked: Architecture) -> None:
-    """Raise UserError if the card says that the weights were trained as another function than `asked`.
-
-    Tensors may have the same names and shapes nevertheless. A null in the recipe stands for the model's own value.
-    Cards of other origin, without the recipe of a timm model, pass.
-    """
-    recipe = said.get("recipe")
-    backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
-    if not isinstance(backbone, dict) or backbone.get("name") != "timm":
-        return
-    try:
-        trained = _architecture(backbone)
-        pairs: list[tuple[str, object, object]] = [("model", trained.name, asked.name)]
-        if trained.name == asked.name:  # else the recipe's model need not even be known to this timm
-            now = asked.facts()
-            pairs = [(field, value, now[field]) for field, value in trained.facts().items()]
-    except ValueError as error:
-        raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {error}.") from None
-    for field, was, now_is in pairs:
-        if was != now_is:
-            raise UserError(
-                f"`backbone.{field}` is {now_is}, but the weights {path} were trained with {was}, as their card says."
-            )
-
-
-def _architecture(backbone: Mapping[str, Any]) -> Architecture:
-    sizes = {
-        field: backbone.get(field, 3 if field == "in_chans" else None)
-        for field in ("in_chans", "img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")
-    }
-    for field, value in sizes.items():
-        if type(value) is not int and not (value is None and field != "in_chans"):
-            raise ValueError(f"its `{field}` is {value}")
-    if not isinstance(model := backbone.get("model"), str):
-        raise ValueError(f"its `model` is {model}")
-    return Architecture(model, **sizes)
 
 
 def read(path: Path) -> dict[str, Tensor]:

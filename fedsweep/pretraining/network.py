@@ -66,7 +66,7 @@ def build_network(config: PretrainConfig, num_classes: int) -> Network:
 
 def _drop_paths(model: LayeredModel, rate: float) -> None:
     """Give every block timm's stochastic depth, from 0 in the first to `rate` in the last."""
-    blocks = list(model.backbone.blocks)  # type: ignore[arg-type]
+    blocks = list(model.backbone.blocks)
     for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
         places = [name for name, _ in block.named_children() if name.startswith("drop_path")]
         if not places:

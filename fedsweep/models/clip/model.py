@@ -105,11 +105,6 @@ class LayeredClip(LayeredModel):
         self._read([template.format(name) for name in self.class_names])
         self._begun: tuple[Tensor, int] | None = None
 
-    @staticmethod
-    def fits(backbone: nn.Module) -> bool:
-        """Return whether a backbone has this walk."""
-        return isinstance(backbone, Towers)
-
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
         """Return the places of adapters in both encoders' blocks."""
@@ -164,17 +159,19 @@ class LayeredClip(LayeredModel):
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
         """Return logits (batch, classes): both encoders walk the same steps."""
         walk = range(self.num_layers) if walk is None else walk
-        features = self.placed(self.passed(images, walk))
+        return self._logits(self.placed(self.passed(images, walk)), walk)
+
+    def classify(self, tokens: Tensor) -> Tensor:
+        """Return logits (batch, classes) of an image's tokens after all blocks."""
+        return self._logits(self.features(tokens), range(self.num_layers))
+
+    def _logits(self, features: Tensor, walk: Walk) -> Tensor:
         return cast(Tensor, features @ self.text_features(walk).T * self.backbone.logit_scale.exp())
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
         """Return the image encoder's output (batch, projection), computed unless the batch holds it already."""
-        tokens, done = self.begin(images)
-        if tokens.ndim == 2:
-            return tokens
-        for step in walk[done:]:
-            tokens = self.step(step, tokens)
-        return self.projected(tokens)
+        tokens = self.walk(images, walk)
+        return tokens if tokens.ndim == 2 else self.projected(tokens)
 
     def text_features(self, walk: Walk) -> Tensor:
         """Return unit vectors (classes, projection) of the prompts after the walk's blocks, without its other steps."""

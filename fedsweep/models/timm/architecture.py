@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
+from fedsweep.common.errors import UserError
 from fedsweep.models.base import Outline, Recipe
 from fedsweep.models.timm.transformer_families import WHAT_WORKS, Family, family_of, mixer_shape
 
@@ -140,6 +142,44 @@ def outline(architecture: Architecture) -> TimmOutline:
         heads=getattr(getattr(blocks[0], "attn", None), "num_heads", None),
         largest_rank=largest | {"both": min(largest.values())},
     )
+
+
+def check_recipe(said: Mapping[str, Any], path: Path, asked: Architecture) -> None:
+    """Raise UserError if the card says that the weights were trained as another function than `asked`.
+
+    Tensors may have the same names and shapes nevertheless. A null in the recipe stands for the model's own value.
+    Cards of other origin, without the recipe of a timm model, pass.
+    """
+    recipe = said.get("recipe")
+    backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
+    if not isinstance(backbone, dict) or backbone.get("name") != "timm":
+        return
+    try:
+        trained = _architecture(backbone)
+        pairs: list[tuple[str, object, object]] = [("model", trained.name, asked.name)]
+        if trained.name == asked.name:  # else the recipe's model need not even be known to this timm
+            now = asked.facts()
+            pairs = [(field, value, now[field]) for field, value in trained.facts().items()]
+    except ValueError as error:
+        raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {error}.") from None
+    for field, was, now_is in pairs:
+        if was != now_is:
+            raise UserError(
+                f"`backbone.{field}` is {now_is}, but the weights {path} were trained with {was}, as their card says."
+            )
+
+
+def _architecture(backbone: Mapping[str, Any]) -> Architecture:
+    sizes = {
+        field: backbone.get(field, 3 if field == "in_chans" else None)
+        for field in ("in_chans", "img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")
+    }
+    for field, value in sizes.items():
+        if type(value) is not int and not (value is None and field != "in_chans"):
+            raise ValueError(f"its `{field}` is {value}")
+    if not isinstance(model := backbone.get("model"), str):
+        raise ValueError(f"its `model` is {model}")
+    return Architecture(model, **sizes)
 
 
 def timm_config(model: str) -> PretrainedCfg:

@@ -15,11 +15,19 @@ from torch import nn
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.models import weights_file
-from fedsweep.models.base import Backbone, Recipe
+from fedsweep.models.base import Backbone, Recipe, check_walk
 from fedsweep.models.checkpoint_folder import SECONDS
 from fedsweep.models.layered import LayeredModel
-from fedsweep.models.timm.architecture import Architecture, TimmOutline, check_name, check_pinned, outline, timm_config
-from fedsweep.models.timm.transformer_families import LayeredMixer, check_walk
+from fedsweep.models.timm.architecture import (
+    Architecture,
+    TimmOutline,
+    check_name,
+    check_pinned,
+    check_recipe,
+    outline,
+    timm_config,
+)
+from fedsweep.models.timm.transformer_families import LayeredMixer
 from fedsweep.models.weights_file import reason
 
 
@@ -160,7 +168,7 @@ class TimmBackbone(Backbone):
     def _file(self) -> tuple[Path, dict[str, Any]]:
         path = weights_file.find(self.pretrained)
         card = weights_file.read_card(path)
-        weights_file.check_recipe(card, path, self._architecture)
+        check_recipe(card, path, self._architecture)
         return path, card
 
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> LayeredModel:
@@ -187,7 +195,7 @@ class TimmBackbone(Backbone):
             model = family(backbone, *self._normalisation())
             if not kept:
                 model.draw_head(seed)
-            check_walk(model, self.image_size, self.model)
+            check_walk(model, model.backbone, self.image_size, self.model, "timm's forward")
         return model
 
     def outlined(self, num_classes: int) -> LayeredModel:
