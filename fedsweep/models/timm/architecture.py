@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,15 +61,12 @@ class Architecture:
 
         if self._is_mixer and self.num_heads is not None:
             raise ValueError(f"`backbone.num_heads` is given, but {self.name} has no attention heads")
+        call = timm.models.MlpMixer if self._is_reshaped else partial(timm.create_model, self.model)
         try:
-            if self._is_reshaped:
-                backbone: nn.Module = timm.models.MlpMixer(num_classes=1, **self.arguments())
-            else:
-                backbone = timm.create_model(self.model, num_classes=1, **self.arguments())
+            return cast(nn.Module, call(num_classes=1, **self.arguments()))
         except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
-        return backbone
 
     def recipe(self, num_classes: int, fetched: bool) -> Recipe:
         """Return the call of timm that builds the same network."""
@@ -86,6 +83,42 @@ class Architecture:
         shape = {"patch_size": self.patch_size, "embed_dim": self.embed_dim}
         shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
         return size | {name: value for name, value in shape.items() if value is not None}
+
+    def check_recipe(self, card: Mapping[str, Any], path: Path) -> None:
+        """Raise UserError if the card of the weights `path` says that they were trained as another function than this.
+
+        Tensors may have the same names and shapes nevertheless. A null in the recipe stands for the model's own value.
+        Cards of other origin, without the recipe of a timm model, pass.
+        """
+        recipe = card.get("recipe")
+        backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
+        if not isinstance(backbone, dict) or backbone.get("name") != "timm":
+            return
+        now = self.facts()
+        try:
+            trained = Architecture._of_recipe(backbone)
+            # A recipe's other model need not even be known to this timm.
+            was = trained.facts() if trained.name == self.name else {"model": trained.name}
+        except ValueError as error:
+            raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {error}.") from None
+        for field, value in was.items():
+            if value != now[field]:
+                raise UserError(
+                    f"`backbone.{field}` is {now[field]}, but the weights {path} were trained with {value}, "
+                    "as their card says."
+                )
+
+    @classmethod
+    def _of_recipe(cls, backbone: Mapping[str, Any]) -> Architecture:
+        sizes = {
+            name: backbone.get(name) for name in ("img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")
+        }
+        for field, value in {"in_chans": backbone.get("in_chans", 3), **sizes}.items():
+            if type(value) is not int and (value is not None or field == "in_chans"):
+                raise ValueError(f"its `{field}` is {value}")
+        if not isinstance(model := backbone.get("model"), str):
+            raise ValueError(f"its `model` is {model}")
+        return cls(model, backbone.get("in_chans", 3), **sizes)
 
     @property
     def _is_mixer(self) -> bool:
@@ -142,44 +175,6 @@ def outline(architecture: Architecture) -> TimmOutline:
         heads=getattr(getattr(blocks[0], "attn", None), "num_heads", None),
         largest_rank=largest | {"both": min(largest.values())},
     )
-
-
-def check_recipe(said: Mapping[str, Any], path: Path, asked: Architecture) -> None:
-    """Raise UserError if the card says that the weights were trained as another function than `asked`.
-
-    Tensors may have the same names and shapes nevertheless. A null in the recipe stands for the model's own value.
-    Cards of other origin, without the recipe of a timm model, pass.
-    """
-    recipe = said.get("recipe")
-    backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
-    if not isinstance(backbone, dict) or backbone.get("name") != "timm":
-        return
-    try:
-        trained = _architecture(backbone)
-        pairs: list[tuple[str, object, object]] = [("model", trained.name, asked.name)]
-        if trained.name == asked.name:  # else the recipe's model need not even be known to this timm
-            now = asked.facts()
-            pairs = [(field, value, now[field]) for field, value in trained.facts().items()]
-    except ValueError as error:
-        raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {error}.") from None
-    for field, was, now_is in pairs:
-        if was != now_is:
-            raise UserError(
-                f"`backbone.{field}` is {now_is}, but the weights {path} were trained with {was}, as their card says."
-            )
-
-
-def _architecture(backbone: Mapping[str, Any]) -> Architecture:
-    sizes = {
-        field: backbone.get(field, 3 if field == "in_chans" else None)
-        for field in ("in_chans", "img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")
-    }
-    for field, value in sizes.items():
-        if type(value) is not int and not (value is None and field != "in_chans"):
-            raise ValueError(f"its `{field}` is {value}")
-    if not isinstance(model := backbone.get("model"), str):
-        raise ValueError(f"its `model` is {model}")
-    return Architecture(model, **sizes)
 
 
 def timm_config(model: str) -> PretrainedCfg:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -18,15 +18,7 @@ from fedsweep.models import weights_file
 from fedsweep.models.base import Backbone, Recipe, check_walk
 from fedsweep.models.checkpoint_folder import SECONDS
 from fedsweep.models.layered import LayeredModel
-from fedsweep.models.timm.architecture import (
-    Architecture,
-    TimmOutline,
-    check_name,
-    check_pinned,
-    check_recipe,
-    outline,
-    timm_config,
-)
+from fedsweep.models.timm.architecture import Architecture, TimmOutline, check_name, check_pinned, outline, timm_config
 from fedsweep.models.timm.transformer_families import LayeredMixer
 from fedsweep.models.weights_file import reason
 
@@ -35,16 +27,14 @@ def pretrained_network(model: str, **shape: Any) -> nn.Module:
     """Return timm's model with its tag's weights and head; raise UserError if they cannot be loaded or do not fit."""
     import timm
 
-    overlay: dict[str, Any] = {}
-    if (file := locate(model)) is not None:
-        overlay = {"file": str(file), "custom_load": file.suffix == ".npz"}
+    file = locate(model)
+    overlay = {"file": str(file), "custom_load": file.suffix == ".npz"} if file else {}
     try:
-        backbone: nn.Module = timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay, **shape)
+        return cast(nn.Module, timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay, **shape))
     except OSError as error:
         raise _unreachable(model, error) from error
     except Exception as error:  # each format has its own
         raise UserError(f"timm's weights {model} cannot be loaded: {reason(error)}.") from error
-    return backbone
 
 
 def locate(model: str) -> Path | None:
@@ -168,7 +158,7 @@ class TimmBackbone(Backbone):
     def _file(self) -> tuple[Path, dict[str, Any]]:
         path = weights_file.find(self.pretrained)
         card = weights_file.read_card(path)
-        check_recipe(card, path, self._architecture)
+        self._architecture.check_recipe(card, path)
         return path, card
 
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> LayeredModel:
@@ -210,27 +200,25 @@ class TimmBackbone(Backbone):
         return self._architecture.recipe(num_classes, fetched=self.pretrained == "timm")
 
     def _create(self) -> nn.Module:
-        if self.pretrained != "timm":
-            try:
-                return self._architecture.build()
-            except ValueError as error:  # it was outlined before, without memory for its tensors
-                raise UserError(f"{error}.") from None
-        return pretrained_network(self.model, **self._architecture.arguments())
+        if self.pretrained == "timm":
+            return pretrained_network(self.model, **self._architecture.arguments())
+        try:
+            return self._architecture.build()
+        except ValueError as error:  # it was outlined before, without memory for its tensors
+            raise UserError(f"{error}.") from None
 
     def _normalisation(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation per channel, from the fields, the file's card or timm's tag, in this order."""
-        config = timm_config(self.model)
         card = {} if self.pretrained in ("timm", "none") else self._file()[1]
-        mean, std = self.mean or card.get("mean", config.mean), self.std or card.get("std", config.std)
-        return self._per_channel("mean", mean), self._per_channel("std", std)
-
-    def _per_channel(self, name: str, values: Sequence[float]) -> list[float]:
-        """One number is used for every channel; a single channel is the mean of the colours."""
-        if len(values) not in (1, self.in_chans) and self.in_chans != 1:
-            raise UserError(
-                f"`backbone.{name}` must be {self.in_chans} numbers, but the weights of {self.model} come with "
-                f"{len(values)}: {', '.join(map(str, values))}."
-            )
-        if len(values) == self.in_chans:
-            return list(values)
-        return [sum(values) / len(values)] * self.in_chans
+        found = {}
+        for name in ("mean", "std"):
+            values = getattr(self, name) or card.get(name, getattr(timm_config(self.model), name))
+            if len(values) not in (1, self.in_chans) and self.in_chans != 1:
+                raise UserError(
+                    f"`backbone.{name}` must be {self.in_chans} numbers, but the weights of {self.model} come with "
+                    f"{len(values)}: {', '.join(map(str, values))}."
+                )
+            # One number is used for every channel; a single channel is the mean of the colours.
+            same = len(values) == self.in_chans
+            found[name] = list(values) if same else [sum(values) / len(values)] * self.in_chans
+        return found["mean"], found["std"]
