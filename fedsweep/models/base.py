@@ -19,17 +19,7 @@ from fedsweep.models.activation_cache import FrozenFunction, FrozenRows, walk_ke
 from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.types import AdapterState, Batch, ImageSet
 
-SHAPE = (
-    "img_size",
-    "in_chans",
-    "patch_size",
-    "embed_dim",
-    "depth",
-    "num_blocks",
-    "num_heads",
-    "mlp_ratio",
-    "num_classes",
-)
+SHAPE = "img_size, in_chans, patch_size, embed_dim, depth, num_blocks, num_heads, mlp_ratio, num_classes"
 
 
 class Recipe(Config):
@@ -46,8 +36,8 @@ class Recipe(Config):
     @classmethod
     def _of_the_shape(cls, arguments: dict[str, Json]) -> dict[str, Json]:
         for name in arguments:
-            if name not in SHAPE:  # timm's others name files and addresses
-                raise ValueError(f"`arguments` of a backbone's recipe must be among {', '.join(SHAPE)}, not `{name}`")
+            if name not in SHAPE.split(", "):  # timm's others name files and addresses
+                raise ValueError(f"`arguments` of a backbone's recipe must be among {SHAPE}, not `{name}`")
         return arguments
 
     @property

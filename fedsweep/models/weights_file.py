@@ -69,8 +69,7 @@ def _digest(path: Path, _mtime: int, _size: int) -> str:
 def read_card(path: Path) -> dict[str, Any]:
     """Return the JSON card beside the weights (`NAME.json` for `NAME.safetensors`), or an empty one if there is none.
 
-    Raises:
-        UserError: the card is malformed, or its `sha256` is not that of the weights.
+    Raise UserError if the card is malformed, or its `sha256` is not that of the weights.
     """
     beside = path.with_suffix(".json")
     if not beside.is_file():
@@ -101,8 +100,7 @@ def _between(value: object, least: float) -> bool:
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by name, in float32; of a training checkpoint, its model's (averaged ones first).
 
-    Raises:
-        UserError: the file is broken, or holds anything but tensors, which is never unpickled.
+    Raise UserError if the file is broken, or holds anything but tensors, which is never unpickled.
     """
     from timm.models import load_state_dict
 
@@ -123,10 +121,8 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 
     Positions and patches of another size are resampled, and the weights of three colours summed for a model of one
     channel, by timm's own functions. The model's fresh head (names that begin with `head`) stays if the file has none,
-    has one of another number of classes, or with `keep_head` false.
-
-    Raises:
-        UserError: a tensor is missing, unknown or of another shape.
+    has one of another number of classes, or with `keep_head` false. Raise UserError if a tensor is missing, unknown or
+    of another shape.
     """
     from timm.models import adapt_input_conv
 
@@ -156,38 +152,30 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 def load_without(network: nn.Module, path: Path, head: str) -> None:
     """Copy a file's weights into a network without a head, leaving out names that begin with `head`.
 
-    Raises:
-        UserError: a tensor is missing, unknown or of another shape.
+    Raise UserError if a tensor is missing, unknown or of another shape.
     """
     own = network.state_dict()
-    state = {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
-    counters = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
-    state = counters | state
+    state = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
+    state |= {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
     _check(state, own, path)
     network.load_state_dict(state)
 
 
 def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
-    for name, tensor in own.items():
-        if name in state and tensor.is_floating_point() and not state[name].is_floating_point():
-            raise UserError(
-                f"{path} does not fit the model: `{name}` holds {_kind(state[name])} in the file, "
-                f"but {_kind(tensor)} in the model."
-            )
-        if name in state and state[name].shape != tensor.shape:
-            raise UserError(
-                f"{path} does not fit the model: `{name}` has shape {tuple(state[name].shape)} in the file, "
-                f"but {tuple(tensor.shape)} in the model."
-            )
+    for name, expected in own.items():
+        found, problem = state.get(name, expected), ""
+        if expected.is_floating_point() and not found.is_floating_point():
+            was, now = (str(one.dtype).removeprefix("torch.") for one in (found, expected))
+            problem = f"holds {was} in the file, but {now}"
+        elif found.shape != expected.shape:
+            problem = f"has shape {tuple(found.shape)} in the file, but {tuple(expected.shape)}"
+        if problem:
+            raise UserError(f"{path} does not fit the model: `{name}` {problem} in the model.")
     for names, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "holds, unknown to it,")):
         if names:
             first, *more = sorted(names)
             rest = f" and {len(more)} more" if more else ""
             raise UserError(f"{path} does not fit the model: the file {what} `{first}`{rest}.")
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def reason(error: Exception) -> str:
@@ -206,12 +194,10 @@ Role = Literal["backbone", "beside"]
 
 
 class Source(Protocol[T_co]):
-    """The record of a network."""
-
-    def __hash__(self) -> int: ...
+    """The hashable record of a network, which is a function of the record, its files' content and the arguments."""
 
     def build(self, *args: Any, **kwargs: Any) -> T_co:
-        """Return the network with its weights; a function of the record, its files' content and the arguments."""
+        """Return the network with its weights."""
 
 
 _kept: dict[Role, tuple[Hashable, Any]] | None = None
