@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.common.randomness import derived_seed
-from fedsweep.models.names import STATISTICS, layer_of
+from fedsweep.models.names import STATISTICS, layer_of, names_within
 from fedsweep.types import AdapterState, Batch
 
 Position = Literal["l0", "l1", "both", "mlp", "attention", "all"]
@@ -34,10 +34,6 @@ class LayeredModel(nn.Module, ABC):
 
     backbone: Any
     """The network of timm, or the two encoders of a CLIP."""
-    heads: nn.ModuleDict
-    """Classifiers beside the backbone's own, by the number of blocks that they come after; none unless added."""
-    bricks: nn.ModuleDict
-    """FedBRICK's stand-ins for every block, by set; none unless added."""
     class_names: tuple[str, ...] = ()
     """Names of the classes that its logits are of; none on the meta device."""
     head_is_fresh: bool = False
@@ -48,8 +44,8 @@ class LayeredModel(nn.Module, ABC):
     def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.backbone = backbone
-        self.heads = nn.ModuleDict()
-        self.bricks = nn.ModuleDict()
+        self.heads = nn.ModuleDict()  # classifiers beside the backbone's own, by the number of blocks before them
+        self.bricks = nn.ModuleDict()  # FedBRICK's stand-ins for every block, by set
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -161,14 +157,9 @@ class LayeredModel(nn.Module, ABC):
 
     def ahead(self, state: AdapterState, walk: Walk, steps: int) -> AdapterState:
         """Return the tensors of `state` that the first steps depend on; a whole walk includes the model's top."""
-        passed, behind = set(walk[:steps]), self.behind
-        if steps == len(walk):
-            behind = tuple(prefix for prefix in behind if prefix not in self.top)
-        return {
-            name: tensor
-            for name, tensor in state.items()
-            if (layer in passed if (layer := layer_of(name)) is not None else not name.startswith(behind))
-        }
+        top = self.top if steps == len(walk) else ()
+        behind = tuple(prefix for prefix in self.behind if prefix not in top)
+        return {name: state[name] for name in names_within(state, cast("Sequence[int]", walk[:steps]), behind)}
 
     def height(self, name: str) -> tuple[int, int]:
         """Return the index of a tensor's block in its encoder, and the encoder's number of blocks."""
@@ -208,12 +199,12 @@ class LayeredModel(nn.Module, ABC):
 
     def statistics(self) -> dict[str, Tensor]:
         """Return the running means and variances of the batch norms that are trained."""
-        norms = (
-            (name, module)
+        return {
+            f"{name}.{one}": cast(Tensor, getattr(module, one))
             for name, module in self.named_modules()
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.weight.requires_grad
-        )
-        return {f"{name}.{one}": cast(Tensor, getattr(norm, one)) for name, norm in norms for one in STATISTICS}
+            for one in STATISTICS
+        }
 
     def movable(self) -> dict[str, Tensor]:
         """Return all tensors that training moves, by full name: trainable parameters and statistics."""

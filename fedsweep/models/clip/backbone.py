@@ -53,7 +53,7 @@ class _Clip(Backbone):
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredClip:
         """Raise UserError also if a prompt is too long, or if the walk differs from transformers' forward."""
         folder = find(self._model)
-        names = tuple(class_names or _numbers(num_classes))
+        names = class_names or list(map(str, range(num_classes)))
         clip = load(folder, self._model)
         mean, std = normalisation(folder / PREPROCESSOR, self._model)
         model = LayeredClip(Towers(clip), mean, std, Tokenizer(folder), self.prompt, names)
@@ -84,7 +84,9 @@ class _Clip(Backbone):
 
         with torch.device("meta"):
             towers = Towers(CLIPModel(config_of(self._model)))
-            return LayeredClip(towers, [0.5] * 3, [0.5] * 3, _no_tokens, self.prompt, _numbers(num_classes))
+            return LayeredClip(
+                towers, [0.5] * 3, [0.5] * 3, _no_tokens, self.prompt, list(map(str, range(num_classes)))
+            )
 
 
 class ClipBackbone(_Clip):
@@ -116,10 +118,6 @@ class DigitsClip(_Clip):
     def _model(self) -> str:
         name = "digits_clip" if self.encoder == "base" else f"digits_clip_{self.encoder}"
         return str(SHIPPED / name)
-
-
-def _numbers(count: int) -> tuple[str, ...]:
-    return tuple(map(str, range(count)))
 
 
 @lru_cache(maxsize=64)

@@ -69,10 +69,7 @@ class FeatureAdapter(nn.Sequential):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the weighted features."""
-        weights = features
-        for layer in self:
-            weights = layer(weights)
-        return weights * features
+        return cast(Tensor, super().forward(features)) * features
 
 
 class LayeredClip(LayeredModel):
@@ -82,7 +79,6 @@ class LayeredClip(LayeredModel):
     computed once for each state of the text encoder: in evaluation they are kept until other tensors are loaded.
     """
 
-    backbone: Towers
     sublayers: ClassVar = {}
     head_prefix = "no head"
     top: ClassVar = ("backbone.top.", "backbone.logit_scale")
@@ -108,20 +104,15 @@ class LayeredClip(LayeredModel):
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
         """Return the places of adapters in both encoders' blocks."""
-        attention, mlp = ["q_proj", "k_proj", "v_proj", "out_proj"], ["fc1", "fc2"]
-        inner = {
-            "l0": ["self_attn.out_proj"],
-            "l1": ["mlp.fc2"],
-            "attention": [f"self_attn.{name}" for name in attention],
-            "mlp": [f"mlp.{name}" for name in mlp],
-        }
-        inner |= {"both": inner["l0"] + inner["l1"], "all": inner["attention"] + inner["mlp"]}
+        attention, mlp = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")], ["mlp.fc1", "mlp.fc2"]
+        l0, l1 = attention[-1:], mlp[-1:]
+        inner = {"l0": l0, "l1": l1, "attention": attention, "mlp": mlp, "both": l0 + l1, "all": attention + mlp}
         return {name: tuple(f"{one}.{place}" for one in (IMAGES, TEXT) for place in to) for name, to in inner.items()}
 
     def height(self, name: str) -> tuple[int, int]:
         """Return both numbers for the tensor's own encoder, which may lack the lower blocks."""
         layer, tower = cast(int, layer_of(name)), name.split(".")[3]
-        depth = sum(tower in cast(nn.ModuleDict, block) for block in self.backbone.blocks)
+        depth = sum(tower in block for block in self.backbone.blocks)
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
@@ -132,7 +123,7 @@ class LayeredClip(LayeredModel):
         """Return the number of blocks of each encoder within `layers`."""
         if len(layers) == self.num_layers:
             return {}
-        pairs = [cast(nn.ModuleDict, self.backbone.blocks[layer]) for layer in layers]
+        pairs = [self.backbone.blocks[layer] for layer in layers]
         return {f"{tower}_model.encoder.layers": sum(tower in pair for pair in pairs) for tower in (IMAGES, TEXT)}
 
     def embed(self, pixels: Tensor) -> Tensor:
@@ -198,11 +189,8 @@ class LayeredClip(LayeredModel):
         return cast(Tensor, self.backbone.words(inputs_embeds=embedded))
 
     def _run(self, tower: str, layer: int, tokens: Tensor) -> Tensor:
-        pair = cast(nn.ModuleDict, self.backbone.blocks[layer])
-        if tower not in pair:
-            return tokens
-        out: Any = pair[tower](tokens, None, is_causal=tower == TEXT)
-        return cast(Tensor, out)
+        pair = self.backbone.blocks[layer]
+        return cast(Tensor, pair[tower](tokens, None, is_causal=tower == TEXT)) if tower in pair else tokens
 
     def add_image_adapter(self, hidden: int | None, seed: int) -> None:
         """Add FedCLIP's attention over the image's features, `image_adapter` (projection to hidden to projection)."""
@@ -217,11 +205,10 @@ class LayeredClip(LayeredModel):
         """
         device = self.prompts.device
         self._read([f"{name}." for name in self.class_names], count)
-        width = self.backbone.words.token_embedding.embedding_dim
-        fresh = torch.empty(count, width)
+        fresh = torch.empty(count, self.backbone.words.token_embedding.embedding_dim)
         generator = torch.Generator().manual_seed(derived_seed(seed, "context"))
         nn.init.normal_(fresh, std=0.02, generator=generator)
-        self.prompt["context"] = nn.Parameter(fresh.to(device))
+        self.prompt["context"] = nn.Parameter(fresh)
         self.to(device)
 
     def _read(self, texts: Sequence[str], context: int = 0) -> None:
