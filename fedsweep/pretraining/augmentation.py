@@ -78,11 +78,8 @@ class ImageAugmentation(Config):
 
     def _jitter(self, pixels: Tensor, draw: Draws) -> Tensor:
         """Change brightness, then contrast about the image's mean grey, then saturation."""
-
-        def factor(change: float) -> Tensor:
-            return draw.uniform(1 - change, 1 + change, 1, 1, 1)
-
-        brightness, contrast, saturation = factor(self.brightness), factor(self.contrast), factor(self.saturation)
+        changes = (self.brightness, self.contrast, self.saturation)
+        brightness, contrast, saturation = (draw.uniform(1 - change, 1 + change, 1, 1, 1) for change in changes)
         weights = torch.tensor(GREY, device=pixels.device).view(1, 3, 1, 1)
         pixels = pixels * brightness
         mean = (pixels * weights).sum(1, keepdim=True).mean((2, 3), keepdim=True)

@@ -167,18 +167,16 @@ class LayeredClip(LayeredModel):
     def text_features(self, walk: Walk) -> Tensor:
         """Return unit vectors (classes, projection) of the prompts after the walk's blocks, without its other steps."""
         layers = tuple(step for step in walk if isinstance(step, int))
-        if torch.is_grad_enabled():
-            return self._text_features(layers)
-        if layers not in self._known:
-            self._known[layers] = self._text_features(layers)
-        return self._known[layers]
-
-    def _text_features(self, layers: Sequence[int]) -> Tensor:
+        if layers in self._known and not torch.is_grad_enabled():
+            return self._known[layers]
         tokens, done = self._begun or (self._words(), 0)
         for layer in layers[done:]:
             tokens = self._run(TEXT, layer, tokens)
         top, rows = self.backbone.top, torch.arange(len(tokens), device=tokens.device)
-        return F.normalize(top["text_projection"](top["text_norm"](tokens[rows, self.ends])), dim=-1)
+        found = F.normalize(top["text_projection"](top["text_norm"](tokens[rows, self.ends])), dim=-1)
+        if not torch.is_grad_enabled():
+            self._known[layers] = found
+        return found
 
     def _words(self) -> Tensor:
         """Tokens of the prompts, with the learned context vectors, if any, after the first one."""
@@ -200,8 +198,7 @@ class LayeredClip(LayeredModel):
     def add_context(self, count: int, seed: int) -> None:
         """Add PromptFL's vectors, `prompt.context` (count, width of the text encoder), before the classes' bare names.
 
-        Raises:
-            UserError: the vectors and the longest name together exceed the text encoder's length.
+        Raise UserError if the vectors and the longest name together exceed the text encoder's length.
         """
         device = self.prompts.device
         self._read([f"{name}." for name in self.class_names], count)

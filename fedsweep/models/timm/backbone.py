@@ -40,8 +40,7 @@ def pretrained_network(model: str, **shape: Any) -> nn.Module:
 def locate(model: str) -> Path | None:
     """Return the weights' file in the hub's cache, downloaded if need be; None for the few that are not on the hub.
 
-    Raises:
-        UserError: the file is not cached, and one attempt to download it failed.
+    Raise UserError if the file is not cached and one attempt to download it fails.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -114,16 +113,13 @@ class TimmBackbone(Backbone):
         check_name(self.model)
         if self.pretrained == "timm":
             check_pinned(self.model)
-            self._refuse_changes(["embed_dim", "num_blocks", "num_heads"])
-            if self._outline.family is LayeredMixer:  # its tokens mix through matrices of one size
-                self._refuse_changes(["img_size", "patch_size"])
+            for field in ("embed_dim", "num_blocks", "num_heads", "img_size", "patch_size"):
+                # A Mixer's tokens mix through matrices of one size.
+                fixed = not field.endswith("size") or self._outline.family is LayeredMixer
+                if fixed and getattr(self, field) is not None:
+                    raise ValueError(f"`backbone.{field}` must be null, because timm's weights {self.model} fix it")
         _ = self._outline
         return self
-
-    def _refuse_changes(self, fields: Sequence[str]) -> None:
-        for field in fields:
-            if getattr(self, field) is not None:
-                raise ValueError(f"`backbone.{field}` must be null, because timm's weights {self.model} fix it")
 
     @property
     def _architecture(self) -> Architecture:
@@ -138,8 +134,7 @@ class TimmBackbone(Backbone):
     def fingerprint(self) -> str:
         """Return timm's tag, or the digest of the file and of the part of its card that the model uses.
 
-        Raises:
-            UserError: the weights file is missing, differs from `sha256` or its card, or was trained as another model.
+        Raise UserError if the file is missing, differs from `sha256` or its card, or was trained as another model.
         """
         if self.pretrained == "timm":
             return f"timm:{self.model}"
@@ -165,9 +160,7 @@ class TimmBackbone(Backbone):
         """Return the model in evaluation mode, on the CPU. Fresh tensors depend on the seed and their names alone.
 
         The weights' head is kept if it has `num_classes` classes, unless a file's card names others than `class_names`.
-
-        Raises:
-            UserError: the weights are missing, broken or misfit, exceed the memory, or the walk is not timm's forward.
+        Raise UserError if the weights are missing or do not fit, exceed the memory, or the walk is not timm's forward.
         """
         self.fingerprint()  # refuses a wrong file before anything is built
         family = self._outline.family
