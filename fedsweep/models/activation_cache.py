@@ -5,8 +5,6 @@ trained one give the same row in every step, round and trial. Rows are read from
 stay in the system's page cache, take no memory from the process, and are given up first when memory is short.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -55,21 +54,19 @@ class FrozenRows:
     sources: Mapping[int, str] = field(default_factory=dict)
     folder: Path | None = None
     limit: int = 0
-    _files: dict[Path, _Rows] = field(default_factory=dict)
-    _used: dict[Path, int] = field(default_factory=dict)
+    _files: dict[Path, "_Rows"] = field(default_factory=dict)
     _round: int = 0
     _room: int = 0
 
     @classmethod
-    def of(cls, sources: Mapping[int, str]) -> FrozenRows:
+    def of(cls, sources: Mapping[int, str]) -> Self:
         """Return a cache in the folder and of the size that the environment sets, or none if it cannot be written."""
         folder, limit = activation_folder(), activation_bytes()
-        try:
+        with contextlib.suppress(OSError):
             if limit:
                 folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            limit = 0
-        return cls(sources, folder if limit else None, limit)
+                return cls(sources, folder, limit)
+        return cls(sources)
 
     def rows(self, function: FrozenFunction, images: ImageSet, index: Tensor) -> Tensor:
         """Return the function's rows for the examples at `index` (k,): (k, ...), on the CPU where rows are kept."""
@@ -100,9 +97,7 @@ class FrozenRows:
     def next_round(self) -> None:
         """Release the rows that nobody asked for in a whole round, to make room for others."""
         self._round += 1
-        for place in [place for place, last in self._used.items() if last < self._round - 1]:
-            del self._used[place]
-            self._files.pop(place, None)
+        self._files = {place: rows for place, rows in self._files.items() if rows.used >= self._round - 1}
 
     def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
         """Return the rows of all examples, computed `size` at a time."""
@@ -116,11 +111,11 @@ class FrozenRows:
 
     def _kept(self, place: Path, count: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return which of these rows are kept, and their values; none if the file is cut short or cannot be read."""
-        self._used[place] = self._round
         with contextlib.suppress(OSError):
             if place not in self._files and (paths := list(place.parent.glob(f"{place.name}.*{SUFFIX}"))):
                 self._files[place] = _Rows(paths[0], count)
             if place in self._files:
+                self._files[place].used = self._round
                 there = self._files[place].there(rows)
                 return there, self._files[place].read(rows[there])
         return torch.zeros(len(rows), dtype=torch.bool), torch.empty(0)
@@ -134,6 +129,7 @@ class FrozenRows:
                 sizes = "x".join(map(str, values.shape[1:])) or "scalar"
                 name = f"{place.name}.{values.numpy().dtype.name}.{sizes}{SUFFIX}"
                 self._files[place] = _Rows(place.with_name(name), count)
+                self._files[place].used = self._round
             self._files[place].write(rows, values)
 
     def _may_grow(self, folder: Path, size: int) -> bool:
@@ -172,6 +168,9 @@ class _Rows:
     Its name is `<key>.<kind of number>.<shape of a row>.rows`. The file is read and written through one descriptor: if
     it is removed, it lives on until this process closes it.
     """
+
+    used = 0
+    """The last round in which somebody asked for them."""
 
     def __init__(self, path: Path, count: int) -> None:
         _, dtype, sizes, _ = path.name.split(".")

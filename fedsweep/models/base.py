@@ -1,7 +1,5 @@
 """The base class of backbones, and the Reader, which gives a model pixels or cached outputs of its frozen steps."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,9 +50,7 @@ class Outline:
 
     layers: int
     width: int
-    """Features of an image's token."""
     image_size: int
-    """Height and width in pixels."""
     largest_rank: Mapping[str, int]
     """By position: the smallest side of the matrices that LoRA sits beside; with more, it would not be of low rank."""
 

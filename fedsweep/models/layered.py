@@ -1,7 +1,5 @@
 """Backbones as embed, blocks and classify: a client can run any subset of the blocks, under their full names."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +16,11 @@ from fedsweep.types import AdapterState, Batch
 Position = Literal["l0", "l1", "both", "mlp", "attention", "all"]
 """Where adapters sit in a block: in the last linear of the attention (token mixing), of the MLP (channel mixing), or of
 both; or in all linears of CLIP's MLP, of its attention, or of both."""
-Images: TypeAlias = "Tensor | Batch"
+Images: TypeAlias = Tensor | Batch
 """uint8 (n, 3, height, width), or a batch whose first steps may be known."""
-Step: TypeAlias = "int | Callable[[LayeredModel, Tensor], Tensor]"
+Step: TypeAlias = int | Callable[["LayeredModel", Tensor], Tensor]
 """One step of a walk: a block by its number, or what maps (model, tokens) to tokens of the same shape in its place."""
-Walk: TypeAlias = "Sequence[Step]"
+Walk: TypeAlias = Sequence[Step]
 """The steps of a walk in their order. A block that a client skips is not among them."""
 
 

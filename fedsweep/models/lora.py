@@ -1,7 +1,5 @@
 """LoRA through peft's configuration and layers. The only module that imports peft."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Mapping

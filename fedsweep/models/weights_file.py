@@ -1,7 +1,5 @@
 """Files of backbone weights in timm's naming: find, pin, read, fit and cache them."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """CLIP as a backbone: a checkpoint on the hub, a folder, or one of the small ones that ship with fedsweep."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache

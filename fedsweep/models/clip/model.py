@@ -1,10 +1,8 @@
 """CLIP as a layered model: images pass through the blocks of one encoder, the classes' prompts through the other's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -226,7 +224,7 @@ class LayeredClip(LayeredModel):
         self._known.clear()
         super().load_adapter(state)
 
-    def train(self, mode: bool = True) -> LayeredClip:
+    def train(self, mode: bool = True) -> Self:
         """Switch between training and evaluation; the prompts' features are computed anew."""
         self._known.clear()
         super().train(mode)

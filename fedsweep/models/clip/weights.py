@@ -1,7 +1,5 @@
 """CLIP checkpoints in transformers' format: shape, tensors, normalisation, tokenizer and names of tensors."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

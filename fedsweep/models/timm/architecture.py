@@ -1,13 +1,11 @@
 """The shape of a timm model without its tensors, built on the meta device once per process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
@@ -15,9 +13,6 @@ from torch import nn
 from fedsweep.common.errors import UserError
 from fedsweep.models.base import Outline, Recipe
 from fedsweep.models.timm.transformer_families import WHAT_WORKS, Family, family_of, mixer_shape
-
-if TYPE_CHECKING:
-    from timm.models import PretrainedCfg
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ class Architecture:
                 )
 
     @classmethod
-    def _of_recipe(cls, backbone: Mapping[str, Any]) -> Architecture:
+    def _of_recipe(cls, backbone: Mapping[str, Any]) -> Self:
         sizes = {
             name: backbone.get(name) for name in ("img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")
         }
@@ -177,8 +172,8 @@ def outline(architecture: Architecture) -> TimmOutline:
     )
 
 
-def timm_config(model: str) -> PretrainedCfg:
-    """Return timm's record of a model's weights: those of the tag, or the default ones."""
+def timm_config(model: str) -> Any:
+    """Return timm's record, a PretrainedCfg, of a model's weights: those of the tag, or the default ones."""
     import timm
     from timm.models import PretrainedCfg
 

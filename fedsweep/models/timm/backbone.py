@@ -1,7 +1,5 @@
 """Vision Transformers and Mixers of timm as backbones, with the weights of a tag or a file, or fresh ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

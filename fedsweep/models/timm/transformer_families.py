@@ -1,7 +1,5 @@
 """Block-by-block walks through timm's ViT, Beit, Eva and MlpMixer, and the choice and check of a model's walk."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
