@@ -85,7 +85,7 @@ class FrozenRows:
         counts = [len(own) for _, _, _, own in missing]
         if any(counts):
             fresh = function(torch.cat([part.index_select(0, own) for _, part, _, own in missing])).cpu()
-            for (place, part, here, own), values in zip(missing, fresh.split(counts), strict=True):
+            for (place, part, here, own), values in zip(missing, torch.split(fresh, counts), strict=True):
                 self._keep(place, len(part), own, values)
                 found.append((here, values))
         found = [(here, values) for here, values in found if len(here)]
@@ -101,9 +101,8 @@ class FrozenRows:
 
     def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
         """Return the rows of all examples, computed `size` at a time."""
-        return torch.cat(
-            [self.rows(function, images, index).cpu() for index in torch.split(torch.arange(len(images)), size)]
-        )
+        indices = torch.split(torch.arange(len(images)), size)
+        return torch.cat([self.rows(function, images, index).cpu() for index in indices])
 
     def _key(self, function: FrozenFunction, part: Tensor) -> str:
         content = f"{function.key}\0{self.sources[part.data_ptr()]}\0{tuple(part.shape)}\0{_boot()}"

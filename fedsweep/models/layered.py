@@ -76,8 +76,7 @@ class LayeredModel(nn.Module, ABC):
 
     def draw_head(self, seed: int) -> None:
         """Draw a fresh head, which depends on the seed and the head's names alone."""
-        named = self.named_parameters()
-        draw_head({name: parameter for name, parameter in named if name.startswith(self.head_prefix)}, seed)
+        draw_head(((name, one) for name, one in self.named_parameters() if name.startswith(self.head_prefix)), seed)
         self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
@@ -85,7 +84,7 @@ class LayeredModel(nn.Module, ABC):
         shape = self.backbone.num_features, self.backbone.num_classes
         for depth in sorted(depths):
             head = nn.Linear(*shape, device="meta").to_empty(device="cpu")
-            draw_head({f"heads.{depth}.{name}": parameter for name, parameter in head.named_parameters()}, seed)
+            draw_head(head.named_parameters(prefix=f"heads.{depth}"), seed)
             self.heads[str(depth)] = head
 
     @classmethod
@@ -139,9 +138,7 @@ class LayeredModel(nn.Module, ABC):
     def frozen_steps(self, walk: Walk, trained: Iterable[str]) -> int:
         """Return the number of steps of a walk before the first that training moves, if these tensors are trained.
 
-        >>> LayeredModel.frozen_steps(
-        ...     LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.weight", "backbone.head.bias"]
-        ... )
+        >>> LayeredModel.frozen_steps(LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.bias", "backbone.head.bias"])
         2
         """
         layers = set()
@@ -236,9 +233,9 @@ def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
 
 
 @torch.no_grad()
-def draw_head(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
+def draw_head(parameters: Iterable[tuple[str, nn.Parameter]], seed: int) -> None:
     """Draw truncated normal weights of deviation 0.02, each from a stream of its full name, and zero the biases."""
-    for name, parameter in parameters.items():
+    for name, parameter in parameters:
         if parameter.ndim > 1:
             generator = torch.Generator().manual_seed(derived_seed(seed, "head", name))
             nn.init.trunc_normal_(parameter, std=0.02, generator=generator)

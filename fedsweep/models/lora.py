@@ -83,8 +83,7 @@ def _peft_config(config: LoraConfig, **more: Any) -> Any:
 def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor], base: str | None) -> None:
     """Write PEFT's own files: the adapters, and all other tensors as modules that are saved whole.
 
-    Tensors have their names in the plain network, LoRA's with PEFT's ending, `.lora_A.default.weight`. `base` is that
-    network's name, if it has one.
+    Tensors have their names in the plain network, LoRA's with the ending `.lora_A.default.weight`; `base` is its name.
     """
     from safetensors.torch import save_file
 

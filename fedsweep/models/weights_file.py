@@ -82,17 +82,14 @@ def read_card(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not the file that its card {beside.name} describes: its sha256 is {digest(path)}.")
     for name, least, kind in (("mean", -LARGEST, "finite numbers"), ("std", SMALLEST, "finite positive numbers")):
         values = said.get(name, [0.5])
-        if not isinstance(values, list) or len(values) not in (1, 3) or not all(_between(one, least) for one in values):
+        # JSON's NaN and true are no numbers, and what is beyond float32's largest is not finite.
+        are = isinstance(values, list) and all(type(one) in (int, float) and least <= one <= LARGEST for one in values)
+        if not are or len(values) not in (1, 3):
             raise UserError(f"`{name}` of the card {beside} must be one or three {kind}, but it is {values}.")
     names = said.get("class_names", [])
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise UserError(f"`class_names` of the card {beside} must be a list of names, but it is {names}.")
     return said
-
-
-def _between(value: object, least: float) -> bool:
-    """Return whether `value` is a number from `least` to float32's largest; JSON's NaN and true are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST
 
 
 def read(path: Path) -> dict[str, Tensor]:
@@ -148,10 +145,7 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 
 
 def load_without(network: nn.Module, path: Path, head: str) -> None:
-    """Copy a file's weights into a network without a head, leaving out names that begin with `head`.
-
-    Raise UserError if a tensor is missing, unknown or of another shape.
-    """
+    """Copy a file's weights, but names that begin with `head`, into a network; raise UserError if they do not fit."""
     own = network.state_dict()
     state = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
     state |= {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -47,11 +47,6 @@ class Session:
         """Number of training images of an epoch, without those of the incomplete batch."""
         wanted = self.config.images_per_epoch or len(self.data.train)
         return wanted // self.config.batch_size * self.config.batch_size
-
-    @property
-    def steps(self) -> int:
-        """Number of steps of an epoch."""
-        return self.images // self.config.batch_size
 
     def logits(self, network: Network, pixels: Tensor) -> Tensor:
         """Return the network's logits (n, classes) in float32, computed with the configured precision."""
@@ -96,12 +91,10 @@ def start(
     return Session(config, data, checkpoint, torch.device(device), threads), saved
 
 
-@contextmanager
-def exclusively(out: Path) -> Iterator[None]:
+def exclusively(out: Path) -> AbstractContextManager[None]:
     """Hold the lock on `out` during the context, or raise UserError if another process is training these weights."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is making {out} now."):
-        yield
+    return locked(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is making {out} now.")
 
 
 def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
@@ -155,7 +148,8 @@ def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[Ep
 def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: OnStep) -> float:
     """Train for one epoch, and return the mean loss of its steps."""
     config, device, images = session.config, session.device, session.data.train
-    schedule = cosine(state.optimizer, config.schedule, config.optimizer.lr, config.epochs * session.steps)
+    steps = session.images // config.batch_size
+    schedule = cosine(state.optimizer, config.schedule, config.optimizer.lr, config.epochs * steps)
     mix = mixer(config.mix, len(session.data.class_names))
     shuffle, vary = (
         torch.Generator().manual_seed(derived_seed(config.seed, f"pretrain/{purpose}", epoch))
@@ -168,7 +162,7 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(config.seed, "pretrain/dropout", epoch))
         for place, batch in enumerate(torch.split(order, config.batch_size)):
-            number = (epoch - 1) * session.steps + place
+            number = (epoch - 1) * steps + place
             schedule.step_update(number)
             pixels, targets = session.batch(*images.take(batch))
             pixels = config.augmentation(pixels, vary)
@@ -179,7 +173,7 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
             if place % STEPS_PER_CHECK == 0:
                 _check_finite(loss, epoch)
             on_step(len(batch), loss)
-    mean = total / session.steps
+    mean = total / steps
     _check_finite(mean, epoch)
     return float(mean)
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,8 +41,7 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (n, classes) of images (n, 3, h, w) in [0, 1]; backbones of one channel get the mean colour."""
         pixels = images.mean(1, keepdim=True) if len(self.mean) == 1 else images
-        logits: Tensor = self.backbone((pixels - self.mean) / self.std)
-        return logits
+        return cast(Tensor, self.backbone((pixels - self.mean) / self.std))
 
 
 def build_network(config: PretrainConfig, num_classes: int) -> Network:
@@ -182,8 +181,17 @@ class TrainingState:
         decay = config.ema_decay
         average = None if decay is None else ModelEmaV3(network, decay=decay, use_warmup=True)
         state = cls(network, adamw(network, config.optimizer), average)
-        if saved is not None:
-            state.restore(saved.tensors)
+        if saved is None:
+            return state
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in saved.tensors.items():
+            part, _, rest = name.partition("/")
+            parts.setdefault(part, {})[rest] = tensor
+        network.load_state_dict(parts.pop("network"))
+        if average is not None:
+            average.module.load_state_dict(parts.pop("average"))
+        for name, parameter in network.named_parameters():
+            state.optimizer.state[parameter] = {moment: one[name].to(parameter.device) for moment, one in parts.items()}
         return state
 
     @property
@@ -199,19 +207,6 @@ class TrainingState:
         for name, parameter in self.network.named_parameters():
             named |= {f"{moment}/{name}": tensor for moment, tensor in self.optimizer.state[parameter].items()}
         return named
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the result of `tensors`, on any device, back into this state."""
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition("/")
-            parts.setdefault(part, {})[rest] = tensor
-        self.network.load_state_dict(parts.pop("network"))
-        if self.average is not None:
-            self.average.module.load_state_dict(parts.pop("average"))
-        for name, parameter in self.network.named_parameters():
-            moments = {moment: named[name].to(parameter.device) for moment, named in parts.items()}
-            self.optimizer.state[parameter] = moments
 
     def save(
         self, path: Path, history: Sequence[EpochRecord], config: PretrainConfig, data_digest: str, threads: int

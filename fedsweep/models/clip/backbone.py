@@ -80,11 +80,10 @@ class _Clip(Backbone):
         """Return the model on the meta device, with shapes but no tensors or weights."""
         from transformers import CLIPModel
 
+        names = list(map(str, range(num_classes)))
         with torch.device("meta"):
             towers = Towers(CLIPModel(config_of(self._model)))
-            return LayeredClip(
-                towers, [0.5] * 3, [0.5] * 3, _no_tokens, self.prompt, list(map(str, range(num_classes)))
-            )
+            return LayeredClip(towers, [0.5] * 3, [0.5] * 3, _no_tokens, self.prompt, names)
 
 
 class ClipBackbone(_Clip):

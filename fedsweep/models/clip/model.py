@@ -67,7 +67,10 @@ class FeatureAdapter(nn.Sequential):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the weighted features."""
-        return cast(Tensor, super().forward(features)) * features
+        weights = features
+        for layer in self:
+            weights = layer(weights)
+        return weights * features
 
 
 class LayeredClip(LayeredModel):

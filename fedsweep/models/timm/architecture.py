@@ -38,19 +38,10 @@ class Architecture:
         """Height and width in pixels: the given one, or that of the tag's weights."""
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
-    def facts(self) -> dict[str, str | int | None]:
-        """Return the hyperparameters that must be as in training, with the model's own values in place of null.
-
-        Other image sizes and a single channel are asked for on purpose, and weights are fitted to them.
-        """
-        known = outline(self)
-        return {"model": self.name, "num_heads": known.heads, "patch_size": known.patch_size}
-
     def build(self) -> nn.Module:
         """Return the network on torch's default device, with weights from torch's generator and a head of one class.
 
-        The head is to be replaced; with a constant number of classes it does not change the other draws. Raise
-        ValueError if timm cannot build the network.
+        The head is to be replaced; its one class does not change the other draws. Raise ValueError if timm cannot.
         """
         import timm
 
@@ -58,7 +49,7 @@ class Architecture:
             raise ValueError(f"`backbone.num_heads` is given, but {self.name} has no attention heads")
         call = timm.models.MlpMixer if self._is_reshaped else partial(timm.create_model, self.model)
         try:
-            return cast(nn.Module, call(num_classes=1, **self.arguments()))
+            return call(num_classes=1, **self.arguments())
         except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
@@ -89,11 +80,11 @@ class Architecture:
         backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
         if not isinstance(backbone, dict) or backbone.get("name") != "timm":
             return
-        now = self.facts()
+        now = outline(self).facts
         try:
             trained = Architecture._of_recipe(backbone)
             # A recipe's other model need not even be known to this timm.
-            was = trained.facts() if trained.name == self.name else {"model": trained.name}
+            was = outline(trained).facts if trained.name == self.name else {"model": trained.name}
         except ValueError as error:
             raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {error}.") from None
         for field, value in was.items():
@@ -132,9 +123,8 @@ class TimmOutline(Outline):
     """The outline of a timm model."""
 
     family: Family
-    patch_size: int
-    heads: int | None
-    """Attention heads; None without attention."""
+    facts: Mapping[str, str | int | None]
+    """The hyperparameters that must be as in training: weights are fitted to other image sizes and to one channel."""
 
 
 @lru_cache(maxsize=64)
@@ -166,8 +156,11 @@ def outline(architecture: Architecture) -> TimmOutline:
         layers=len(blocks),
         width=cast(int, backbone.embed_dim),
         image_size=size,
-        patch_size=patch_size,
-        heads=getattr(getattr(blocks[0], "attn", None), "num_heads", None),
+        facts={
+            "model": name,
+            "num_heads": getattr(getattr(blocks[0], "attn", None), "num_heads", None),
+            "patch_size": patch_size,
+        },
         largest_rank=largest | {"both": min(largest.values())},
     )
 
@@ -193,7 +186,7 @@ def check_name(model: str) -> None:
         nearest = get_close_matches(name, known)
         hint = f"; the nearest are {', '.join(nearest)}" if nearest else ""
         raise ValueError(f"`backbone.model` {name} is not a model of timm{hint}")
-    if dot and model not in (tagged := tagged_names(name)):
+    if dot and model not in (tagged := timm.list_models(name, include_tags=True)):
         longer = [one for one in tagged if one.startswith(model)]
         nearest = list(dict.fromkeys([*longer, *get_close_matches(model, tagged, n=len(tagged), cutoff=0)]))
         wrong = f"timm has no weights `{tag}` of {name}" if tag else f"`backbone.model` {model} ends in a dot"
@@ -206,7 +199,8 @@ def check_pinned(model: str) -> None:
     import timm
 
     name, _, tag = model.partition(".")
-    with_weights = [one for one in tagged_names(name) if timm.models.is_model_pretrained(one)]
+    tagged = timm.list_models(name, include_tags=True)
+    with_weights = [one for one in tagged if timm.models.is_model_pretrained(one)]
     if not with_weights:
         raise ValueError(f"timm has no weights of {name}; `backbone.pretrained` can be none or a file")
     if tag and model not in with_weights:
@@ -219,13 +213,6 @@ def check_pinned(model: str) -> None:
             f"`backbone.model` {name} must name its weights too where `backbone.pretrained` is timm: "
             f"timm's default today is {default}{rest}"
         )
-
-
-def tagged_names(name: str) -> list[str]:
-    """Return a model's names with the tags of all weights that timm knows, in alphabetical order."""
-    import timm
-
-    return list(timm.list_models(name, include_tags=True))
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:

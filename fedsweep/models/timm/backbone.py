@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -28,7 +28,7 @@ def pretrained_network(model: str, **shape: Any) -> nn.Module:
     file = locate(model)
     overlay = {"file": str(file), "custom_load": file.suffix == ".npz"} if file else {}
     try:
-        return cast(nn.Module, timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay, **shape))
+        return timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay, **shape)
     except OSError as error:
         raise _unreachable(model, error) from error
     except Exception as error:  # each format has its own
@@ -144,9 +144,8 @@ class TimmBackbone(Backbone):
             raise UserError(f"`backbone.sha256` is {self.sha256}, but that of {path} is {digest}.")
         free = [name for name in ("mean", "std") if getattr(self, name) is None]
         used = {name: card[name] for name in (*free, "class_names") if name in card}  # names: whether the head is kept
-        if not used:
-            return f"sha256:{digest}"
-        return f"sha256:{digest}+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}"
+        suffix = f"+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}" if used else ""
+        return f"sha256:{digest}{suffix}"
 
     def _file(self) -> tuple[Path, dict[str, Any]]:
         path = weights_file.find(self.pretrained)

@@ -133,8 +133,7 @@ class LayeredMixer(LayeredModel):
 def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_blocks: int | None) -> dict[str, Any]:
     """Return the arguments of timm's class for a Mixer like timm's `model`; None keeps the model's value.
 
-    The widths of the two MLPs keep their ratio to the width of a token. Raise ValueError for gated MLPs, which need
-    arguments of their own.
+    The widths of the two MLPs keep their ratio to a token's. Raise ValueError for gated MLPs, which need others.
     """
     import timm
     from timm.layers.mlp import Mlp
