@@ -30,7 +30,7 @@ kept: on a CPU, a kernel's row depends on no other row unless it is in a remaind
 PAGE, SUFFIX = 4096, ".rows"
 PACKAGES = ("torch", "timm", "transformers", "peft", "numpy")
 LOOKS = 64
-"""A process looks at the folder again after it has written this part of the limit."""
+"""A process looks at the folder again, to which others write too, after it has written this part of the limit."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,7 @@ class FrozenRows:
             self._files[place].write(rows, values)
 
     def _may_grow(self, folder: Path, size: int) -> bool:
-        """Remove rows that this process does not use, the oldest first, until `size` more bytes fit.
-
-        Other processes write to the folder too: it is looked at again after every `LOOKS`-th of the limit.
-        """
+        """Remove rows that this process does not use, the oldest first, until `size` more bytes fit."""
         if size > self._room:
             left = self.limit - self._swept(folder, size)
             if size > left:
@@ -168,8 +165,7 @@ class _Rows:
     it is removed, it lives on until this process closes it.
     """
 
-    used = 0
-    """The last round in which somebody asked for them."""
+    used = 0  # the last round in which somebody asked for them
 
     def __init__(self, path: Path, count: int) -> None:
         _, dtype, sizes, _ = path.name.split(".")

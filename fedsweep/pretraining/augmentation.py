@@ -23,10 +23,6 @@ class Draws:
         share = torch.rand(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
         return low + (high - low) * share
 
-    def normal(self, *shape: int) -> Tensor:
-        """Return standard normal numbers (count, *shape)."""
-        return torch.randn(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
-
     def sometimes(self, probability: float) -> Tensor:
         """Return booleans (count, 1, 1, 1), true with this probability."""
         return self.uniform(0, 1, 1, 1, 1) < probability
@@ -138,7 +134,8 @@ class GlyphAugmentation(Config):
         background = stripes(len(pixels), generator).to(pixels.device) * draw.uniform(0, 0.5, 3, 1, 1)
         background = background * draw.sometimes(self.stripes)
         images = background * (1 - glyphs) + glyphs * draw.uniform(self.contrast, 1, 3, 1, 1)
-        images = images + self.noise_std * draw.normal(*pixels.shape[1:]) * draw.sometimes(self.noise)
+        noise = torch.randn(pixels.shape, generator=generator).to(pixels.device)
+        images = images + self.noise_std * noise * draw.sometimes(self.noise)
         return torch.where(draw.sometimes(self.invert), 1 - images, images).clamp(0, 1)
 
 

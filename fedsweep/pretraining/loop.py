@@ -263,7 +263,6 @@ class EpochTable:
     """A table with a row per epoch and a progress bar, updated by `on_step`."""
 
     def __init__(self, session: Session, finished: int, console: Console) -> None:
-        self.console = console
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
@@ -281,19 +280,19 @@ class EpochTable:
 
     def __enter__(self) -> Self:
         print("     epoch  train loss     val acc    val loss          lr     seconds", flush=True)
-        if self.console.is_terminal:
+        if self.progress.console.is_terminal:
             self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
+        if self.progress.console.is_terminal:
             self.progress.stop()
 
     def on_step(self, images: int, loss: Tensor) -> None:
         """Count the images, and display the loss every `REFRESH` seconds."""
         self.trained, self.seen = self.trained + images, self.seen + images
         now = time.monotonic()
-        if self.console.is_terminal and now - self.looked > REFRESH:
+        if self.progress.console.is_terminal and now - self.looked > REFRESH:
             speed = self.seen / (now - self.looked)
             self.seen, self.looked = 0, now
             epoch = f"{1 + (self.trained - 1) // self.session.images}/{self.session.config.epochs}"

@@ -178,8 +178,7 @@ class TrainingState:
     def of(cls, config: PretrainConfig, num_classes: int, device: torch.device, saved: Saved | None) -> Self:
         """Return the state of a checkpoint, or without one the state before the first step."""
         network = build_network(config, num_classes).to(device)
-        decay = config.ema_decay
-        average = None if decay is None else ModelEmaV3(network, decay=decay, use_warmup=True)
+        average = None if config.ema_decay is None else ModelEmaV3(network, decay=config.ema_decay, use_warmup=True)
         state = cls(network, adamw(network, config.optimizer), average)
         if saved is None:
             return state

@@ -41,7 +41,7 @@ class Architecture:
     def build(self) -> nn.Module:
         """Return the network on torch's default device, with weights from torch's generator and a head of one class.
 
-        The head is to be replaced; its one class does not change the other draws. Raise ValueError if timm cannot.
+        The head is to be replaced; its one class changes no other draw. Raise ValueError if timm cannot build it.
         """
         import timm
 
@@ -147,6 +147,7 @@ def outline(architecture: Architecture) -> TimmOutline:
     if (architecture.img_size or architecture.patch_size) and size % patch_size:
         raise ValueError(f"`backbone.img_size` must be a multiple of the patch size {patch_size}, but it is {size}")
     blocks = cast(nn.ModuleList, backbone.blocks)
+    heads = getattr(getattr(blocks[0], "attn", None), "num_heads", None)
     largest = {
         position: min(min(cast(nn.Linear, block.get_submodule(place)).weight.shape) for block in blocks)
         for position, place in family.sublayers.items()
@@ -156,11 +157,7 @@ def outline(architecture: Architecture) -> TimmOutline:
         layers=len(blocks),
         width=cast(int, backbone.embed_dim),
         image_size=size,
-        facts={
-            "model": name,
-            "num_heads": getattr(getattr(blocks[0], "attn", None), "num_heads", None),
-            "patch_size": patch_size,
-        },
+        facts={"model": name, "num_heads": heads, "patch_size": patch_size},
         largest_rank=largest | {"both": min(largest.values())},
     )
 

@@ -161,7 +161,6 @@ class TimmBackbone(Backbone):
         """
         self.fingerprint()  # refuses a wrong file before anything is built
         family = self._outline.family
-        head = family.head_prefix.removeprefix("backbone.")
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derived_seed(seed, "backbone"))  # not CUDA's: nothing draws there
             backbone = self._create()
@@ -170,8 +169,8 @@ class TimmBackbone(Backbone):
                 backbone.reset_classifier(num_classes)  # type: ignore[operator]
             if self.pretrained not in ("timm", "none"):
                 path, card = self._file()
-                others = class_names is not None and card.get("class_names", [*class_names]) != [*class_names]
-                kept = weights_file.load(backbone, path, head, keep_head=not others)
+                same = class_names is None or card.get("class_names", [*class_names]) == [*class_names]
+                kept = weights_file.load(backbone, path, family.head_prefix.removeprefix("backbone."), keep_head=same)
             model = family(backbone, *self._normalisation())
             if not kept:
                 model.draw_head(seed)

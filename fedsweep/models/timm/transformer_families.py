@@ -85,8 +85,8 @@ class LayeredBeit(LayeredModel):
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Run one block, with its relative positions."""
         shared = self.backbone.rel_pos_bias
-        out: Tensor = self.backbone.blocks[layer](tokens, shared_rel_pos_bias=None if shared is None else shared())
-        return out
+        bias = None if shared is None else shared()
+        return cast(Tensor, self.backbone.blocks[layer](tokens, shared_rel_pos_bias=bias))
 
 
 class LayeredEva(LayeredModel):
