@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from fedsweep.cli import app
 from fedsweep.common.config import Config
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.pretraining import PretrainConfig
+from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import SearchSpace
 

@@ -20,7 +20,7 @@ from fedsweep.common.paths import find, find_either
 from fedsweep.common.yaml_values import parse_overrides, read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.plan import Options
-from fedsweep.pretraining import PretrainConfig
+from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.results.arms import Arm, parse_arm
 from fedsweep.results.table_columns import COLUMNS, check_columns
 from fedsweep.sweep.plan.plan import Plan

@@ -13,7 +13,7 @@ from fedsweep.common.paths import available
 from fedsweep.common.yaml_values import read_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models.clip.model import FeatureAdapter
-from fedsweep.pretraining import PretrainConfig
+from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.results.arms import counterparts, identity
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.search_space import SearchSpace

@@ -32,7 +32,8 @@ def pretrain(
 
     import torch
 
-    from fedsweep.pretraining import EpochTable, PretrainConfig, default_out, exclusively, start, train, write_result
+    from fedsweep.pretraining.config import PretrainConfig
+    from fedsweep.pretraining.loop import EpochTable, default_out, exclusively, start, train, write_result
 
     torch.set_num_threads(threads or 1)
     where = f"pre-training {experiment}"

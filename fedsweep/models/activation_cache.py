@@ -5,10 +5,9 @@ trained one give the same row in every step, round and trial. Rows are read from
 stay in the system's page cache, take no memory from the process, and are given up first when memory is short.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
+import math
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ kept: on a CPU, a kernel's row depends on no other row unless it is in a remaind
 PAGE, SUFFIX = 4096, ".rows"
 PACKAGES = ("torch", "timm", "transformers", "peft", "numpy")
 LOOKS = 64
-"""A process looks at the folder again after it has written this part of the limit."""
+"""A process looks at the folder again, to which others write too, after it has written this part of the limit."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,8 @@ class FrozenFunction:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the rows, without a gradient; images are padded with copies of the first."""
-        lacking = -len(images) % GROUP
+        padding = images[:1].expand(-len(images) % GROUP, *images.shape[1:])
         with torch.no_grad():
-            if not lacking:
-                return self.compute(images)
-            padding = images[:1].expand(lacking, *images.shape[1:])
             return self.compute(torch.cat([images, padding]))[: len(images)]
 
 
@@ -58,117 +54,106 @@ class FrozenRows:
     sources: Mapping[int, str] = field(default_factory=dict)
     folder: Path | None = None
     limit: int = 0
-    _files: dict[str, _Rows] = field(default_factory=dict)
-    _used: dict[str, int] = field(default_factory=dict)
+    _files: dict[Path, "_Rows"] = field(default_factory=dict)
     _round: int = 0
     _room: int = 0
 
     @classmethod
-    def of(cls, sources: Mapping[int, str]) -> FrozenRows:
+    def of(cls, sources: Mapping[int, str]) -> Self:
         """Return a cache in the folder and of the size that the environment sets, or none if it cannot be written."""
         folder, limit = activation_folder(), activation_bytes()
-        try:
+        with contextlib.suppress(OSError):
             if limit:
                 folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            limit = 0
-        return cls(sources, folder if limit else None, limit)
+                return cls(sources, folder, limit)
+        return cls(sources)
 
     def rows(self, function: FrozenFunction, images: ImageSet, index: Tensor) -> Tensor:
         """Return the function's rows for the examples at `index` (k,): (k, ...), on the CPU where rows are kept."""
         places = images.places(index)
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
             return function(images.take(index)[0])
-        keys = [self._key(function, part) for part, _, _ in places]
-        known = [self._known(key, len(part), own) for key, (part, _, own) in zip(keys, places, strict=True)]
-        missing = [part.index_select(0, own[~there]) for there, (part, _, own) in zip(known, places, strict=True)]
-        found = function(torch.cat(missing)).cpu() if sum(map(len, missing)) else None
-        pieces = torch.split(found, list(map(len, missing))) if found is not None else [None] * len(places)
-        out: Tensor | None = None
-        for key, there, (part, here, own), fresh in zip(keys, known, places, pieces, strict=True):
-            if fresh is not None and len(fresh):
-                self._keep(key, len(part), own[~there], fresh)
-                out = fresh.new_empty((len(index), *fresh.shape[1:])) if out is None else out
-                out[here[~there]] = fresh
-            if there.any():
-                read = self._read(key, function, part, own[there])
-                out = read.new_empty((len(index), *read.shape[1:])) if out is None else out
-                out[here[there]] = read
-        if out is None:
+        if not len(index):
             raise ValueError("rows of no images were asked for")
+        found: list[tuple[Tensor, Tensor]] = []  # positions in `index`, and their rows
+        missing: list[tuple[Path, Tensor, Tensor, Tensor]] = []
+        for part, here, own in places:
+            place = self.folder / self._key(function, part)
+            there, values = self._kept(place, len(part), own)
+            found.append((here[there], values))
+            missing.append((place, part, here[~there], own[~there]))
+        counts = [len(own) for _, _, _, own in missing]
+        if any(counts):
+            fresh = function(torch.cat([part.index_select(0, own) for _, part, _, own in missing])).cpu()
+            for (place, part, here, own), values in zip(missing, torch.split(fresh, counts), strict=True):
+                self._keep(place, len(part), own, values)
+                found.append((here, values))
+        found = [(here, values) for here, values in found if len(here)]
+        out = found[0][1].new_empty((len(index), *found[0][1].shape[1:]))
+        for here, values in found:
+            out[here] = values
         return out
 
     def next_round(self) -> None:
         """Release the rows that nobody asked for in a whole round, to make room for others."""
         self._round += 1
-        for key in [key for key, last in self._used.items() if last < self._round - 1]:
-            del self._used[key]
-            self._files.pop(key, None)
+        self._files = {place: rows for place, rows in self._files.items() if rows.used >= self._round - 1}
 
     def all(self, function: FrozenFunction, images: ImageSet, size: int) -> Tensor:
         """Return the rows of all examples, computed `size` at a time."""
-        return torch.cat(
-            [self.rows(function, images, index).cpu() for index in torch.split(torch.arange(len(images)), size)]
-        )
+        indices = torch.split(torch.arange(len(images)), size)
+        return torch.cat([self.rows(function, images, index).cpu() for index in indices])
 
     def _key(self, function: FrozenFunction, part: Tensor) -> str:
         content = f"{function.key}\0{self.sources[part.data_ptr()]}\0{tuple(part.shape)}\0{_boot()}"
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
-    def _known(self, key: str, count: int, rows: Tensor) -> Tensor:
-        self._used[key] = self._round
+    def _kept(self, place: Path, count: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which of these rows are kept, and their values; none if the file is cut short or cannot be read."""
         with contextlib.suppress(OSError):
-            if key not in self._files and (found := _Rows.find(self._place() / key, count)) is not None:
-                self._files[key] = found
-            if key in self._files:
-                return self._files[key].there(rows)
-        return torch.zeros(len(rows), dtype=torch.bool)
+            if place not in self._files and (paths := list(place.parent.glob(f"{place.name}.*{SUFFIX}"))):
+                self._files[place] = _Rows(paths[0], count)
+            if place in self._files:
+                self._files[place].used = self._round
+                there = self._files[place].there(rows)
+                return there, self._files[place].read(rows[there])
+        return torch.zeros(len(rows), dtype=torch.bool), torch.empty(0)
 
-    def _read(self, key: str, function: FrozenFunction, part: Tensor, rows: Tensor) -> Tensor:
-        try:
-            return self._files[key].read(rows)
-        except OSError:
-            return function(part.index_select(0, rows)).cpu()
-
-    def _keep(self, key: str, count: int, rows: Tensor, values: Tensor) -> None:
+    def _keep(self, place: Path, count: int, rows: Tensor, values: Tensor) -> None:
         """Keep rows if there is room and the folder can be written."""
         with contextlib.suppress(OSError):
-            if not self._may_grow(values.nbytes):
+            if not self._may_grow(place.parent, values.nbytes):
                 return
-            if key not in self._files:
-                self._files[key] = _Rows.like(self._place() / key, count, values)
-            self._files[key].write(rows, values)
+            if place not in self._files:
+                sizes = "x".join(map(str, values.shape[1:])) or "scalar"
+                name = f"{place.name}.{values.numpy().dtype.name}.{sizes}{SUFFIX}"
+                self._files[place] = _Rows(place.with_name(name), count)
+                self._files[place].used = self._round
+            self._files[place].write(rows, values)
 
-    def _place(self) -> Path:
-        if self.folder is None:
-            raise RuntimeError("nothing is kept without a folder")
-        return self.folder
-
-    def _may_grow(self, size: int) -> bool:
-        """Remove rows that this process does not use, the oldest first, until `size` more bytes fit.
-
-        Other processes write to the folder too: it is looked at again after every `LOOKS`-th of the limit.
-        """
+    def _may_grow(self, folder: Path, size: int) -> bool:
+        """Remove rows that this process does not use, the oldest first, until `size` more bytes fit."""
         if size > self._room:
-            left = self.limit - self._swept(size)
+            left = self.limit - self._swept(folder, size)
             if size > left:
                 return False
             self._room = max(size, min(left, self.limit // LOOKS))
         self._room -= size
         return True
 
-    def _swept(self, size: int) -> int:
+    def _swept(self, folder: Path, size: int) -> int:
         own = {rows.path for rows in self._files.values()}
-        found: list[tuple[Path, os.stat_result]] = []
-        for path in self._place().glob(f"*{SUFFIX}"):
+        found: list[tuple[float, int, Path]] = []
+        for path in folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):  # another process may just have removed it
-                found.append((path, path.stat()))
-        used = sum(status.st_blocks * 512 for _, status in found)
-        for path, status in sorted(found, key=lambda one: one[1].st_mtime):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_blocks * 512, path))
+        used = sum(taken for _, taken, _ in found)
+        for _, taken, path in sorted(found):
             if used + size <= self.limit:
                 break
             if path not in own:
-                used -= status.st_blocks * 512
+                used -= taken
                 path.unlink(missing_ok=True)
         return used
 
@@ -176,36 +161,27 @@ class FrozenRows:
 class _Rows:
     """One function's rows for one tensor of images: a sparse file of flags, one for each kept row, and rows.
 
-    The file is read and written through one descriptor: if it is removed, it lives on until this process closes it.
+    Its name is `<key>.<kind of number>.<shape of a row>.rows`. The file is read and written through one descriptor: if
+    it is removed, it lives on until this process closes it.
     """
 
-    def __init__(self, path: Path, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.path, self.count, self.dtype, self.shape = path, count, dtype, shape
-        self.width = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    used = 0  # the last round in which somebody asked for them
+
+    def __init__(self, path: Path, count: int) -> None:
+        _, dtype, sizes, _ = path.name.split(".")
+        self.path, self.count, self.dtype = path, count, np.dtype(dtype)
+        self.shape = () if sizes == "scalar" else tuple(map(int, sizes.split("x")))
+        self.width = math.prod(self.shape) * self.dtype.itemsize
         self.start = -(-count // PAGE) * PAGE
         self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         weakref.finalize(self, os.close, self.file)
         os.ftruncate(self.file, self.start + count * self.width)  # it is so long already where another was first
         os.utime(path)
 
-    @classmethod
-    def like(cls, path: Path, count: int, values: Tensor) -> _Rows:
-        dtype, shape = values.numpy().dtype, tuple(values.shape[1:])
-        sizes = "x".join(map(str, shape)) or "scalar"
-        return cls(path.with_name(f"{path.name}.{dtype.name}.{sizes}{SUFFIX}"), count, dtype, shape)
-
-    @classmethod
-    def find(cls, path: Path, count: int) -> _Rows | None:
-        for found in path.parent.glob(f"{path.name}.*{SUFFIX}"):
-            _, dtype, sizes, _ = found.name.split(".")
-            shape = () if sizes == "scalar" else tuple(map(int, sizes.split("x")))
-            return cls(found, count, np.dtype(dtype), shape)
-        return None
-
     def there(self, rows: Tensor) -> Tensor:
         flags = np.frombuffer(os.pread(self.file, self.count, 0), np.uint8)
-        if len(flags) < self.count:  # it was cut short
-            return torch.zeros(len(rows), dtype=torch.bool)
+        if len(flags) < self.count:
+            raise OSError(f"{self.path} is cut short")
         return torch.from_numpy(flags[rows.numpy()] == 1)
 
     def read(self, rows: Tensor) -> Tensor:

@@ -1,33 +1,23 @@
 """The base class of backbones, and the Reader, which gives a model pixels or cached outputs of its frozen steps."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.models.activation_cache import FrozenFunction, FrozenRows, walk_key
 from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.types import AdapterState, Batch, ImageSet
 
-SHAPE = (
-    "img_size",
-    "in_chans",
-    "patch_size",
-    "embed_dim",
-    "depth",
-    "num_blocks",
-    "num_heads",
-    "mlp_ratio",
-    "num_classes",
-)
+SHAPE = "img_size, in_chans, patch_size, embed_dim, depth, num_blocks, num_heads, mlp_ratio, num_classes"
 
 
 class Recipe(Config):
@@ -44,8 +34,8 @@ class Recipe(Config):
     @classmethod
     def _of_the_shape(cls, arguments: dict[str, Json]) -> dict[str, Json]:
         for name in arguments:
-            if name not in SHAPE:  # timm's others name files and addresses
-                raise ValueError(f"`arguments` of a backbone's recipe must be among {', '.join(SHAPE)}, not `{name}`")
+            if name not in SHAPE.split(", "):  # timm's others name files and addresses
+                raise ValueError(f"`arguments` of a backbone's recipe must be among {SHAPE}, not `{name}`")
         return arguments
 
     @property
@@ -60,9 +50,7 @@ class Outline:
 
     layers: int
     width: int
-    """Features of an image's token."""
     image_size: int
-    """Height and width in pixels."""
     largest_rank: Mapping[str, int]
     """By position: the smallest side of the matrices that LoRA sits beside; with more, it would not be of low rank."""
 
@@ -121,6 +109,28 @@ class Backbone(Config, ABC):
 @lru_cache(maxsize=64)
 def _checked(backbone: Backbone, num_classes: int, names: tuple[str, ...] | None, _fingerprint: str) -> None:
     backbone.build(num_classes, 0, names)
+
+
+@torch.no_grad()
+def check_walk(
+    model: LayeredModel, forward: Callable[[Tensor], Tensor], size: int, name: str, theirs: str, tolerance: float = 0.0
+) -> None:
+    """Raise UserError unless embed, all blocks and classify give the finite logits of the library's own `forward`.
+
+    One random image of height and width `size` is tried. The message calls that forward `theirs`.
+    """
+    model.eval()
+    pixels = torch.rand(1, len(model.mean), size, size, generator=torch.Generator().manual_seed(0))
+    expected = forward(pixels)
+    if not expected.isfinite().all():
+        raise UserError(f"the weights of `backbone.model` {name} give logits that are not finite numbers.")
+    tokens = model.embed(pixels)
+    for layer in range(model.num_layers):
+        tokens = model.block(layer, tokens)
+    if not torch.allclose(model.classify(tokens), expected, rtol=tolerance, atol=tolerance):
+        raise UserError(
+            f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than {theirs}."
+        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Checkpoints in transformers' layout: the user's folders, and the hub's cache, into which they are downloaded once."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

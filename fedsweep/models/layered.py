@@ -1,7 +1,5 @@
 """Backbones as embed, blocks and classify: a client can run any subset of the blocks, under their full names."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from fedsweep.common.randomness import derived_seed
-from fedsweep.models.names import STATISTICS, layer_of
+from fedsweep.models.names import STATISTICS, layer_of, names_within
 from fedsweep.types import AdapterState, Batch
 
 Position = Literal["l0", "l1", "both", "mlp", "attention", "all"]
 """Where adapters sit in a block: in the last linear of the attention (token mixing), of the MLP (channel mixing), or of
 both; or in all linears of CLIP's MLP, of its attention, or of both."""
-Images: TypeAlias = "Tensor | Batch"
+Images: TypeAlias = Tensor | Batch
 """uint8 (n, 3, height, width), or a batch whose first steps may be known."""
-Step: TypeAlias = "int | Callable[[LayeredModel, Tensor], Tensor]"
+Step: TypeAlias = int | Callable[["LayeredModel", Tensor], Tensor]
 """One step of a walk: a block by its number, or what maps (model, tokens) to tokens of the same shape in its place."""
-Walk: TypeAlias = "Sequence[Step]"
+Walk: TypeAlias = Sequence[Step]
 """The steps of a walk in their order. A block that a client skips is not among them."""
 
 
@@ -32,11 +30,8 @@ class LayeredModel(nn.Module, ABC):
     There is one resident model per process: adapters are copied in and out, blocks are never renumbered.
     """
 
-    backbone: nn.Module
-    heads: nn.ModuleDict
-    """Classifiers beside the backbone's own, by the number of blocks that they come after; none unless added."""
-    bricks: nn.ModuleDict
-    """FedBRICK's stand-ins for every block, by set; none unless added."""
+    backbone: Any
+    """The network of timm, or the two encoders of a CLIP."""
     class_names: tuple[str, ...] = ()
     """Names of the classes that its logits are of; none on the meta device."""
     head_is_fresh: bool = False
@@ -47,26 +42,21 @@ class LayeredModel(nn.Module, ABC):
     def __init__(self, backbone: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         self.backbone = backbone
-        self.heads = nn.ModuleDict()
-        self.bricks = nn.ModuleDict()
+        self.heads = nn.ModuleDict()  # classifiers beside the backbone's own, by the number of blocks before them
+        self.bricks = nn.ModuleDict()  # FedBRICK's stand-ins for every block, by set
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    sublayers: ClassVar[Mapping[str, str]]
+    sublayers: ClassVar[Mapping[str, str]] = {"l0": "attn.proj", "l1": "mlp.fc2"}
     """Within a block, the last linear of each sublayer: where LoRA sits (`l0`, `l1`)."""
     top: ClassVar[tuple[str, ...]] = ("backbone.norm.", "backbone.fc_norm.", "backbone.attn_pool.", "backbone.head")
     """Prefixes of the backbone's names above its blocks."""
     behind: ClassVar[tuple[str, ...]] = (*top, "heads.")
     """Prefixes of names, outside the blocks, of what no block's input depends on."""
-    patch_projection: ClassVar[str]
+    patch_projection: ClassVar[str] = "backbone.patch_embed.proj"
     """The patch embedding's projection."""
     head_prefix: ClassVar[str] = "backbone.head"
     """Prefix of the head's parameter names; without a dot, because a distilled DeiT has `head_dist` too."""
-
-    @staticmethod
-    @abstractmethod
-    def fits(backbone: nn.Module) -> bool:
-        """Return whether a backbone has this walk."""
 
     @abstractmethod
     def embed(self, pixels: Tensor) -> Tensor:
@@ -74,30 +64,27 @@ class LayeredModel(nn.Module, ABC):
 
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Run one block, with its residual connections: (batch, tokens, width) to the same shape."""
-        return cast(Tensor, cast(nn.ModuleList, self.backbone.blocks)[layer](tokens))
+        return cast(Tensor, self.backbone.blocks[layer](tokens))
 
     def classify(self, tokens: Tensor) -> Tensor:
         """Apply the final norm, then timm's `forward_head` (pooling and head): (batch, tokens, width) to logits."""
-        backbone = cast(Any, self.backbone)
-        return cast(Tensor, backbone.forward_head(backbone.norm(tokens)))
+        return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens)))
 
     def features(self, tokens: Tensor) -> Tensor:
         """Return the head's input, after final norm and timm's pooling: (batch, tokens, width) to (batch, width)."""
-        backbone = cast(Any, self.backbone)
-        return cast(Tensor, backbone.forward_head(backbone.norm(tokens), pre_logits=True))
+        return cast(Tensor, self.backbone.forward_head(self.backbone.norm(tokens), pre_logits=True))
 
     def draw_head(self, seed: int) -> None:
         """Draw a fresh head, which depends on the seed and the head's names alone."""
-        named = self.named_parameters()
-        draw_head({name: parameter for name, parameter in named if name.startswith(self.head_prefix)}, seed)
+        draw_head(((name, one) for name, one in self.named_parameters() if name.startswith(self.head_prefix)), seed)
         self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
         """Add fresh trainable classifiers after these numbers of blocks, under `heads.<depth>`."""
-        classes = cast(int, self.backbone.num_classes)
+        shape = self.backbone.num_features, self.backbone.num_classes
         for depth in sorted(depths):
-            head = nn.Linear(cast(int, self.backbone.num_features), classes, device="meta").to_empty(device="cpu")
-            draw_head({f"heads.{depth}.{name}": parameter for name, parameter in head.named_parameters()}, seed)
+            head = nn.Linear(*shape, device="meta").to_empty(device="cpu")
+            draw_head(head.named_parameters(prefix=f"heads.{depth}"), seed)
             self.heads[str(depth)] = head
 
     @classmethod
@@ -117,7 +104,7 @@ class LayeredModel(nn.Module, ABC):
     @property
     def num_layers(self) -> int:
         """L, the number of blocks of the full model."""
-        return len(cast(nn.ModuleList, self.backbone.blocks))
+        return len(self.backbone.blocks)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Return the normalised pixels of uint8 images (batch, 3, h, w), moved to the model's device.
@@ -151,9 +138,7 @@ class LayeredModel(nn.Module, ABC):
     def frozen_steps(self, walk: Walk, trained: Iterable[str]) -> int:
         """Return the number of steps of a walk before the first that training moves, if these tensors are trained.
 
-        >>> LayeredModel.frozen_steps(
-        ...     LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.weight", "backbone.head.bias"]
-        ... )
+        >>> LayeredModel.frozen_steps(LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.bias", "backbone.head.bias"])
         2
         """
         layers = set()
@@ -167,14 +152,9 @@ class LayeredModel(nn.Module, ABC):
 
     def ahead(self, state: AdapterState, walk: Walk, steps: int) -> AdapterState:
         """Return the tensors of `state` that the first steps depend on; a whole walk includes the model's top."""
-        passed, behind = set(walk[:steps]), self.behind
-        if steps == len(walk):
-            behind = tuple(prefix for prefix in behind if prefix not in self.top)
-        return {
-            name: tensor
-            for name, tensor in state.items()
-            if (layer in passed if (layer := layer_of(name)) is not None else not name.startswith(behind))
-        }
+        top = self.top if steps == len(walk) else ()
+        behind = tuple(prefix for prefix in self.behind if prefix not in top)
+        return {name: state[name] for name in names_within(state, cast("Sequence[int]", walk[:steps]), behind)}
 
     def height(self, name: str) -> tuple[int, int]:
         """Return the index of a tensor's block in its encoder, and the encoder's number of blocks."""
@@ -195,7 +175,7 @@ class LayeredModel(nn.Module, ABC):
     @contextmanager
     def frozen(self, walk: Walk, steps: int) -> Iterator[None]:
         """Hold the first blocks of a walk in evaluation mode: frozen adapters have no dropout."""
-        blocks = [cast(nn.ModuleList, self.backbone.blocks)[cast(int, step)] for step in walk[:steps]]
+        blocks = [self.backbone.blocks[step] for step in walk[:steps]]
         for block in blocks:
             block.eval()
         try:
@@ -214,12 +194,12 @@ class LayeredModel(nn.Module, ABC):
 
     def statistics(self) -> dict[str, Tensor]:
         """Return the running means and variances of the batch norms that are trained."""
-        norms = (
-            (name, module)
+        return {
+            f"{name}.{one}": cast(Tensor, getattr(module, one))
             for name, module in self.named_modules()
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.weight.requires_grad
-        )
-        return {f"{name}.{one}": cast(Tensor, getattr(norm, one)) for name, norm in norms for one in STATISTICS}
+            for one in STATISTICS
+        }
 
     def movable(self) -> dict[str, Tensor]:
         """Return all tensors that training moves, by full name: trainable parameters and statistics."""
@@ -253,9 +233,9 @@ def copy_into(parameters: Mapping[str, Tensor], state: AdapterState) -> None:
 
 
 @torch.no_grad()
-def draw_head(parameters: Mapping[str, nn.Parameter], seed: int) -> None:
+def draw_head(parameters: Iterable[tuple[str, nn.Parameter]], seed: int) -> None:
     """Draw truncated normal weights of deviation 0.02, each from a stream of its full name, and zero the biases."""
-    for name, parameter in parameters.items():
+    for name, parameter in parameters:
         if parameter.ndim > 1:
             generator = torch.Generator().manual_seed(derived_seed(seed, "head", name))
             nn.init.trunc_normal_(parameter, std=0.02, generator=generator)

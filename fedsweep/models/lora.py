@@ -1,7 +1,5 @@
 """LoRA through peft's configuration and layers. The only module that imports peft."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -54,26 +52,17 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
     B starts at zero, A Kaiming-uniform from a stream of its own name, so that a tensor's start does not depend on the
     other tensors that an arm adapts.
     """
-    from peft import LoraConfig as PeftLoraConfig
     from peft import inject_adapter_in_model
 
-    blocks = cast(nn.ModuleList, model.backbone.blocks)
     targets = [
         f"backbone.blocks.{layer}.{place}"
-        for layer, block in enumerate(blocks)
+        for layer, block in enumerate(model.backbone.blocks)
         for place in model.positions()[config.position]
-        if has_place(block, place)
+        if place.split(".")[0] in dict(block.named_children())  # lower blocks of CLIP's deeper encoder have no partner
     ]
     if config.patch_embed:
         targets.append(model.patch_projection)
-    peft_config = PeftLoraConfig(
-        r=config.rank,
-        lora_alpha=config.effective_scaling * config.rank,  # type: ignore[arg-type]  # peft divides it by r again
-        lora_dropout=config.dropout,
-        target_modules=targets,
-        bias="none",
-    )
-    inject_adapter_in_model(peft_config, model)
+    inject_adapter_in_model(_peft_config(config, target_modules=targets), model)
     for name, parameter in model.named_parameters():
         adapter = ".lora_B." in name if freeze_a else ".lora_" in name
         parameter.requires_grad_(adapter or name.startswith(model.head_prefix))
@@ -84,26 +73,23 @@ def add_lora(model: LayeredModel, config: LoraConfig, seed: int, freeze_a: bool 
             parameter.data.copy_(fresh)
 
 
+def _peft_config(config: LoraConfig, **more: Any) -> Any:
+    from peft import LoraConfig as PeftLoraConfig
+
+    alpha: Any = config.effective_scaling * config.rank  # peft divides it by r again
+    return PeftLoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, bias="none", **more)
+
+
 def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor], base: str | None) -> None:
     """Write PEFT's own files: the adapters, and all other tensors as modules that are saved whole.
 
-    Tensors have their names in the plain network, LoRA's with PEFT's ending, `.lora_A.default.weight`. `base` is that
-    network's name, if it has one.
+    Tensors have their names in the plain network, LoRA's with the ending `.lora_A.default.weight`; `base` is its name.
     """
-    from peft import LoraConfig as PeftLoraConfig
     from safetensors.torch import save_file
 
     adapted = sorted({name.partition(".lora_")[0] for name in tensors if ".lora_" in name})
     saved = sorted({name.rpartition(".")[0] for name in tensors if ".lora_" not in name})
-    peft_config = PeftLoraConfig(
-        r=config.rank,
-        lora_alpha=config.effective_scaling * config.rank,  # type: ignore[arg-type]
-        lora_dropout=config.dropout,
-        modules_to_save=saved or None,
-        bias="none",
-        inference_mode=True,
-        base_model_name_or_path=base,
-    )
+    peft_config = _peft_config(config, modules_to_save=saved or None, inference_mode=True, base_model_name_or_path=base)
     peft_config.target_modules = adapted  # set later, or peft keeps a set, whose order is another in each process
     peft_config.save_pretrained(str(folder))
     renamed = {
@@ -120,11 +106,6 @@ def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers', of a name that peft asks it for
         return cast(nn.Module, PeftModel.from_pretrained(network, str(folder), torch_device="cpu"))
-
-
-def has_place(block: nn.Module, place: str) -> bool:
-    """Return whether a block has this module: the lower blocks of CLIP's deeper encoder have no partner."""
-    return place.split(".")[0] in dict(block.named_children())
 
 
 def train_head_alone(model: LayeredModel) -> None:

@@ -1,7 +1,5 @@
 """Files of backbone weights in timm's naming: find, pin, read, fit and cache them."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import importlib
@@ -19,7 +17,6 @@ from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import data_folder, home, resolve
-from fedsweep.models.timm.architecture import Architecture
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
@@ -70,8 +67,7 @@ def _digest(path: Path, _mtime: int, _size: int) -> str:
 def read_card(path: Path) -> dict[str, Any]:
     """Return the JSON card beside the weights (`NAME.json` for `NAME.safetensors`), or an empty one if there is none.
 
-    Raises:
-        UserError: the card is malformed, or its `sha256` is not that of the weights.
+    Raise UserError if the card is malformed, or its `sha256` is not that of the weights.
     """
     beside = path.with_suffix(".json")
     if not beside.is_file():
@@ -86,7 +82,9 @@ def read_card(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not the file that its card {beside.name} describes: its sha256 is {digest(path)}.")
     for name, least, kind in (("mean", -LARGEST, "finite numbers"), ("std", SMALLEST, "finite positive numbers")):
         values = said.get(name, [0.5])
-        if not isinstance(values, list) or len(values) not in (1, 3) or not all(_between(one, least) for one in values):
+        # JSON's NaN and true are no numbers, and what is beyond float32's largest is not finite.
+        are = isinstance(values, list) and all(type(one) in (int, float) and least <= one <= LARGEST for one in values)
+        if not are or len(values) not in (1, 3):
             raise UserError(f"`{name}` of the card {beside} must be one or three {kind}, but it is {values}.")
     names = said.get("class_names", [])
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
@@ -94,54 +92,10 @@ def read_card(path: Path) -> dict[str, Any]:
     return said
 
 
-def _between(value: object, least: float) -> bool:
-    """Return whether `value` is a number from `least` to float32's largest; JSON's NaN and true are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LARGEST
-
-
-def check_recipe(said: Mapping[str, Any], path: Path, asked: Architecture) -> None:
-    """Raise UserError if the card says that the weights were trained as another function than `asked`.
-
-    Tensors may have the same names and shapes nevertheless. A null in the recipe stands for the model's own value.
-    Cards of other origin, without the recipe of a timm model, pass.
-    """
-    recipe = said.get("recipe")
-    backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
-    if not isinstance(backbone, dict) or backbone.get("name") != "timm":
-        return
-    try:
-        trained = _architecture(backbone)
-        pairs: list[tuple[str, object, object]] = [("model", trained.name, asked.name)]
-        if trained.name == asked.name:  # else the recipe's model need not even be known to this timm
-            now = asked.facts()
-            pairs = [(field, value, now[field]) for field, value in trained.facts().items()]
-    except ValueError as error:
-        raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {error}.") from None
-    for field, was, now_is in pairs:
-        if was != now_is:
-            raise UserError(
-                f"`backbone.{field}` is {now_is}, but the weights {path} were trained with {was}, as their card says."
-            )
-
-
-def _architecture(backbone: Mapping[str, Any]) -> Architecture:
-    sizes = {
-        field: backbone.get(field, 3 if field == "in_chans" else None)
-        for field in ("in_chans", "img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")
-    }
-    for field, value in sizes.items():
-        if type(value) is not int and not (value is None and field != "in_chans"):
-            raise ValueError(f"its `{field}` is {value}")
-    if not isinstance(model := backbone.get("model"), str):
-        raise ValueError(f"its `model` is {model}")
-    return Architecture(model, **sizes)
-
-
 def read(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by name, in float32; of a training checkpoint, its model's (averaged ones first).
 
-    Raises:
-        UserError: the file is broken, or holds anything but tensors, which is never unpickled.
+    Raise UserError if the file is broken, or holds anything but tensors, which is never unpickled.
     """
     from timm.models import load_state_dict
 
@@ -162,10 +116,8 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 
     Positions and patches of another size are resampled, and the weights of three colours summed for a model of one
     channel, by timm's own functions. The model's fresh head (names that begin with `head`) stays if the file has none,
-    has one of another number of classes, or with `keep_head` false.
-
-    Raises:
-        UserError: a tensor is missing, unknown or of another shape.
+    has one of another number of classes, or with `keep_head` false. Raise UserError if a tensor is missing, unknown or
+    of another shape.
     """
     from timm.models import adapt_input_conv
 
@@ -193,40 +145,29 @@ def load(backbone: nn.Module, path: Path, head: str, keep_head: bool = True) -> 
 
 
 def load_without(network: nn.Module, path: Path, head: str) -> None:
-    """Copy a file's weights into a network without a head, leaving out names that begin with `head`.
-
-    Raises:
-        UserError: a tensor is missing, unknown or of another shape.
-    """
+    """Copy a file's weights, but names that begin with `head`, into a network; raise UserError if they do not fit."""
     own = network.state_dict()
-    state = {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
-    counters = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
-    state = counters | state
+    state = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # nobody reads them
+    state |= {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
     _check(state, own, path)
     network.load_state_dict(state)
 
 
 def _check(state: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
-    for name, tensor in own.items():
-        if name in state and tensor.is_floating_point() and not state[name].is_floating_point():
-            raise UserError(
-                f"{path} does not fit the model: `{name}` holds {_kind(state[name])} in the file, "
-                f"but {_kind(tensor)} in the model."
-            )
-        if name in state and state[name].shape != tensor.shape:
-            raise UserError(
-                f"{path} does not fit the model: `{name}` has shape {tuple(state[name].shape)} in the file, "
-                f"but {tuple(tensor.shape)} in the model."
-            )
+    for name, expected in own.items():
+        found, problem = state.get(name, expected), ""
+        if expected.is_floating_point() and not found.is_floating_point():
+            was, now = (str(one.dtype).removeprefix("torch.") for one in (found, expected))
+            problem = f"holds {was} in the file, but {now}"
+        elif found.shape != expected.shape:
+            problem = f"has shape {tuple(found.shape)} in the file, but {tuple(expected.shape)}"
+        if problem:
+            raise UserError(f"{path} does not fit the model: `{name}` {problem} in the model.")
     for names, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "holds, unknown to it,")):
         if names:
             first, *more = sorted(names)
             rest = f" and {len(more)} more" if more else ""
             raise UserError(f"{path} does not fit the model: the file {what} `{first}`{rest}.")
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def reason(error: Exception) -> str:
@@ -245,12 +186,10 @@ Role = Literal["backbone", "beside"]
 
 
 class Source(Protocol[T_co]):
-    """The record of a network."""
-
-    def __hash__(self) -> int: ...
+    """The hashable record of a network, which is a function of the record, its files' content and the arguments."""
 
     def build(self, *args: Any, **kwargs: Any) -> T_co:
-        """Return the network with its weights; a function of the record, its files' content and the arguments."""
+        """Return the network with its weights."""
 
 
 _kept: dict[Role, tuple[Hashable, Any]] | None = None

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.data.digits import SIZE, rotate, stripes, thicken
+from fedsweep.data.digits import rotate, stripes, thicken
 
 
 class Draws:
@@ -22,10 +22,6 @@ class Draws:
         """Return uniform numbers (count, *shape) between `low` and `high`."""
         share = torch.rand(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
         return low + (high - low) * share
-
-    def normal(self, *shape: int) -> Tensor:
-        """Return standard normal numbers (count, *shape)."""
-        return torch.randn(self.count, *shape, generator=self.generator).to(self.device, non_blocking=True)
 
     def sometimes(self, probability: float) -> Tensor:
         """Return booleans (count, 1, 1, 1), true with this probability."""
@@ -59,9 +55,6 @@ class ImageAugmentation(Config):
             raise ValueError(f"`augmentation.crop_ratio` must be a range above 0, but is {list(self.crop_ratio)}")
         return self
 
-    def check(self, size: int) -> None:
-        """Accept any image size."""
-
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Augment pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
         draw = Draws(len(pixels), generator, pixels.device)
@@ -81,11 +74,8 @@ class ImageAugmentation(Config):
 
     def _jitter(self, pixels: Tensor, draw: Draws) -> Tensor:
         """Change brightness, then contrast about the image's mean grey, then saturation."""
-
-        def factor(change: float) -> Tensor:
-            return draw.uniform(1 - change, 1 + change, 1, 1, 1)
-
-        brightness, contrast, saturation = factor(self.brightness), factor(self.contrast), factor(self.saturation)
+        changes = (self.brightness, self.contrast, self.saturation)
+        brightness, contrast, saturation = (draw.uniform(1 - change, 1 + change, 1, 1, 1) for change in changes)
         weights = torch.tensor(GREY, device=pixels.device).view(1, 3, 1, 1)
         pixels = pixels * brightness
         mean = (pixels * weights).sum(1, keepdim=True).mean((2, 3), keepdim=True)
@@ -134,11 +124,6 @@ class GlyphAugmentation(Config):
             raise ValueError(f"`augmentation.scale` must be a range above 0, but it is {list(self.scale)}")
         return self
 
-    def check(self, size: int) -> None:
-        """Raise ValueError unless the images have the size of the stripes."""
-        if size != SIZE:
-            raise ValueError(f"`augmentation.name` glyphs is for images of {SIZE} pixels, but `data.size` is {size}")
-
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Augment pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
         draw = Draws(len(pixels), generator, pixels.device)
@@ -149,7 +134,8 @@ class GlyphAugmentation(Config):
         background = stripes(len(pixels), generator).to(pixels.device) * draw.uniform(0, 0.5, 3, 1, 1)
         background = background * draw.sometimes(self.stripes)
         images = background * (1 - glyphs) + glyphs * draw.uniform(self.contrast, 1, 3, 1, 1)
-        images = images + self.noise_std * draw.normal(*pixels.shape[1:]) * draw.sometimes(self.noise)
+        noise = torch.randn(pixels.shape, generator=generator).to(pixels.device)
+        images = images + self.noise_std * noise * draw.sometimes(self.noise)
         return torch.where(draw.sometimes(self.invert), 1 - images, images).clamp(0, 1)
 
 

@@ -1,13 +1,18 @@
-"""The configuration of a pre-training: optimizer, schedule, mixing and all other options."""
+"""The configuration of a pre-training, with optimizer, schedule and mixing, and the images that it names."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
+from fedsweep.common.errors import UserError
+from fedsweep.data.digits import SIZE
+from fedsweep.data.partition.base import pool
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.models import BackboneConfig
 from fedsweep.pretraining.augmentation import AugmentationConfig
+from fedsweep.types import ImageSet
 
 
 class AdamWConfig(Config):
@@ -86,5 +91,33 @@ class PretrainConfig(Config):
             raise ValueError(
                 f"`schedule.floor` must be at most `optimizer.lr`, {self.optimizer.lr}, but it is {self.schedule.floor}"
             )
-        self.augmentation.check(self.data.size)
+        if self.augmentation.name == "glyphs" and self.data.size != SIZE:  # the stripes'
+            raise ValueError(
+                f"`augmentation.name` glyphs is for images of {SIZE} pixels, but `data.size` is {self.data.size}"
+            )
         return self
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Training images, validation images (the test split), the class names, and the digest of all of these."""
+
+    train: ImageSet
+    validation: ImageSet
+    class_names: tuple[str, ...]
+    digest: str
+
+
+def load_images(config: PretrainConfig) -> TrainingData:
+    """Map the data set into memory, with its domains joined; raise UserError if it is missing or too small."""
+    data = config.data.load()
+    train = pool([domain.train for domain in data.domains])
+    validation = pool([domain.test for domain in data.domains])
+    for name in ("batch_size", "images_per_epoch"):
+        if (asked := getattr(config, name)) is not None and asked > len(train):
+            raise UserError(
+                f"`{name}` must be at most {len(train)}, the training images of {config.data.set}, but it is {asked}."
+            )
+    if not len(validation):
+        raise UserError(f"`data.set`: {config.data.set} has no test images to validate on.")
+    return TrainingData(train, validation, data.class_names, data.digest)

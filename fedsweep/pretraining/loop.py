@@ -1,58 +1,35 @@
-"""The images of a pre-training, its training loop, and its progress display."""
+"""A pre-training: its start or resumption, its loop, the weights and card that it writes, and its display."""
 
-import contextlib
+import hashlib
+import json
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import astuple, dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.files import locked, write_atomically
+from fedsweep.common.paths import data_folder
 from fedsweep.common.randomness import derived_seed
-from fedsweep.data.partition.base import pool
-from fedsweep.pretraining.config import PretrainConfig
+from fedsweep.pretraining.config import PretrainConfig, TrainingData, load_images
 from fedsweep.pretraining.network import EpochRecord, Network, Saved, TrainingState, build_network, cosine, mixer
-from fedsweep.types import ImageSet
 
 VALIDATION_BATCH = 500
 STEPS_PER_CHECK = 50
 """Steps between two checks of the loss, because reading it makes a GPU wait."""
-
-OnStep = Callable[[int, Tensor], None]
-"""Callback after each step with the number of images and the loss, a scalar on the device."""
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """Training images, validation images (the test split), the class names, and the digest of all of these."""
-
-    train: ImageSet
-    validation: ImageSet
-    class_names: tuple[str, ...]
-    digest: str
-
-
-def load_images(config: PretrainConfig) -> TrainingData:
-    """Map the data set into memory, with its domains joined; raise UserError if it is missing or too small."""
-    data = config.data.load()
-    train = pool([domain.train for domain in data.domains])
-    validation = pool([domain.test for domain in data.domains])
-    for name in ("batch_size", "images_per_epoch"):
-        if (asked := getattr(config, name)) is not None and asked > len(train):
-            raise UserError(
-                f"`{name}` must be at most {len(train)}, the training images of {config.data.set}, but it is {asked}."
-            )
-    if not len(validation):
-        raise UserError(f"`data.set`: {config.data.set} has no test images to validate on.")
-    return TrainingData(train, validation, data.class_names, data.digest)
 
 
 @dataclass(frozen=True)
@@ -71,16 +48,11 @@ class Session:
         wanted = self.config.images_per_epoch or len(self.data.train)
         return wanted // self.config.batch_size * self.config.batch_size
 
-    @property
-    def steps(self) -> int:
-        """Number of steps of an epoch."""
-        return self.images // self.config.batch_size
-
-    def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which the network computes with the configured precision."""
-        if self.config.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+    def logits(self, network: Network, pixels: Tensor) -> Tensor:
+        """Return the network's logits (n, classes) in float32, computed with the configured precision."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            logits: Tensor = network(pixels)
+        return logits.float()
 
     def batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Move uint8 images and labels to the device, pixels as float32 in [0, 1]; a GPU copies asynchronously."""
@@ -90,26 +62,82 @@ class Session:
         return images.float().div_(255), labels
 
 
+def default_out(name: str) -> Path:
+    """Return the default path of a pre-training's weights: `<data folder>/backbones/<name>.safetensors`."""
+    return data_folder() / "backbones" / f"{name}.safetensors"
+
+
+def checkpoint_path(out: Path) -> Path:
+    """Return the path of the checkpoint during the training of the weights `out`."""
+    return out.with_suffix(".checkpoint.safetensors")
+
+
+def start(
+    config: PretrainConfig, out: Path, device: str = "cpu", threads: int | None = None, resume: bool = False
+) -> tuple[Session, Saved | None]:
+    """Return the session and the checkpoint to continue from, or raise UserError if they do not fit together.
+
+    UserError is also raised if `out` cannot be written. The default of `threads` is that of the checkpoint, or 1.
+    """
+    checkpoint = checkpoint_path(out)
+    _check_out(out, checkpoint, resume)
+    data = load_images(config)
+    build_network(config, len(data.class_names))
+    saved = None
+    if resume:
+        saved = Saved.read(checkpoint)
+        saved.check_same(checkpoint, config, data.digest)
+    threads = threads or (saved.threads if saved else 1)
+    return Session(config, data, checkpoint, torch.device(device), threads), saved
+
+
+def exclusively(out: Path) -> AbstractContextManager[None]:
+    """Hold the lock on `out` during the context, or raise UserError if another process is training these weights."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return locked(out.with_name(f".{out.name}.lock"), f"another `fedsweep pretrain` is making {out} now.")
+
+
+def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
+    """Raise UserError if `out` cannot be written, would replace a result, or does not fit `resume`."""
+    if out.suffix != ".safetensors":
+        raise UserError(f"`--out` must end in .safetensors, but it is {out}.")
+    if resume and not checkpoint.exists():
+        finished = f", and {out} is finished" if out.exists() else ""
+        raise UserError(f"`--resume` needs {checkpoint}, which is not there{finished}.")
+    if not resume and checkpoint.exists():
+        saved = Saved.read(checkpoint)
+        raise UserError(
+            f"{checkpoint} holds {len(saved.history)} of {saved.config['epochs']} epochs: "
+            "`--resume` goes on with them, deleting the file starts anew."
+        )
+    for path in (out, out.with_suffix(".json")):
+        if not resume and path.exists():
+            raise UserError(f"{path} is there already; delete it, or name another file with `--out`.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out.parent).close()
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}.") from None
+
+
+OnStep = Callable[[int, Tensor], None]
+"""Callback after each step with the number of images and the loss, a scalar on the device."""
+
+
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
     """Train and yield all epochs, first those of `saved`; each is saved before it is yielded.
 
     The random numbers of an epoch depend on (seed, epoch) only, so that a resumed training is bit-identical on a CPU.
-
-    Raises:
-        UserError: The loss is not finite.
+    Raise UserError if the loss is not finite.
     """
     config, data = session.config, session.data
-    network = build_network(config, len(data.class_names)).to(session.device)
-    state = TrainingState.fresh(network, config)
-    history: tuple[EpochRecord, ...] = ()
-    if saved is not None:
-        state.restore(saved.tensors)
-        history = saved.history
-        yield from history
+    state = TrainingState.of(config, len(data.class_names), session.device, saved)
+    history = saved.history if saved else ()
+    yield from history
     for epoch in range(len(history) + 1, config.epochs + 1):
         started = time.monotonic()
         train_loss = _train_epoch(session, state, epoch, on_step)
-        accuracy, loss = validate(session, state.result, data.validation)
+        accuracy, loss = validate(session, state.result)
         lr = float(state.optimizer.param_groups[0]["lr"])
         record = EpochRecord(epoch, train_loss, accuracy, loss, lr, time.monotonic() - started)
         history = (*history, record)
@@ -120,7 +148,8 @@ def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[Ep
 def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: OnStep) -> float:
     """Train for one epoch, and return the mean loss of its steps."""
     config, device, images = session.config, session.device, session.data.train
-    schedule = cosine(state.optimizer, config.schedule, config.optimizer.lr, config.epochs * session.steps)
+    steps = session.images // config.batch_size
+    schedule = cosine(state.optimizer, config.schedule, config.optimizer.lr, config.epochs * steps)
     mix = mixer(config.mix, len(session.data.class_names))
     shuffle, vary = (
         torch.Generator().manual_seed(derived_seed(config.seed, f"pretrain/{purpose}", epoch))
@@ -133,7 +162,7 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(derived_seed(config.seed, "pretrain/dropout", epoch))
         for place, batch in enumerate(torch.split(order, config.batch_size)):
-            number = (epoch - 1) * session.steps + place
+            number = (epoch - 1) * steps + place
             schedule.step_update(number)
             pixels, targets = session.batch(*images.take(batch))
             pixels = config.augmentation(pixels, vary)
@@ -144,7 +173,7 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
             if place % STEPS_PER_CHECK == 0:
                 _check_finite(loss, epoch)
             on_step(len(batch), loss)
-    mean = total / session.steps
+    mean = total / steps
     _check_finite(mean, epoch)
     return float(mean)
 
@@ -152,9 +181,7 @@ def _train_epoch(session: Session, state: TrainingState, epoch: int, on_step: On
 def _step(session: Session, state: TrainingState, pixels: Tensor, targets: Tensor, number: int) -> Tensor:
     """Take one step on images in [0, 1] and labels or shares of classes, and return the detached loss."""
     config, network = session.config, state.network
-    with session.autocast():
-        logits = network(pixels)
-    loss = F.cross_entropy(logits.float(), targets, label_smoothing=config.label_smoothing)
+    loss = F.cross_entropy(session.logits(network, pixels), targets, label_smoothing=config.label_smoothing)
     state.optimizer.zero_grad()
     torch.autograd.backward(loss)
     if config.optimizer.clip_norm is not None:
@@ -174,29 +201,68 @@ def _check_finite(loss: Tensor, epoch: int) -> None:
 
 
 @torch.inference_mode()
-def validate(session: Session, network: Network, images: ImageSet) -> tuple[float, float]:
-    """Return the accuracy in [0, 1] and the mean cross-entropy on images without augmentation."""
+def validate(session: Session, network: Network) -> tuple[float, float]:
+    """Return the accuracy in [0, 1] and the mean cross-entropy on the validation images."""
+    images = session.data.validation
     network.eval()
     right, loss = torch.zeros(2, dtype=torch.float64, device=session.device)
     for batch in images.batches(VALIDATION_BATCH):
         pixels, labels = session.batch(*batch)
-        with session.autocast():
-            logits = network(pixels)
-        logits = logits.float()
+        logits = session.logits(network, pixels)
         right += (logits.argmax(1) == labels).sum()
         loss += F.cross_entropy(logits, labels, reduction="sum").double()
     return float(right) / len(images), float(loss) / len(images)
 
 
+def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
+    """Write the weights of the last checkpoint, then their card `<out>.json`; delete the checkpoint, return the card.
+
+    The card has the accuracy of the weights as stored in the file.
+    """
+    config, data, backbone = session.config, session.data, session.config.backbone
+    saved = Saved.read(session.checkpoint)
+    state = TrainingState.of(config, len(data.class_names), session.device, saved)
+    dtype = getattr(torch, config.weights)
+    weights = {key: tensor.to(dtype) for key, tensor in state.result.backbone.state_dict().items()}
+    state.result.backbone.load_state_dict({key: tensor.float() for key, tensor in weights.items()})
+    accuracy, loss = validate(session, state.result)
+    content = to_bytes({key: tensor.cpu().contiguous() for key, tensor in weights.items()})
+    write_atomically(out, content)
+    card = {
+        "what": f"{getattr(backbone, 'model', backbone.name)} of {backbone.depth} blocks and width {backbone.width} "
+        f"at {backbone.image_size} px, {len(data.class_names)} classes",
+        "origin": f"trained from scratch on {config.data.set} ({', '.join(config.data.domains)}) "
+        f"by `fedsweep pretrain {name}`",
+        "data_digest": data.digest,
+        "class_names": list(data.class_names),
+        "images": len(data.train),
+        "validation_images": len(data.validation),
+        "recipe": config.model_dump(mode="json"),
+        "mean": state.network.mean.flatten().tolist(),
+        "std": state.network.std.flatten().tolist(),
+        "parameters": sum(parameter.numel() for parameter in state.network.parameters()),
+        "validation_accuracy": round(accuracy, 4),
+        "validation_loss": round(loss, 4),
+        "seconds": round(sum(record.seconds for record in saved.history)),
+        "device": session.device.type,
+        "threads": session.threads,
+        "versions": {package: version(package) for package in ("torch", "timm")},
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    write_atomically(out.with_suffix(".json"), (json.dumps(card, indent=2) + "\n").encode())
+    session.checkpoint.unlink()
+    return card
+
+
 REFRESH = 0.5
 """Seconds between two displays of the loss, because reading it makes a GPU wait."""
+ROW = "{:>10}  {:>10.4f}  {:>10.2%}  {:>10.4f}  {:>10.2e}  {:>10.1f}"
 
 
 class EpochTable:
     """A table with a row per epoch and a progress bar, updated by `on_step`."""
 
     def __init__(self, session: Session, finished: int, console: Console) -> None:
-        self.console = console
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
@@ -213,21 +279,20 @@ class EpochTable:
         self.session, self.trained, self.seen, self.looked = session, done, 0, time.monotonic()
 
     def __enter__(self) -> Self:
-        headings = ("epoch", "train loss", "val acc", "val loss", "lr", "seconds")
-        print("  ".join(f"{heading:>10}" for heading in headings), flush=True)
-        if self.console.is_terminal:
+        print("     epoch  train loss     val acc    val loss          lr     seconds", flush=True)
+        if self.progress.console.is_terminal:
             self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
+        if self.progress.console.is_terminal:
             self.progress.stop()
 
     def on_step(self, images: int, loss: Tensor) -> None:
         """Count the images, and display the loss every `REFRESH` seconds."""
         self.trained, self.seen = self.trained + images, self.seen + images
         now = time.monotonic()
-        if self.console.is_terminal and now - self.looked > REFRESH:
+        if self.progress.console.is_terminal and now - self.looked > REFRESH:
             speed = self.seen / (now - self.looked)
             self.seen, self.looked = 0, now
             epoch = f"{1 + (self.trained - 1) // self.session.images}/{self.session.config.epochs}"
@@ -235,6 +300,4 @@ class EpochTable:
 
     def add(self, record: EpochRecord) -> None:
         """Print the row of an epoch."""
-        cells = [f"{record.epoch}", f"{record.train_loss:.4f}", f"{record.accuracy:.2%}", f"{record.loss:.4f}"]
-        cells += [f"{record.lr:.2e}", f"{record.seconds:.1f}"]
-        print("  ".join(f"{cell:>10}" for cell in cells), flush=True)
+        print(ROW.format(*astuple(record)), flush=True)

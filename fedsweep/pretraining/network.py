@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,8 +41,7 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (n, classes) of images (n, 3, h, w) in [0, 1]; backbones of one channel get the mean colour."""
         pixels = images.mean(1, keepdim=True) if len(self.mean) == 1 else images
-        logits: Tensor = self.backbone((pixels - self.mean) / self.std)
-        return logits
+        return cast(Tensor, self.backbone((pixels - self.mean) / self.std))
 
 
 def build_network(config: PretrainConfig, num_classes: int) -> Network:
@@ -66,7 +65,7 @@ def build_network(config: PretrainConfig, num_classes: int) -> Network:
 
 def _drop_paths(model: LayeredModel, rate: float) -> None:
     """Give every block timm's stochastic depth, from 0 in the first to `rate` in the last."""
-    blocks = list(model.backbone.blocks)  # type: ignore[arg-type]
+    blocks = list(model.backbone.blocks)
     for block, share in zip(blocks, torch.linspace(0, rate, len(blocks)).tolist(), strict=True):
         places = [name for name, _ in block.named_children() if name.startswith("drop_path")]
         if not places:
@@ -137,6 +136,35 @@ class Saved:
     threads: int
     tensors: Mapping[str, Tensor]
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a checkpoint, or raise UserError if it is damaged or none of a pre-training."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                header: dict[str, Any] = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            history = tuple(EpochRecord(**record) for record in json.loads(header["history"]))
+            return cls(history, json.loads(header["config"]), header["data_digest"], int(header["threads"]), tensors)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path} is not a whole checkpoint of a pre-training ({error}); delete it to start anew."
+            ) from None
+
+    def check_same(self, path: Path, config: PretrainConfig, data_digest: str) -> None:
+        """Raise UserError, which names a difference, if the checkpoint has another configuration or other images."""
+        before, now = flat(self.config), flat(config)
+        for name in dict.fromkeys([*now, *before]):
+            if before.get(name) != now.get(name):
+                old, new = json.dumps(before.get(name)), json.dumps(now.get(name))
+                raise UserError(
+                    f"{path} was made with `{name}` {old}, but it is {new} now; `--resume` needs the same values."
+                )
+        if self.data_digest != data_digest:
+            raise UserError(
+                f"{path} was made with other images: their digest was {self.data_digest[:12]}, "
+                f"but that of {config.data.set} is {data_digest[:12]} now."
+            )
+
 
 @dataclass
 class TrainingState:
@@ -147,11 +175,23 @@ class TrainingState:
     average: ModelEmaV3 | None
 
     @classmethod
-    def fresh(cls, network: Network, config: PretrainConfig) -> "TrainingState":
-        """Return the state before the first step."""
-        decay = config.ema_decay
-        average = None if decay is None else ModelEmaV3(network, decay=decay, use_warmup=True)
-        return cls(network, adamw(network, config.optimizer), average)
+    def of(cls, config: PretrainConfig, num_classes: int, device: torch.device, saved: Saved | None) -> Self:
+        """Return the state of a checkpoint, or without one the state before the first step."""
+        network = build_network(config, num_classes).to(device)
+        average = None if config.ema_decay is None else ModelEmaV3(network, decay=config.ema_decay, use_warmup=True)
+        state = cls(network, adamw(network, config.optimizer), average)
+        if saved is None:
+            return state
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in saved.tensors.items():
+            part, _, rest = name.partition("/")
+            parts.setdefault(part, {})[rest] = tensor
+        network.load_state_dict(parts.pop("network"))
+        if average is not None:
+            average.module.load_state_dict(parts.pop("average"))
+        for name, parameter in network.named_parameters():
+            state.optimizer.state[parameter] = {moment: one[name].to(parameter.device) for moment, one in parts.items()}
+        return state
 
     @property
     def result(self) -> Network:
@@ -167,19 +207,6 @@ class TrainingState:
             named |= {f"{moment}/{name}": tensor for moment, tensor in self.optimizer.state[parameter].items()}
         return named
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the result of `tensors`, on any device, back into this state."""
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition("/")
-            parts.setdefault(part, {})[rest] = tensor
-        self.network.load_state_dict(parts.pop("network"))
-        if self.average is not None:
-            self.average.module.load_state_dict(parts.pop("average"))
-        for name, parameter in self.network.named_parameters():
-            moments = {moment: named[name].to(parameter.device) for moment, named in parts.items()}
-            self.optimizer.state[parameter] = moments
-
     def save(
         self, path: Path, history: Sequence[EpochRecord], config: PretrainConfig, data_digest: str, threads: int
     ) -> None:
@@ -192,34 +219,3 @@ class TrainingState:
         }
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
         write_atomically(path, to_bytes(tensors, header))
-
-
-def read_saved(path: Path) -> Saved:
-    """Read a checkpoint, or raise UserError if it is damaged or none of a pre-training."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header: dict[str, Any] = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-        history = tuple(EpochRecord(**record) for record in json.loads(header["history"]))
-        config: dict[str, Json] = json.loads(header["config"])
-        return Saved(history, config, header["data_digest"], int(header["threads"]), tensors)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{path} is not a whole checkpoint of a pre-training ({error}); delete it to start anew."
-        ) from None
-
-
-def check_same(saved: Saved, path: Path, config: PretrainConfig, data_digest: str) -> None:
-    """Raise UserError if the checkpoint has another configuration or other images; the message names a difference."""
-    before, now = flat(saved.config), flat(config)
-    for name in dict.fromkeys([*now, *before]):
-        if before.get(name) != now.get(name):
-            old, new = json.dumps(before.get(name)), json.dumps(now.get(name))
-            raise UserError(
-                f"{path} was made with `{name}` {old}, but it is {new} now; `--resume` needs the same values."
-            )
-    if saved.data_digest != data_digest:
-        raise UserError(
-            f"{path} was made with other images: their digest was {saved.data_digest[:12]}, "
-            f"but that of {config.data.set} is {data_digest[:12]} now."
-        )

@@ -12,7 +12,8 @@ from fedsweep import cli
 from fedsweep.common.config import flat
 from fedsweep.common.paths import available, find
 from fedsweep.common.yaml_values import read_yaml
-from fedsweep.pretraining import EpochTable, PretrainConfig, exclusively
+from fedsweep.pretraining.config import PretrainConfig
+from fedsweep.pretraining.loop import EpochTable, exclusively
 from tests.cli.conftest import Call, Refused
 from tests.pretraining.conftest import SHIPPED, toy_data, write_store
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedsweep.common.errors import UserError
+from fedsweep.models import weights_file
 from fedsweep.models.timm import transformer_families as vit
 from fedsweep.models.timm.transformer_families import DigitsViT
 from fedsweep.training.costs import count
@@ -51,7 +52,9 @@ def test_a_changed_weights_file_is_refused(random_weights, tmp_path, monkeypatch
     monkeypatch.setattr(vit, "WEIGHTS", path)
     with pytest.raises(UserError) as refusal:
         DigitsViT().build(10)
-    assert str(refusal.value) == "digits_vit.safetensors is not the file that its card digits_vit.json describes."
+    assert str(refusal.value) == (
+        f"{path} is not the file that its card digits_vit.json describes: its sha256 is {weights_file.digest(path)}."
+    )
 
 
 def test_the_shipped_weights_fit_their_card():

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedsweep.common.errors import UserError
 from fedsweep.models import LoraConfig, TimmBackbone, add_lora
+from fedsweep.models.base import check_walk
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm.architecture import outline
 from fedsweep.models.timm.transformer_families import (
@@ -17,7 +18,6 @@ from fedsweep.models.timm.transformer_families import (
     LayeredEva,
     LayeredMixer,
     LayeredViT,
-    check_walk,
 )
 from tests.models.small import TINY, stirred, timm_network
 from tests.mould import Mould
@@ -237,10 +237,10 @@ def in_reverse(model, pixels):
 )
 def test_a_walk_that_is_not_timms_forward_is_refused_by_name(name, family, part, wrong, monkeypatch):
     model = layered(name)
-    check_walk(model, 32, name)
+    check_walk(model, model.backbone, 32, name, "timm's forward")
     monkeypatch.setattr(family, part, wrong)
     with pytest.raises(UserError) as refusal:
-        check_walk(model, 32, name)
+        check_walk(model, model.backbone, 32, name, "timm's forward")
     assert str(refusal.value) == (
         f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than timm's forward."
     )
@@ -250,4 +250,4 @@ def test_weights_that_give_no_numbers_are_refused():
     model = layered("vit_tiny_patch16_224")
     model.backbone.norm.weight.data[0] = float("nan")
     with pytest.raises(UserError, match=r"the weights of `backbone\.model` x give logits that are not finite numbers"):
-        check_walk(model, 32, "x")
+        check_walk(model, model.backbone, 32, "x", "timm's forward")

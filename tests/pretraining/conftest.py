@@ -14,9 +14,9 @@ from fedsweep.data.digits import DigitsData
 from fedsweep.data.prepared.arrow_files import record_batch, write_domain
 from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, store_folder
 from fedsweep.data.prepared.dataset import content_digest, read_domain
-from fedsweep.pretraining import PretrainConfig, Session, start, train
+from fedsweep.pretraining.config import PretrainConfig
+from fedsweep.pretraining.loop import Session, default_out, start, train
 from fedsweep.pretraining.network import EpochRecord
-from fedsweep.pretraining.start import default_out
 
 SHIPPED = Path(__file__).parents[2] / "experiments" / "pretrain"
 CLASSES = 3

@@ -5,8 +5,9 @@ import io
 import torch
 from rich.console import Console
 
-from fedsweep.pretraining import EpochRecord, EpochTable, default_out, start
 from fedsweep.pretraining import loop as module
+from fedsweep.pretraining.loop import EpochTable, default_out, start
+from fedsweep.pretraining.network import EpochRecord
 
 
 def test_rows_stay_in_a_pipe_while_the_bar_is_on_the_terminal(toy, capsys, monkeypatch):

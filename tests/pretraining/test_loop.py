@@ -11,10 +11,9 @@ from safetensors.torch import load_file
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
-from fedsweep.pretraining import default_out, start, train, write_result
-from fedsweep.pretraining.loop import load_images
-from fedsweep.pretraining.network import read_saved
-from fedsweep.pretraining.start import checkpoint_path
+from fedsweep.pretraining.config import load_images
+from fedsweep.pretraining.loop import checkpoint_path, default_out, start, train, write_result
+from fedsweep.pretraining.network import Saved
 from tests.pretraining.conftest import CLASSES, Run, quiet, without_seconds, write_store
 
 LEARNING = {
@@ -88,7 +87,7 @@ def test_a_killed_process_goes_on_where_it_was(toy, play: Run):
     child.join()
     assert child.exitcode == -signal.SIGKILL
     assert not out.exists()
-    assert len(read_saved(checkpoint_path(out)).history) < 2
+    assert len(Saved.read(checkpoint_path(out)).history) < 2
     session, again = play({"epochs": 2}, name="killed", resume=True)
     assert without_seconds(again) == without_seconds(records)
     write_result(session, "killed", out)
@@ -98,7 +97,7 @@ def test_a_killed_process_goes_on_where_it_was(toy, play: Run):
 def test_checkpoints_hold_plain_tensors_and_every_epoch_is_on_disk_before_it_is_told(toy):
     session, saved = start(toy, default_out("toy"))
     for record in train(session, saved, quiet):
-        found = read_saved(session.checkpoint)
+        found = Saved.read(session.checkpoint)
         assert found.history[-1] == record
         assert found.threads == 1
         assert flat(found.config) == flat(toy)

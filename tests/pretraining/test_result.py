@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from fedsweep.models import TimmBackbone
-from fedsweep.pretraining import default_out, write_result
 from fedsweep.pretraining.config import PretrainConfig
-from fedsweep.pretraining.loop import validate
+from fedsweep.pretraining.loop import default_out, validate, write_result
 from fedsweep.pretraining.network import build_network
 from tests.pretraining.conftest import CLASSES, Run
 
@@ -79,7 +78,7 @@ def test_validation_counts_every_image_once(play: Run, monkeypatch):
     session, _ = play({"epochs": 1, "ema_decay": None})
     network = build_network(session.config, CLASSES)
     monkeypatch.setattr("fedsweep.pretraining.loop.VALIDATION_BATCH", 7)
-    accuracy, loss = validate(session, network, session.data.validation)
+    accuracy, loss = validate(session, network)
     images, labels = session.data.validation.images, session.data.validation.labels
     with torch.inference_mode():
         logits = network(images.float() / 255)

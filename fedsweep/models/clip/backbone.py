@@ -1,12 +1,10 @@
 """CLIP as a backbone: a checkpoint on the hub, a folder, or one of the small ones that ship with fedsweep."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field, field_validator
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import readable
-from fedsweep.models.base import Backbone, Outline, Recipe
+from fedsweep.models.base import Backbone, Outline, Recipe, check_walk
 from fedsweep.models.checkpoint_folder import PREPROCESSOR, digest, find, is_folder
 from fedsweep.models.clip.model import LayeredClip, Towers
 from fedsweep.models.clip.weights import Tokenizer, config_of, load, normalisation
@@ -53,11 +51,17 @@ class _Clip(Backbone):
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredClip:
         """Raise UserError also if a prompt is too long, or if the walk differs from transformers' forward."""
         folder = find(self._model)
-        names = tuple(class_names or _numbers(num_classes))
+        names = class_names or list(map(str, range(num_classes)))
         clip = load(folder, self._model)
         mean, std = normalisation(folder / PREPROCESSOR, self._model)
         model = LayeredClip(Towers(clip), mean, std, Tokenizer(folder), self.prompt, names)
-        _check_walk(model.eval(), clip, self.image_size, self._model)
+        padding = torch.arange(model.prompts.shape[1]) <= model.ends[:, None]
+
+        def forward(pixels: Tensor) -> Tensor:
+            out = clip(input_ids=model.prompts, pixel_values=pixels, attention_mask=padding.long())
+            return cast(Tensor, out.logits_per_image)
+
+        check_walk(model, forward, self.image_size, self._model, "transformers", tolerance=1e-3)
         return model
 
     def recipe(self, num_classes: int) -> Recipe:
@@ -76,9 +80,10 @@ class _Clip(Backbone):
         """Return the model on the meta device, with shapes but no tensors or weights."""
         from transformers import CLIPModel
 
+        names = list(map(str, range(num_classes)))
         with torch.device("meta"):
             towers = Towers(CLIPModel(config_of(self._model)))
-            return LayeredClip(towers, [0.5] * 3, [0.5] * 3, _no_tokens, self.prompt, _numbers(num_classes))
+            return LayeredClip(towers, [0.5] * 3, [0.5] * 3, _no_tokens, self.prompt, names)
 
 
 class ClipBackbone(_Clip):
@@ -112,10 +117,6 @@ class DigitsClip(_Clip):
         return str(SHIPPED / name)
 
 
-def _numbers(count: int) -> tuple[str, ...]:
-    return tuple(map(str, range(count)))
-
-
 @lru_cache(maxsize=64)
 def _outline(model: str) -> Outline:
     """Raise ValueError if `model` is neither a known name nor a folder."""
@@ -134,21 +135,3 @@ def _outline(model: str) -> Outline:
 
 def _no_tokens(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     return torch.zeros(len(texts), 2, dtype=torch.int64), torch.ones(len(texts), dtype=torch.int64)
-
-
-@torch.no_grad()
-def _check_walk(model: LayeredClip, clip: Any, image_size: int, name: str) -> None:
-    """Raise UserError unless the walk gives transformers' own finite logits, for one random image and all prompts."""
-    pixels = torch.rand(1, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
-    padding = torch.arange(model.prompts.shape[1]) <= model.ends[:, None]
-    said = clip(input_ids=model.prompts, pixel_values=pixels, attention_mask=padding.long()).logits_per_image
-    if not said.isfinite().all():
-        raise UserError(f"the weights of `backbone.model` {name} give logits that are not finite numbers.")
-    tokens = model.embed(pixels)
-    for layer in range(model.num_layers):
-        tokens = model.block(layer, tokens)
-    features = model.features(tokens) @ model.text_features(range(model.num_layers)).T
-    if not torch.allclose(features * clip.logit_scale.exp(), said, rtol=1e-3, atol=1e-3):
-        raise UserError(
-            f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than transformers."
-        )

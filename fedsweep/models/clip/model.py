@@ -1,10 +1,8 @@
 """CLIP as a layered model: images pass through the blocks of one encoder, the classes' prompts through the other's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +80,6 @@ class LayeredClip(LayeredModel):
     computed once for each state of the text encoder: in evaluation they are kept until other tensors are loaded.
     """
 
-    backbone: Towers
     sublayers: ClassVar = {}
     head_prefix = "no head"
     top: ClassVar = ("backbone.top.", "backbone.logit_scale")
@@ -105,28 +102,18 @@ class LayeredClip(LayeredModel):
         self._read([template.format(name) for name in self.class_names])
         self._begun: tuple[Tensor, int] | None = None
 
-    @staticmethod
-    def fits(backbone: nn.Module) -> bool:
-        """Return whether a backbone has this walk."""
-        return isinstance(backbone, Towers)
-
     @classmethod
     def positions(cls) -> dict[str, tuple[str, ...]]:
         """Return the places of adapters in both encoders' blocks."""
-        attention, mlp = ["q_proj", "k_proj", "v_proj", "out_proj"], ["fc1", "fc2"]
-        inner = {
-            "l0": ["self_attn.out_proj"],
-            "l1": ["mlp.fc2"],
-            "attention": [f"self_attn.{name}" for name in attention],
-            "mlp": [f"mlp.{name}" for name in mlp],
-        }
-        inner |= {"both": inner["l0"] + inner["l1"], "all": inner["attention"] + inner["mlp"]}
+        attention, mlp = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")], ["mlp.fc1", "mlp.fc2"]
+        l0, l1 = attention[-1:], mlp[-1:]
+        inner = {"l0": l0, "l1": l1, "attention": attention, "mlp": mlp, "both": l0 + l1, "all": attention + mlp}
         return {name: tuple(f"{one}.{place}" for one in (IMAGES, TEXT) for place in to) for name, to in inner.items()}
 
     def height(self, name: str) -> tuple[int, int]:
         """Return both numbers for the tensor's own encoder, which may lack the lower blocks."""
         layer, tower = cast(int, layer_of(name)), name.split(".")[3]
-        depth = sum(tower in cast(nn.ModuleDict, block) for block in self.backbone.blocks)
+        depth = sum(tower in block for block in self.backbone.blocks)
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
@@ -137,7 +124,7 @@ class LayeredClip(LayeredModel):
         """Return the number of blocks of each encoder within `layers`."""
         if len(layers) == self.num_layers:
             return {}
-        pairs = [cast(nn.ModuleDict, self.backbone.blocks[layer]) for layer in layers]
+        pairs = [self.backbone.blocks[layer] for layer in layers]
         return {f"{tower}_model.encoder.layers": sum(tower in pair for pair in pairs) for tower in (IMAGES, TEXT)}
 
     def embed(self, pixels: Tensor) -> Tensor:
@@ -164,33 +151,33 @@ class LayeredClip(LayeredModel):
     def forward(self, images: Images, walk: Walk | None = None) -> Tensor:
         """Return logits (batch, classes): both encoders walk the same steps."""
         walk = range(self.num_layers) if walk is None else walk
-        features = self.placed(self.passed(images, walk))
+        return self._logits(self.placed(self.passed(images, walk)), walk)
+
+    def classify(self, tokens: Tensor) -> Tensor:
+        """Return logits (batch, classes) of an image's tokens after all blocks."""
+        return self._logits(self.features(tokens), range(self.num_layers))
+
+    def _logits(self, features: Tensor, walk: Walk) -> Tensor:
         return cast(Tensor, features @ self.text_features(walk).T * self.backbone.logit_scale.exp())
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
         """Return the image encoder's output (batch, projection), computed unless the batch holds it already."""
-        tokens, done = self.begin(images)
-        if tokens.ndim == 2:
-            return tokens
-        for step in walk[done:]:
-            tokens = self.step(step, tokens)
-        return self.projected(tokens)
+        tokens = self.walk(images, walk)
+        return tokens if tokens.ndim == 2 else self.projected(tokens)
 
     def text_features(self, walk: Walk) -> Tensor:
         """Return unit vectors (classes, projection) of the prompts after the walk's blocks, without its other steps."""
         layers = tuple(step for step in walk if isinstance(step, int))
-        if torch.is_grad_enabled():
-            return self._text_features(layers)
-        if layers not in self._known:
-            self._known[layers] = self._text_features(layers)
-        return self._known[layers]
-
-    def _text_features(self, layers: Sequence[int]) -> Tensor:
+        if layers in self._known and not torch.is_grad_enabled():
+            return self._known[layers]
         tokens, done = self._begun or (self._words(), 0)
         for layer in layers[done:]:
             tokens = self._run(TEXT, layer, tokens)
         top, rows = self.backbone.top, torch.arange(len(tokens), device=tokens.device)
-        return F.normalize(top["text_projection"](top["text_norm"](tokens[rows, self.ends])), dim=-1)
+        found = F.normalize(top["text_projection"](top["text_norm"](tokens[rows, self.ends])), dim=-1)
+        if not torch.is_grad_enabled():
+            self._known[layers] = found
+        return found
 
     def _words(self) -> Tensor:
         """Tokens of the prompts, with the learned context vectors, if any, after the first one."""
@@ -201,11 +188,8 @@ class LayeredClip(LayeredModel):
         return cast(Tensor, self.backbone.words(inputs_embeds=embedded))
 
     def _run(self, tower: str, layer: int, tokens: Tensor) -> Tensor:
-        pair = cast(nn.ModuleDict, self.backbone.blocks[layer])
-        if tower not in pair:
-            return tokens
-        out: Any = pair[tower](tokens, None, is_causal=tower == TEXT)
-        return cast(Tensor, out)
+        pair = self.backbone.blocks[layer]
+        return cast(Tensor, pair[tower](tokens, None, is_causal=tower == TEXT)) if tower in pair else tokens
 
     def add_image_adapter(self, hidden: int | None, seed: int) -> None:
         """Add FedCLIP's attention over the image's features, `image_adapter` (projection to hidden to projection)."""
@@ -215,16 +199,14 @@ class LayeredClip(LayeredModel):
     def add_context(self, count: int, seed: int) -> None:
         """Add PromptFL's vectors, `prompt.context` (count, width of the text encoder), before the classes' bare names.
 
-        Raises:
-            UserError: the vectors and the longest name together exceed the text encoder's length.
+        Raise UserError if the vectors and the longest name together exceed the text encoder's length.
         """
         device = self.prompts.device
         self._read([f"{name}." for name in self.class_names], count)
-        width = self.backbone.words.token_embedding.embedding_dim
-        fresh = torch.empty(count, width)
+        fresh = torch.empty(count, self.backbone.words.token_embedding.embedding_dim)
         generator = torch.Generator().manual_seed(derived_seed(seed, "context"))
         nn.init.normal_(fresh, std=0.02, generator=generator)
-        self.prompt["context"] = nn.Parameter(fresh.to(device))
+        self.prompt["context"] = nn.Parameter(fresh)
         self.to(device)
 
     def _read(self, texts: Sequence[str], context: int = 0) -> None:
@@ -245,7 +227,7 @@ class LayeredClip(LayeredModel):
         self._known.clear()
         super().load_adapter(state)
 
-    def train(self, mode: bool = True) -> LayeredClip:
+    def train(self, mode: bool = True) -> Self:
         """Switch between training and evaluation; the prompts' features are computed anew."""
         self._known.clear()
         super().train(mode)

@@ -1,10 +1,8 @@
 """CLIP checkpoints in transformers' format: shape, tensors, normalisation, tokenizer and names of tensors."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,20 +56,15 @@ def config_of(model: str) -> Any:
         said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if said.get("model_type") != "clip":
             raise ValueError(f"`model_type` is {said.get('model_type')}")
-        _check_sizes(said)
+        for encoder in ("vision_config", "text_config"):
+            for name, value in (said.get(encoder) or {}).items():  # older releases of transformers take any value
+                if name in SIZES and (type(value) is not int or value < 1):
+                    raise ValueError(f"`{encoder}.{name}` must be a whole number above 0, but it is {value}")
         return config.from_pretrained(folder, attn_implementation="sdpa")
     except Exception as error:  # transformers' checks have kinds of their own
         raise UserError(
             f"`backbone.model` {model} is not a CLIP that transformers can read: {one_line(error)}."
         ) from None
-
-
-def _check_sizes(said: Mapping[str, Any]) -> None:
-    """Raise ValueError unless all sizes are whole numbers; older releases of transformers take any value."""
-    for encoder in ("vision_config", "text_config"):
-        for name, value in (said.get(encoder) or {}).items():
-            if name in SIZES and (type(value) is not int or value < 1):
-                raise ValueError(f"`{encoder}.{name}` must be a whole number above 0, but it is {value}")
 
 
 def load(folder: Path, name: str) -> Any:

@@ -1,21 +1,18 @@
 """The shape of a timm model without its tensors, built on the meta device once per process."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
 
+from fedsweep.common.errors import UserError
 from fedsweep.models.base import Outline, Recipe
 from fedsweep.models.timm.transformer_families import WHAT_WORKS, Family, family_of, mixer_shape
-
-if TYPE_CHECKING:
-    from timm.models import PretrainedCfg
 
 
 @dataclass(frozen=True)
@@ -41,33 +38,21 @@ class Architecture:
         """Height and width in pixels: the given one, or that of the tag's weights."""
         return self.img_size or int(timm_config(self.model).input_size[-1])
 
-    def facts(self) -> dict[str, str | int | None]:
-        """Return the hyperparameters that must be as in training, with the model's own values in place of null.
-
-        Other image sizes and a single channel are asked for on purpose, and weights are fitted to them.
-        """
-        known = outline(self)
-        return {"model": self.name, "num_heads": known.heads, "patch_size": known.patch_size}
-
     def build(self) -> nn.Module:
         """Return the network on torch's default device, with weights from torch's generator and a head of one class.
 
-        The head is to be replaced; with a constant number of classes it does not change the other draws. Raise
-        ValueError if timm cannot build the network.
+        The head is to be replaced; its one class changes no other draw. Raise ValueError if timm cannot build it.
         """
         import timm
 
         if self._is_mixer and self.num_heads is not None:
             raise ValueError(f"`backbone.num_heads` is given, but {self.name} has no attention heads")
+        call = timm.models.MlpMixer if self._is_reshaped else partial(timm.create_model, self.model)
         try:
-            if self._is_reshaped:
-                backbone: nn.Module = timm.models.MlpMixer(num_classes=1, **self.arguments())
-            else:
-                backbone = timm.create_model(self.model, num_classes=1, **self.arguments())
+            return call(num_classes=1, **self.arguments())
         except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"timm cannot build `backbone.model` {self.name} in this shape: {first_line}") from error
-        return backbone
 
     def recipe(self, num_classes: int, fetched: bool) -> Recipe:
         """Return the call of timm that builds the same network."""
@@ -84,6 +69,42 @@ class Architecture:
         shape = {"patch_size": self.patch_size, "embed_dim": self.embed_dim}
         shape |= {"depth": self.num_blocks, "num_heads": self.num_heads}
         return size | {name: value for name, value in shape.items() if value is not None}
+
+    def check_recipe(self, card: Mapping[str, Any], path: Path) -> None:
+        """Raise UserError if the card of the weights `path` says that they were trained as another function than this.
+
+        Tensors may have the same names and shapes nevertheless. A null in the recipe stands for the model's own value.
+        Cards of other origin, without the recipe of a timm model, pass.
+        """
+        recipe = card.get("recipe")
+        backbone = recipe.get("backbone") if isinstance(recipe, dict) else None
+        if not isinstance(backbone, dict) or backbone.get("name") != "timm":
+            return
+        now = outline(self).facts
+        try:
+            trained = Architecture._of_recipe(backbone)
+            # A recipe's other model need not even be known to this timm.
+            was = outline(trained).facts if trained.name == self.name else {"model": trained.name}
+        except ValueError as error:
+            raise UserError(f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {error}.") from None
+        for field, value in was.items():
+            if value != now[field]:
+                raise UserError(
+                    f"`backbone.{field}` is {now[field]}, but the weights {path} were trained with {value}, "
+                    "as their card says."
+                )
+
+    @classmethod
+    def _of_recipe(cls, backbone: Mapping[str, Any]) -> Self:
+        sizes = {
+            name: backbone.get(name) for name in ("img_size", "patch_size", "embed_dim", "num_blocks", "num_heads")
+        }
+        for field, value in {"in_chans": backbone.get("in_chans", 3), **sizes}.items():
+            if type(value) is not int and (value is not None or field == "in_chans"):
+                raise ValueError(f"its `{field}` is {value}")
+        if not isinstance(model := backbone.get("model"), str):
+            raise ValueError(f"its `model` is {model}")
+        return cls(model, backbone.get("in_chans", 3), **sizes)
 
     @property
     def _is_mixer(self) -> bool:
@@ -102,9 +123,8 @@ class TimmOutline(Outline):
     """The outline of a timm model."""
 
     family: Family
-    patch_size: int
-    heads: int | None
-    """Attention heads; None without attention."""
+    facts: Mapping[str, str | int | None]
+    """The hyperparameters that must be as in training: weights are fitted to other image sizes and to one channel."""
 
 
 @lru_cache(maxsize=64)
@@ -127,6 +147,7 @@ def outline(architecture: Architecture) -> TimmOutline:
     if (architecture.img_size or architecture.patch_size) and size % patch_size:
         raise ValueError(f"`backbone.img_size` must be a multiple of the patch size {patch_size}, but it is {size}")
     blocks = cast(nn.ModuleList, backbone.blocks)
+    heads = getattr(getattr(blocks[0], "attn", None), "num_heads", None)
     largest = {
         position: min(min(cast(nn.Linear, block.get_submodule(place)).weight.shape) for block in blocks)
         for position, place in family.sublayers.items()
@@ -136,14 +157,13 @@ def outline(architecture: Architecture) -> TimmOutline:
         layers=len(blocks),
         width=cast(int, backbone.embed_dim),
         image_size=size,
-        patch_size=patch_size,
-        heads=getattr(getattr(blocks[0], "attn", None), "num_heads", None),
+        facts={"model": name, "num_heads": heads, "patch_size": patch_size},
         largest_rank=largest | {"both": min(largest.values())},
     )
 
 
-def timm_config(model: str) -> PretrainedCfg:
-    """Return timm's record of a model's weights: those of the tag, or the default ones."""
+def timm_config(model: str) -> Any:
+    """Return timm's record, a PretrainedCfg, of a model's weights: those of the tag, or the default ones."""
     import timm
     from timm.models import PretrainedCfg
 
@@ -163,7 +183,7 @@ def check_name(model: str) -> None:
         nearest = get_close_matches(name, known)
         hint = f"; the nearest are {', '.join(nearest)}" if nearest else ""
         raise ValueError(f"`backbone.model` {name} is not a model of timm{hint}")
-    if dot and model not in (tagged := tagged_names(name)):
+    if dot and model not in (tagged := timm.list_models(name, include_tags=True)):
         longer = [one for one in tagged if one.startswith(model)]
         nearest = list(dict.fromkeys([*longer, *get_close_matches(model, tagged, n=len(tagged), cutoff=0)]))
         wrong = f"timm has no weights `{tag}` of {name}" if tag else f"`backbone.model` {model} ends in a dot"
@@ -176,7 +196,8 @@ def check_pinned(model: str) -> None:
     import timm
 
     name, _, tag = model.partition(".")
-    with_weights = [one for one in tagged_names(name) if timm.models.is_model_pretrained(one)]
+    tagged = timm.list_models(name, include_tags=True)
+    with_weights = [one for one in tagged if timm.models.is_model_pretrained(one)]
     if not with_weights:
         raise ValueError(f"timm has no weights of {name}; `backbone.pretrained` can be none or a file")
     if tag and model not in with_weights:
@@ -189,13 +210,6 @@ def check_pinned(model: str) -> None:
             f"`backbone.model` {name} must name its weights too where `backbone.pretrained` is timm: "
             f"timm's default today is {default}{rest}"
         )
-
-
-def tagged_names(name: str) -> list[str]:
-    """Return a model's names with the tags of all weights that timm knows, in alphabetical order."""
-    import timm
-
-    return list(timm.list_models(name, include_tags=True))
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:

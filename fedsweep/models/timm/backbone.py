@@ -1,7 +1,5 @@
 """Vision Transformers and Mixers of timm as backbones, with the weights of a tag or a file, or fresh ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence
@@ -15,11 +13,11 @@ from torch import nn
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.models import weights_file
-from fedsweep.models.base import Backbone, Recipe
+from fedsweep.models.base import Backbone, Recipe, check_walk
 from fedsweep.models.checkpoint_folder import SECONDS
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm.architecture import Architecture, TimmOutline, check_name, check_pinned, outline, timm_config
-from fedsweep.models.timm.transformer_families import LayeredMixer, check_walk
+from fedsweep.models.timm.transformer_families import LayeredMixer
 from fedsweep.models.weights_file import reason
 
 
@@ -27,23 +25,20 @@ def pretrained_network(model: str, **shape: Any) -> nn.Module:
     """Return timm's model with its tag's weights and head; raise UserError if they cannot be loaded or do not fit."""
     import timm
 
-    overlay: dict[str, Any] = {}
-    if (file := locate(model)) is not None:
-        overlay = {"file": str(file), "custom_load": file.suffix == ".npz"}
+    file = locate(model)
+    overlay = {"file": str(file), "custom_load": file.suffix == ".npz"} if file else {}
     try:
-        backbone: nn.Module = timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay, **shape)
+        return timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay, **shape)
     except OSError as error:
         raise _unreachable(model, error) from error
     except Exception as error:  # each format has its own
         raise UserError(f"timm's weights {model} cannot be loaded: {reason(error)}.") from error
-    return backbone
 
 
 def locate(model: str) -> Path | None:
     """Return the weights' file in the hub's cache, downloaded if need be; None for the few that are not on the hub.
 
-    Raises:
-        UserError: the file is not cached, and one attempt to download it failed.
+    Raise UserError if the file is not cached and one attempt to download it fails.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -116,16 +111,13 @@ class TimmBackbone(Backbone):
         check_name(self.model)
         if self.pretrained == "timm":
             check_pinned(self.model)
-            self._refuse_changes(["embed_dim", "num_blocks", "num_heads"])
-            if self._outline.family is LayeredMixer:  # its tokens mix through matrices of one size
-                self._refuse_changes(["img_size", "patch_size"])
+            for field in ("embed_dim", "num_blocks", "num_heads", "img_size", "patch_size"):
+                # A Mixer's tokens mix through matrices of one size.
+                fixed = not field.endswith("size") or self._outline.family is LayeredMixer
+                if fixed and getattr(self, field) is not None:
+                    raise ValueError(f"`backbone.{field}` must be null, because timm's weights {self.model} fix it")
         _ = self._outline
         return self
-
-    def _refuse_changes(self, fields: Sequence[str]) -> None:
-        for field in fields:
-            if getattr(self, field) is not None:
-                raise ValueError(f"`backbone.{field}` must be null, because timm's weights {self.model} fix it")
 
     @property
     def _architecture(self) -> Architecture:
@@ -140,8 +132,7 @@ class TimmBackbone(Backbone):
     def fingerprint(self) -> str:
         """Return timm's tag, or the digest of the file and of the part of its card that the model uses.
 
-        Raises:
-            UserError: the weights file is missing, differs from `sha256` or its card, or was trained as another model.
+        Raise UserError if the file is missing, differs from `sha256` or its card, or was trained as another model.
         """
         if self.pretrained == "timm":
             return f"timm:{self.model}"
@@ -153,27 +144,23 @@ class TimmBackbone(Backbone):
             raise UserError(f"`backbone.sha256` is {self.sha256}, but that of {path} is {digest}.")
         free = [name for name in ("mean", "std") if getattr(self, name) is None]
         used = {name: card[name] for name in (*free, "class_names") if name in card}  # names: whether the head is kept
-        if not used:
-            return f"sha256:{digest}"
-        return f"sha256:{digest}+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}"
+        suffix = f"+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}" if used else ""
+        return f"sha256:{digest}{suffix}"
 
     def _file(self) -> tuple[Path, dict[str, Any]]:
         path = weights_file.find(self.pretrained)
         card = weights_file.read_card(path)
-        weights_file.check_recipe(card, path, self._architecture)
+        self._architecture.check_recipe(card, path)
         return path, card
 
     def build(self, num_classes: int, seed: int, class_names: Sequence[str] | None = None) -> LayeredModel:
         """Return the model in evaluation mode, on the CPU. Fresh tensors depend on the seed and their names alone.
 
         The weights' head is kept if it has `num_classes` classes, unless a file's card names others than `class_names`.
-
-        Raises:
-            UserError: the weights are missing, broken or misfit, exceed the memory, or the walk is not timm's forward.
+        Raise UserError if the weights are missing or do not fit, exceed the memory, or the walk is not timm's forward.
         """
         self.fingerprint()  # refuses a wrong file before anything is built
         family = self._outline.family
-        head = family.head_prefix.removeprefix("backbone.")
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derived_seed(seed, "backbone"))  # not CUDA's: nothing draws there
             backbone = self._create()
@@ -182,12 +169,12 @@ class TimmBackbone(Backbone):
                 backbone.reset_classifier(num_classes)  # type: ignore[operator]
             if self.pretrained not in ("timm", "none"):
                 path, card = self._file()
-                others = class_names is not None and card.get("class_names", [*class_names]) != [*class_names]
-                kept = weights_file.load(backbone, path, head, keep_head=not others)
+                same = class_names is None or card.get("class_names", [*class_names]) == [*class_names]
+                kept = weights_file.load(backbone, path, family.head_prefix.removeprefix("backbone."), keep_head=same)
             model = family(backbone, *self._normalisation())
             if not kept:
                 model.draw_head(seed)
-            check_walk(model, self.image_size, self.model)
+            check_walk(model, model.backbone, self.image_size, self.model, "timm's forward")
         return model
 
     def outlined(self, num_classes: int) -> LayeredModel:
@@ -202,27 +189,25 @@ class TimmBackbone(Backbone):
         return self._architecture.recipe(num_classes, fetched=self.pretrained == "timm")
 
     def _create(self) -> nn.Module:
-        if self.pretrained != "timm":
-            try:
-                return self._architecture.build()
-            except ValueError as error:  # it was outlined before, without memory for its tensors
-                raise UserError(f"{error}.") from None
-        return pretrained_network(self.model, **self._architecture.arguments())
+        if self.pretrained == "timm":
+            return pretrained_network(self.model, **self._architecture.arguments())
+        try:
+            return self._architecture.build()
+        except ValueError as error:  # it was outlined before, without memory for its tensors
+            raise UserError(f"{error}.") from None
 
     def _normalisation(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation per channel, from the fields, the file's card or timm's tag, in this order."""
-        config = timm_config(self.model)
         card = {} if self.pretrained in ("timm", "none") else self._file()[1]
-        mean, std = self.mean or card.get("mean", config.mean), self.std or card.get("std", config.std)
-        return self._per_channel("mean", mean), self._per_channel("std", std)
-
-    def _per_channel(self, name: str, values: Sequence[float]) -> list[float]:
-        """One number is used for every channel; a single channel is the mean of the colours."""
-        if len(values) not in (1, self.in_chans) and self.in_chans != 1:
-            raise UserError(
-                f"`backbone.{name}` must be {self.in_chans} numbers, but the weights of {self.model} come with "
-                f"{len(values)}: {', '.join(map(str, values))}."
-            )
-        if len(values) == self.in_chans:
-            return list(values)
-        return [sum(values) / len(values)] * self.in_chans
+        found = {}
+        for name in ("mean", "std"):
+            values = getattr(self, name) or card.get(name, getattr(timm_config(self.model), name))
+            if len(values) not in (1, self.in_chans) and self.in_chans != 1:
+                raise UserError(
+                    f"`backbone.{name}` must be {self.in_chans} numbers, but the weights of {self.model} come with "
+                    f"{len(values)}: {', '.join(map(str, values))}."
+                )
+            # One number is used for every channel; a single channel is the mean of the colours.
+            same = len(values) == self.in_chans
+            found[name] = list(values) if same else [sum(values) / len(values)] * self.in_chans
+        return found["mean"], found["std"]

@@ -1,26 +1,17 @@
 """Block-by-block walks through timm's ViT, Beit, Eva and MlpMixer, and the choice and check of a model's walk."""
 
-from __future__ import annotations
-
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
+from fedsweep.models import weights_file
 from fedsweep.models.base import Backbone, Outline, Recipe
 from fedsweep.models.layered import LayeredModel
-
-if TYPE_CHECKING:
-    from timm.models.beit import Beit
-    from timm.models.eva import Eva
-    from timm.models.mlp_mixer import MlpMixer
-    from timm.models.vision_transformer import VisionTransformer
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "digits_vit.safetensors"
 SHAPE: dict[str, Json] = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 12, "num_heads": 4, "mlp_ratio": 2}
@@ -31,23 +22,6 @@ class LayeredViT(LayeredModel):
 
     ViT, DeiT (with or without its distillation token), DINOv2 (with or without registers), CLIP's and SigLIP's towers.
     """
-
-    backbone: VisionTransformer
-    sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
-    patch_projection = "backbone.patch_embed.proj"
-
-    @staticmethod
-    def fits(backbone: nn.Module) -> bool:
-        """Return whether a backbone is of timm's class, with a convolutional stem and two sublayers in each block."""
-        from timm.layers.patch_embed import PatchEmbed
-        from timm.models.deit import VisionTransformerDistilled
-        from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
-
-        return (
-            type(backbone) in (VisionTransformer, VisionTransformerDistilled)
-            and type(backbone.patch_embed) is PatchEmbed
-            and all(type(block) in (Block, ResPostBlock) for block in backbone.get_submodule("blocks").children())
-        )
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches, class and register tokens, with positions."""
@@ -65,24 +39,16 @@ class DigitsViT(Backbone):
         return Outline(layers=12, width=64, image_size=16, largest_rank=dict.fromkeys(self.positions, 64))
 
     def fingerprint(self) -> str:
-        """Return the digest on the card, against which `build` checks the weights."""
-        return f"sha256:{_card()['sha256']}"
-
-    def check_weights(self, num_classes: int, class_names: Sequence[str] | None = None) -> None:
-        """Load the weights at every call: the fingerprint is the card's and does not change with the file."""
-        self.build(num_classes, class_names=class_names)
+        """Return the digest on the card, which must be that of the weights."""
+        return f"sha256:{weights_file.read_card(WEIGHTS)['sha256']}"
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredViT:
         """Return the pre-trained model with its MNIST head; raise UserError unless the data has ten classes."""
-        from safetensors.torch import load_file
-
         if num_classes != 10:
             raise UserError(f"`backbone.name` digits_vit knows ten digits, but the data has {num_classes} classes.")
-        card = _card()
-        if hashlib.sha256(WEIGHTS.read_bytes()).hexdigest() != card["sha256"]:
-            raise UserError(f"{WEIGHTS.name} is not the file that its card {WEIGHTS.stem}.json describes.")
+        card = weights_file.read_card(WEIGHTS)
         model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
-        model.backbone.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()})
+        model.backbone.load_state_dict(weights_file.read(WEIGHTS))
         return model
 
     def outlined(self, num_classes: int) -> LayeredViT:
@@ -97,30 +63,15 @@ class DigitsViT(Backbone):
         arguments = {**SHAPE, "num_classes": num_classes}
         return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 
-    def architecture(self) -> VisionTransformer:
-        """Return the untrained network."""
+    def architecture(self) -> Any:
+        """Return the untrained network, timm's VisionTransformer."""
         from timm.models.vision_transformer import VisionTransformer
 
         return VisionTransformer(**cast(dict[str, Any], SHAPE), num_classes=10)
 
 
-def _card() -> dict[str, Any]:
-    return cast(dict[str, Any], json.loads(WEIGHTS.with_suffix(".json").read_text()))
-
-
 class LayeredBeit(LayeredModel):
     """The walk of `timm.models.beit.Beit`: relative positions in each block, or one table that all blocks share."""
-
-    backbone: Beit
-    sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
-    patch_projection = "backbone.patch_embed.proj"
-
-    @staticmethod
-    def fits(backbone: nn.Module) -> bool:
-        """Return whether a backbone is timm's Beit with its standard blocks."""
-        from timm.models.beit import Beit, Block
-
-        return type(backbone) is Beit and all(type(block) is Block for block in backbone.blocks)
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches, class token and, if the model has them, absolute positions."""
@@ -134,8 +85,8 @@ class LayeredBeit(LayeredModel):
     def block(self, layer: int, tokens: Tensor) -> Tensor:
         """Run one block, with its relative positions."""
         shared = self.backbone.rel_pos_bias
-        out: Tensor = self.backbone.blocks[layer](tokens, shared_rel_pos_bias=None if shared is None else shared())
-        return out
+        bias = None if shared is None else shared()
+        return cast(Tensor, self.backbone.blocks[layer](tokens, shared_rel_pos_bias=bias))
 
 
 class LayeredEva(LayeredModel):
@@ -145,12 +96,9 @@ class LayeredEva(LayeredModel):
     DINOv3 gives them in its own pre-training would move frozen features. In mixed mode each layer has its own.
     """
 
-    backbone: Eva
     rope: Tensor | None
-    sublayers: ClassVar = {"l0": "attn.proj", "l1": "mlp.fc2"}
-    patch_projection = "backbone.patch_embed.proj"
 
-    def __init__(self, backbone: Eva, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, backbone: Any, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__(backbone, mean, std)
         backbone.eval()
         with torch.no_grad():
@@ -158,18 +106,6 @@ class LayeredEva(LayeredModel):
             image = stem.weight.new_zeros(1, stem.in_channels, *backbone.patch_embed.img_size)
             _, rope = backbone._pos_embed(backbone.patch_embed(image))
         self.register_buffer("rope", rope, persistent=False)
-
-    @staticmethod
-    def fits(backbone: nn.Module) -> bool:
-        """Return whether a backbone is timm's Eva with a convolutional stem and standard blocks."""
-        from timm.layers.patch_embed import PatchEmbed
-        from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
-
-        return (
-            type(backbone) is Eva
-            and type(backbone.patch_embed) is PatchEmbed
-            and all(type(block) in (EvaBlock, EvaBlockPostNorm) for block in backbone.blocks)
-        )
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches, class and register tokens and, if the model has them, absolute positions."""
@@ -186,16 +122,8 @@ class LayeredEva(LayeredModel):
 class LayeredMixer(LayeredModel):
     """The walk of `timm.models.mlp_mixer.MlpMixer` with its MixerBlock: an MLP over tokens, then one over channels."""
 
-    backbone: MlpMixer
     sublayers: ClassVar = {"l0": "mlp_tokens.fc2", "l1": "mlp_channels.fc2"}
     patch_projection = "backbone.stem.proj"
-
-    @staticmethod
-    def fits(backbone: nn.Module) -> bool:
-        """Return whether a backbone is timm's MlpMixer with MixerBlocks, in contrast to gMLP's and ResMLP's blocks."""
-        from timm.models.mlp_mixer import MixerBlock, MlpMixer
-
-        return type(backbone) is MlpMixer and all(type(block) is MixerBlock for block in backbone.blocks)
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return the patches; a Mixer has no positions and no class token."""
@@ -205,8 +133,7 @@ class LayeredMixer(LayeredModel):
 def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_blocks: int | None) -> dict[str, Any]:
     """Return the arguments of timm's class for a Mixer like timm's `model`; None keeps the model's value.
 
-    The widths of the two MLPs keep their ratio to the width of a token. Raise ValueError for gated MLPs, which need
-    arguments of their own.
+    The widths of the two MLPs keep their ratio to a token's. Raise ValueError for gated MLPs, which need others.
     """
     import timm
     from timm.layers.mlp import Mlp
@@ -214,7 +141,7 @@ def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_b
     with torch.device("meta"):
         plain: Any = timm.create_model(model, num_classes=1)
     block = plain.blocks[0]
-    if not LayeredMixer.fits(plain) or type(block.mlp_tokens) is not Mlp:
+    if not _fits(plain, LayeredMixer) or type(block.mlp_tokens) is not Mlp:
         raise ValueError("only the Mixers with plain MLPs (`mixer_*`) can be given another shape")
     tokens, channels = block.mlp_tokens.fc1.out_features, block.mlp_channels.fc1.out_features
     return {
@@ -226,7 +153,18 @@ def mixer_shape(model: str, patch_size: int | None, embed_dim: int | None, num_b
 
 
 Family = type[LayeredModel]
-FAMILIES: tuple[Family, ...] = (LayeredViT, LayeredMixer, LayeredBeit, LayeredEva)
+FAMILIES: dict[Family, tuple[str, ...]] = {
+    LayeredViT: (
+        "vision_transformer.VisionTransformer",
+        "deit.VisionTransformerDistilled",
+        "vision_transformer.Block",
+        "vision_transformer.ResPostBlock",
+    ),
+    LayeredMixer: ("mlp_mixer.MlpMixer", "mlp_mixer.MixerBlock"),  # in contrast to gMLP's and ResMLP's blocks
+    LayeredBeit: ("beit.Beit", "beit.Block"),
+    LayeredEva: ("eva.Eva", "eva.EvaBlock", "eva.EvaBlockPostNorm"),
+}
+"""Each walk, with the classes of timm's networks and blocks that it fits."""
 WHAT_WORKS = (
     "only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) "
     "with two sublayers in every block can be walked block by block"
@@ -236,19 +174,29 @@ WHAT_WORKS = (
 def family_of(backbone: nn.Module, model: str) -> Family:
     """Return the walk of a timm model, or raise ValueError, which names it `model`, if no walk fits."""
     for family in FAMILIES:
-        if family.fits(backbone) and _has_places(backbone, family):
+        if _fits(backbone, family):
             return family
     raise ValueError(f"`backbone.model` {model} is a {_described(backbone)}, but {WHAT_WORKS}")
 
 
-def _has_places(backbone: nn.Module, family: Family) -> bool:
-    """LoRA needs a linear module at the end of each sublayer."""
-    places = [
-        block.get_submodule(name)
-        for block in backbone.get_submodule("blocks").children()
-        for name in family.sublayers.values()
-    ]
-    return all(isinstance(place, nn.Linear) for place in places)
+def _fits(backbone: Any, family: Family) -> bool:
+    """Return whether network and blocks are of the walk's classes, with a convolutional stem and LoRA's linears."""
+    known = [f"timm.models.{name}" for name in FAMILIES[family]]
+    stem, _, _ = family.patch_projection.removeprefix("backbone.").rpartition(".")
+    return (
+        _kind(backbone) in known
+        and _kind(backbone.get_submodule(stem)) == "timm.layers.patch_embed.PatchEmbed"
+        and all(_kind(block) in known for block in backbone.blocks)
+        and all(
+            isinstance(block.get_submodule(place), nn.Linear)
+            for block in backbone.blocks
+            for place in family.sublayers.values()
+        )
+    )
+
+
+def _kind(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__name__}"
 
 
 def _described(backbone: nn.Module) -> str:
@@ -259,21 +207,3 @@ def _described(backbone: nn.Module) -> str:
     if (stem := getattr(backbone, "patch_embed", None)) is not None:
         parts.append(f"stem: {type(stem).__name__}")
     return type(backbone).__name__ + (f" ({'; '.join(parts)})" if parts else "")
-
-
-@torch.no_grad()
-def check_walk(model: LayeredModel, image_size: int, name: str) -> None:
-    """Raise UserError unless embed, all blocks and classify give exactly the finite logits of timm's own forward."""
-    model.eval()
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.rand(1, len(model.mean), image_size, image_size, generator=generator)
-    expected = model.backbone(pixels)
-    if not expected.isfinite().all():
-        raise UserError(f"the weights of `backbone.model` {name} give logits that are not finite numbers.")
-    tokens = model.embed(pixels)
-    for layer in range(model.num_layers):
-        tokens = model.block(layer, tokens)
-    if not torch.equal(model.classify(tokens), expected):
-        raise UserError(
-            f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than timm's forward."
-        )
