@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,7 +89,7 @@ class Packing:
     """The share of a GPU that each arm needs, from the first round of its first trial and from memory that ran out.
 
     That round, the probe, runs on a GPU alone, and the trial continues from it. Without `apart`, as for samples, one
-    measurement counts for all trials. `keep` writes attempts, and `tell` prints measurements.
+    measurement counts for all trials. Attempts are written within `writing`, and `tell` prints measurements.
     """
 
     def __init__(
@@ -98,15 +99,14 @@ class Packing:
         sweep: SweepStore,
         plans: Iterable[TrialPlan] = (),
         apart: bool = True,
-        keep: Callable[[TrialPlan, Attempts], None] | None = None,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
         tell: Callable[[str], object] | None = None,
     ) -> None:
         self._asked = None if asked == "auto" else asked
         self._most, self._sweep, self._apart = most, sweep, apart
         self._attempts: dict[str, dict[str, Attempts]] = defaultdict(lambda: defaultdict(Attempts))
         self._probes: dict[str, str] = {}
-        self._keep = keep or (lambda plan, attempts: sweep.trial(plan.key).keep_attempts(attempts))
-        self._tell = tell
+        self._writing, self._tell = writing, tell
         for plan in plans:
             if (found := sweep.trial(plan.key).attempts()).attempts:
                 self._attempts[self._name(plan)][plan.key] = found
@@ -177,7 +177,8 @@ class Packing:
 
     def _put(self, plan: TrialPlan, attempts: tuple[Attempt, ...]) -> None:
         known = self._attempts[self._name(plan)][plan.key] = Attempts(attempts=attempts)
-        self._keep(plan, known)
+        with self._writing():
+            self._sweep.trial(plan.key).keep_attempts(known)
         if self._tell is not None and (sentence := self.sentence(plan)) is not None:
             self._tell(sentence)
 

@@ -13,11 +13,12 @@ from fedsweep.common.randomness import stream
 from fedsweep.results import Outcome, Start, SweepStore, TrialPlan
 from fedsweep.results.arms import Arm, identity
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.pruning.arm_state import ERRORS
+from fedsweep.sweep.pruning.arm_state import RecordedTrials
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.settings import PopulationScheduler
 
 Values = Mapping[str, float]
+Axes = Mapping[str, Axis]
 
 TRIES = 8
 """Perturbations to try before all values are drawn anew."""
@@ -40,16 +41,7 @@ class Successor:
     values: dict[str, float]
 
 
-def boundaries(interval: int, rounds: int) -> list[int]:
-    """Return the rounds after which members are replaced: multiples of `interval` below `rounds`.
-
-    >>> boundaries(3, 12), boundaries(5, 4)
-    ([3, 6, 9], [])
-    """
-    return list(range(interval, rounds, interval))
-
-
-def first_generation(axes: Mapping[str, Axis], size: int, seed: int) -> list[dict[str, float]]:
+def first_generation(axes: Axes, size: int, seed: int) -> list[dict[str, float]]:
     """Draw the values of each member, each value from a random stream of its member and name."""
     return [
         {name: _drawn(axis, stream(seed, "population", 0, member, name)) for name, axis in axes.items()}
@@ -60,7 +52,7 @@ def first_generation(axes: Mapping[str, Axis], size: int, seed: int) -> list[dic
 def successors(
     members: Mapping[int, Member],
     generation: int,
-    axes: Mapping[str, Axis],
+    axes: Axes,
     scheduler: PopulationScheduler,
     seed: int,
     used: Collection[str] = (),
@@ -82,22 +74,17 @@ def successors(
         if not better:
             continue
         parent = better[int(stream(seed, "population", generation, place).integers(len(better)))]
-        values = _explored(members[parent].values, axes, scheduler, (seed, generation, place), taken)
+        chances = {name: stream(seed, "population", generation, place, name) for name in axes}
+        values = _explored(members[parent].values, axes, scheduler, chances, taken)
         taken.add(identity(values))
         found[place] = Successor(parent, values)
     return found
 
 
 def _explored(
-    values: Values,
-    axes: Mapping[str, Axis],
-    scheduler: PopulationScheduler,
-    child: tuple[int, int, int],
-    taken: Collection[str],
+    values: Values, axes: Axes, scheduler: PopulationScheduler, chances: Mapping[str, Generator], taken: Collection[str]
 ) -> dict[str, float]:
-    """Perturb a parent's values until no trial has had them; `child` is the search's seed, generation and member."""
-    seed, *key = child
-    chances = {name: stream(seed, "population", *key, name) for name in axes}
+    """Perturb a parent's values until no trial has had them."""
     for _ in range(TRIES + 1):
         found = {name: _perturbed(values[name], axis, scheduler, chances[name]) for name, axis in axes.items()}
         if identity(found) not in taken:
@@ -136,7 +123,7 @@ def numbers(arm: Arm) -> dict[str, float]:
     return {name: float(value) for name, value in arm.items() if isinstance(value, int | float)}
 
 
-class Generations:
+class Generations(RecordedTrials):
     """The trials of a population so far, their recorded metrics, and the decisions that follow from them.
 
     A replaced member continues as a new trial from its parent's checkpoint, which stands at the end of the generation:
@@ -144,20 +131,14 @@ class Generations:
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
-        search, objective = plan.space.search, plan.space.objective
+        super().__init__(plan, sweep)
+        search = plan.space.search
         if search.name != "random" or plan.space.scheduler.name != "pbt":
             raise ValueError(f"search {search.name} and scheduler {plan.space.scheduler.name} make no population")
-        self.sweep, self.rounds = sweep, plan.base.federation.rounds
-        self.plans: dict[str, TrialPlan] = {}
         self._plan, self._scheduler, self._seed = plan, plan.space.scheduler, search.seed
-        self._metric, self._sign = objective.metric, 1 if objective.mode == "max" else -1
-        self._ends = [*boundaries(self._scheduler.interval, self.rounds), self.rounds]
-        self._generation = 0
-        self._values: dict[str, dict[int, float]] = {}
-        self._last: dict[str, int] = {}
-        self._errors: dict[str, Outcome] = {}
+        self._ends: list[int] = [*range(self._scheduler.interval, self.rounds, self._scheduler.interval), self.rounds]
+        self._generation, self._over = 0, False
         self._replaced: dict[str, Outcome] = {}
-        self._over = False
         first = first_generation(plan.space.space, search.samples, search.seed)
         for values, point in zip(first, search.first, strict=False):
             values.update(numbers(point))
@@ -171,12 +152,12 @@ class Generations:
 
     def refresh(self, key: str) -> None:
         """Read a trial's recorded rounds and its error, if any, and advance the generations that are complete."""
-        self._read(key)
+        self._read(self.plans[key])
         self._advance()
 
     def record_error(self, key: str, error: Outcome) -> None:
         """Record that a trial diverged or failed, unless it had reached the end of the generation."""
-        self._read(key)
+        self._read(self.plans[key])
         if self._last[key] < self.until:
             self._errors[key] = error
         self._advance()
@@ -201,25 +182,15 @@ class Generations:
 
     def _new(self, number: int, values: dict[str, float], start: Start | None = None) -> str:
         plan = self._plan.trial(number, dict(values), self._plan.space.seeds[0], start)
-        self.plans[plan.key] = plan
-        self._read(plan.key)
+        self._read(plan)
         return plan.key
-
-    def _read(self, key: str) -> None:
-        trial = self.sweep.trial(key)
-        history, outcome = trial.recorded() if trial.planned else [], trial.outcome()
-        self._values[key] = {one.round: one.metrics[self._metric] for one in history if self._metric in one.metrics}
-        self._last[key] = history[-1].round if history else -1
-        if outcome is not None and outcome.outcome in ERRORS:
-            self._errors[key] = outcome
 
     def _settled(self, key: str) -> bool:
         return self._last[key] >= self.until or key in self._errors
 
     def _score(self, key: str) -> float | None:
-        """Return the objective at the end of the generation, better when larger; None after an error."""
         value = self._values[key].get(self.until, math.nan)
-        return self._sign * value if math.isfinite(value) else None
+        return value if math.isfinite(value) else None
 
     def _advance(self) -> None:
         while not self._over and all(map(self._settled, self._members)):

@@ -5,13 +5,12 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Self
 
 import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsweep.federation.build_and_run import run
 from fedsweep.results import TrialPlan, TrialRecord, count_outcomes
@@ -20,10 +19,11 @@ from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL, side_by_side
 from fedsweep.sweep.plan.plan import Plan
 
 ROWS = 24
+WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured on two cores
 
 
 class LiveTable:
-    """Live table on a terminal; without a terminal, one line for each trial that ends."""
+    """Table that is `live` on a terminal; without a terminal, one line for each trial that ends."""
 
     def __init__(
         self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord] = ()
@@ -35,17 +35,9 @@ class LiveTable:
         left = (TextColumn("left about"), TimeRemainingColumn())
         self.progress = Progress(TextColumn("{task.description}"), *played, *left, console=console)
         self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=len(done) * rounds)
-        self.live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
+        live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
+        self.live: contextlib.AbstractContextManager[object] = live if console.is_terminal else contextlib.nullcontext()
         self.begun = time.monotonic()
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self.live.stop()
 
     def started(self, plan: TrialPlan) -> None:
         """Add a trial that was handed to a worker."""
@@ -67,11 +59,8 @@ class LiveTable:
 
     def render(self) -> Group:
         """Return the current table and progress bar."""
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("trial")
-        for heading in ("seed", "round", self.metric):
-            table.add_column(heading, justify="right")
-        table.add_column("")
+        numbers = (Column(heading, justify="right") for heading in ("seed", "round", self.metric))
+        table = Table("trial", *numbers, "", box=None, pad_edge=False, header_style="bold")
         running = [trial for trial in self.trials.values() if trial.outcome is None]
         ended = [trial for trial in self.trials.values() if trial.outcome]
         for trial in [*ended[-max(ROWS - len(running), 0) :], *running]:
@@ -103,9 +92,6 @@ def delivering(console: Console) -> Iterator[Callable[[int], None]]:
     """Show a status line, and yield a function that sets its number of runs that MLflow still lacks."""
     with console.status("") as status:
         yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")
-
-
-WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured on two cores
 
 
 def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:

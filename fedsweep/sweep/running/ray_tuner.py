@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from fedsweep.common.paths import environment
-from fedsweep.results import Attempts, SweepStore, TrialPlan, TrialRecord
+from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, most_on_a_gpu
@@ -67,8 +67,9 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     done = [trial for trial in sweep.trials() if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
         console.print(f"{reused} of {plan.num_trials} trials are taken from earlier sweeps; --fresh runs all anew.")
-    with LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done) as display:
-        recording = _recording(ready, sweep, planned, recorder, display, reuse)
+    display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done)
+    recording = _recording(ready, sweep, planned, recorder, display, reuse)
+    with display.live:
         _run_trials(ready, recording, planned, done)
     trials = [recording.shown(trial.plan.key) for trial in sweep.trials()]
     for trial in trials:
@@ -89,32 +90,22 @@ def _recording(
 ) -> Recording:
     from fedsweep.sweep.running.recording import Recording, WriteGuard  # imports ray, which reads the environment
 
-    plan, writes = ready.plan, WriteGuard(sweep)
-
-    def keep(trial: TrialPlan, attempts: Attempts) -> None:
-        with writes.catching():
-            sweep.trial(trial.key).keep_attempts(attempts)
-
+    plan, writes, resources = ready.plan, WriteGuard(sweep), ready.plan.space.resources
     packing = Packing(
-        plan.space.resources.gpus_per_trial,
-        most_on_a_gpu(plan.space.resources, ready.cluster),
+        resources.gpus_per_trial,
+        most_on_a_gpu(resources, ready.cluster),
         sweep,
         [trial.plan for trial in sweep.trials()],
         apart=plan.sampled is None,
-        keep=keep,
+        writing=writes.catching,
         tell=display.console.print,
     )
-    rounds, state = plan.base.federation.rounds, _state(plan, sweep, planned)
-    return Recording(sweep, recorder, display, rounds, reuse, writes, packing, state)
-
-
-def _state(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> ArmState | Generations | None:
+    state: ArmState | Generations | None = None
     if plan.space.scheduler.name == "pbt":
-        return Generations(plan, sweep)
-    if planned is None or plan.space.scheduler.name != "arms":
-        return None
-    objective, rounds = plan.space.objective, plan.base.federation.rounds
-    return ArmState(planned, sweep, plan.space.scheduler, objective.metric, objective.mode, rounds, plan.space.baseline)
+        state = Generations(plan, sweep)
+    elif plan.space.scheduler.name == "arms":
+        state = ArmState(plan, plan.space.scheduler, sweep, planned or ())
+    return Recording(sweep, recorder, display, plan.base.federation.rounds, reuse, writes, packing, state)
 
 
 def _run_trials(
@@ -156,8 +147,7 @@ def _searcher(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | N
         return SampledSearch(plan, sweep, announce, packing)
     if recording.state is not None:
         return ArmSearch(recording.state, announce, packing)
-    left = [trial for trial in planned if sweep.trial(trial.key).outcome() is None]
-    return PlannedSearch(sweep, left, recording.rounds, announce, packing)
+    return PlannedSearch(sweep, planned, recording.rounds, announce, packing)
 
 
 def _scheduler(plan: Plan, recording: Recording) -> TrialScheduler:
@@ -180,7 +170,6 @@ def _scheduler(plan: Plan, recording: Recording) -> TrialScheduler:
 def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None) -> None:
     from ray import tune
 
-    from fedsweep.sweep.running.recording import SessionStopper
     from fedsweep.sweep.running.trainable import train
 
     plan, cluster, sweep = ready.plan, ready.cluster, recording.sweep
@@ -215,7 +204,7 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
             storage_path=f"{shared.base}/{SCRATCH}" if shared else str(scratch),
             storage_filesystem=shared.filesystem if shared else None,
             callbacks=[recording],
-            stop=SessionStopper(recording),
+            stop=recording,
             failure_config=tune.FailureConfig(max_failures=0),  # `Recording` counts, and searchers retry
             verbose=0,
         ),

@@ -57,8 +57,11 @@ class WriteGuard:
 
 
 @dataclass(eq=False)
-class Recording(Callback):
-    """Callback that alone writes a sweep's outcomes, and passes its trials on to MLflow and the live table."""
+class Recording(Callback, Stopper):
+    """Callback that alone writes a sweep's outcomes, and passes its trials on to MLflow and the live table.
+
+    Ray asks it as a stopper before it tells callbacks of a round: the round is then fetched from a remote store.
+    """
 
     sweep: SweepStore
     recorder: Recorder
@@ -81,6 +84,16 @@ class Recording(Callback):
             trial.plan(plan)
         self.display.started(plan)
         self.sync(plan.key)
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Fetch the reported round; stop no single trial."""
+        if (key := result.get("config", {}).get("trial")) is not None:
+            self.fetch(key)
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether the session must stop, because no more can be written."""
+        return self.writes.must_stop
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
@@ -178,27 +191,7 @@ class Recording(Callback):
         return record
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray pickles its callbacks, and this one has nothing to restore
-
-
-class SessionStopper(Stopper):
-    """Stopper that fetches each round from a remote store before callbacks see it, and ends a session on errors."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Fetch the reported round; stop no single trial."""
-        if (key := result.get("config", {}).get("trial")) is not None:
-            self.recording.fetch(key)
-        return False
-
-    def stop_all(self) -> bool:
-        """Return whether the session must stop, because no more can be written."""
-        return self.recording.writes.must_stop
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray pickles its stoppers too
+        return {}  # Ray pickles its callbacks and stoppers, and this one has nothing to restore
 
 
 def _traceback_of(trial: Trial) -> str:

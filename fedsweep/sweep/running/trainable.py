@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
@@ -10,7 +9,7 @@ import tempfile
 import traceback
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ from fedsweep.sweep.cluster.node_requirements import Arrival
 if TYPE_CHECKING:
     from fedsweep.federation.build_and_run import Device
     from fedsweep.results.history import RoundRecord
-
 
 PREFIX = "fedsweep-trial-"
 LOCKED = "a living process has it."
@@ -94,49 +92,32 @@ def train(
     """
     if arrival is None:
         os.environ.update(environment)  # a worker has another working directory
+    measure, memory = Meter(), dict[str, int]()
     with _trial_folder(remote, config["trial"], SweepStore(Path(sweep)).trial(config["trial"])) as (store, send):
-        _report_rounds(config, store, send, threads, device, arrival, system_metrics)
-
-
-def _report_rounds(
-    config: dict[str, Any],
-    store: TrialStore,
-    send: Callable[[], None],
-    threads: int,
-    device: Device,
-    arrival: Arrival | None,
-    system_metrics: bool,
-) -> None:
-    measure: Meter = Meter()
-    memory: dict[str, int] = {}
-    recorded = len(store.history())
-    try:
-        if arrival is not None:
-            arrival.enter()
-        measure = meter(device, config["gpus"])
-        with contextlib.closing(_rounds(store, config["until"], threads, device, measure, system_metrics)) as rounds:
-            for number, record in enumerate(rounds):
-                if number >= recorded:
-                    memory = measure.read()
-                    send()
-                tune.report({**record.metrics, "round": record.round, "seconds": record.seconds, **memory})
-    except UnreachableError:
-        raise
-    except Exception as error:
-        last = store.history()[-1:]
-        end = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
-        tune.report({**(last[0].metrics if last else {}), **memory, **end})
-    finally:  # not before: the error's traceback, now gone, held tensors
-        measure.release()
+        recorded = len(store.history())
+        try:
+            if arrival is not None:
+                arrival.enter()
+            measure = meter(device, config["gpus"])
+            with closing(_rounds(store, config["until"], threads, device, measure, system_metrics)) as rounds:
+                for number, record in enumerate(rounds):
+                    if number >= recorded:
+                        memory = measure.read()
+                        send()
+                    tune.report({**record.metrics, "round": record.round, "seconds": record.seconds, **memory})
+        except UnreachableError:
+            raise
+        except Exception as error:
+            last = store.history()[-1:]
+            end = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
+            tune.report({**(last[0].metrics if last else {}), **memory, **end})
+        finally:  # not before: the error's traceback, now gone, held tensors
+            measure.release()
 
 
 @contextmanager
 def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator[tuple[TrialStore, Callable[[], None]]]:
-    """Yield the trial's folder, a copy of the worker's own where the store is remote, and what sends its new files.
-
-    Raises:
-        UnreachableError: the store does not answer.
-    """
+    """Yield the trial's folder, a copy of the worker's own where the store is remote, and what sends its new files."""
     if remote is None:
         yield local, lambda: None
         return

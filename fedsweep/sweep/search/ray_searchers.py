@@ -68,7 +68,7 @@ class PlannedSearch(FolderSearcher):
     ) -> None:
         super().__init__(announce, packing)
         self._sweep, self._left, self._rounds = sweep, list(plans), rounds
-        self._returned: list[TrialPlan] = []
+        self._returned = list(plans)
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the trials without an outcome, in the order of the plan."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.arms import identity
-from fedsweep.sweep.pruning.population_replacement import Member, boundaries, first_generation, successors
+from fedsweep.sweep.pruning.population_replacement import Member, first_generation, successors
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.sweep.space.settings import PopulationScheduler
@@ -112,10 +112,6 @@ def test_first_values_fill_their_ranges_evenly() -> None:
     linear = sorted(one["optimizer.momentum"] / 0.9 for one in drawn)
     for values in (logs, linear):  # Kolmogorov and Smirnov's distance, at 1.63 / sqrt(n) for one in a hundred
         assert max(abs(one - (place + 0.5) / 400) for place, one in enumerate(values)) < 1.63 / math.sqrt(400)
-
-
-def test_generations_end_below_the_last_round() -> None:
-    assert [boundaries(3, rounds) for rounds in (3, 4, 9)] == [[], [3], [3, 6]]
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,15 @@ def test_one_member_and_generations_as_long_as_the_run_are_a_plain_search() -> N
     assert len(alone) == 6
 
 
+def test_generations_end_below_the_last_round_and_with_it() -> None:
+    ends = []
+    for rounds in (3, 4, 9):
+        plan = plan_of(1, 0, interval=3)
+        plan.base.federation.rounds = rounds
+        ends.append(Generations(plan, Folder())._ends)  # type: ignore[arg-type]
+    assert ends == [[3], [3, 4], [3, 6, 9]]
+
+
 def test_where_all_break_the_sweep_is_over() -> None:
     found = straight(4, 0, 0.0)
     assert [outcome.outcome for *_, outcome in found.values()] == ["diverged"] * 4
