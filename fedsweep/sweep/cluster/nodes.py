@@ -36,7 +36,13 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
     library = librarian.options(scheduling_strategy=driver).remote(needs.items)
     with _probed(store) as probe:
         findings = survey(nodes, replace(needs, probe=probe), library if deliver else None, console)
-    _tell(cluster, findings, console)
+    where = f"{_count(findings)} of the Ray cluster {cluster.address}"
+    console.print(f"The sweep runs on {where}{', and on those that it adds' if cluster.at_once else ''}.")
+    if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):
+        console.print(
+            f"Warning: whoever reaches {cluster.address} can run code there, because the cluster was started without "
+            "RAY_AUTH_MODE=token (docs/cluster.md, Security)."
+        )
     return Arrival(needs, library)
 
 
@@ -62,9 +68,8 @@ def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) 
     lacking = {node: found.lacking for node, found in findings.items() if found.lacking}
     if lacking and library is not None:
         _deliver(lacking, library, console)
-        for node in lacking:
-            del findings[node]
-        findings |= _everywhere(list(lacking), needs)
+        ready = {node: found for node, found in findings.items() if node not in lacking}
+        findings = ready | _everywhere(list(lacking), needs)
     if nodes and not findings:
         raise UserError(f"{_count(nodes)} of the cluster went away before they were ready; none is left.")
     return findings
@@ -77,7 +82,6 @@ def _on(node_id: str) -> Any:
 
 
 def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...]]) -> dict[Any, Node]:
-    """Start a function on each node, and return the nodes by task."""
     import ray
 
     remote: Any = ray.remote(num_cpus=0, max_retries=0)(function)
@@ -86,26 +90,29 @@ def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...
 
 def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
     """Return the findings of each node that is not lost; raise UserError if a node has a problem."""
-    import ray
-
     found = {}
-    for task, node in _start(look, dict.fromkeys(nodes, (needs,))).items():
-        try:
-            found[node] = ray.get(task)
-        except Exception as error:  # the node may be unable to import fedsweep
-            if not _is_lost(error):
-                found[node] = Findings([f"cannot run fedsweep ({_last_line(error)})"])
+    for node, answer in _answers(_start(look, dict.fromkeys(nodes, (needs,)))):
+        failed = isinstance(answer, Exception)  # the node may be unable to import fedsweep
+        found[node] = Findings([f"cannot run fedsweep ({_last_line(answer)})"]) if failed else answer
     wrong = [f"{node.name} {' and '.join(one.problems)}" for node, one in found.items() if one.problems]
     if wrong:
         raise UserError(f"{len(wrong)} of {_count(found)} cannot run trials: {'; '.join(wrong)}; {RULE}.")
     return found
 
 
-def _is_lost(error: Exception) -> bool:
-    """Return whether a task failed because its node was lost, which Ray notices after some missed heartbeats."""
+def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
+    """Yield each node that is not lost, which Ray notices after some missed heartbeats, and its result or error."""
+    import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError
 
-    return isinstance(error, NodeDiedError | TaskUnschedulableError)
+    for task, node in tasks.items():
+        try:
+            answer = ray.get(task)
+        except (NodeDiedError, TaskUnschedulableError):
+            continue
+        except Exception as error:
+            answer = error
+        yield node, answer
 
 
 def _last_line(error: Exception) -> str:
@@ -121,21 +128,16 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
     what = f"data to {_count(lacking)}"
     tasks = _start(_fetch, {node: (environment(), items, library) for node, items in lacking.items()})
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    wrong, waiting = [], list(tasks)
     if not console.is_terminal:
         console.print(f"{total / 1e6:.1f} MB of {what}")
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(what, total=total)
+        waiting = list(tasks)
         while waiting:
-            done, waiting = ray.wait(waiting, timeout=0.5)
+            _, waiting = ray.wait(waiting, timeout=0.5)
             progress.update(bar, completed=ray.get(library.sent.remote()))
-            for task in done:
-                try:
-                    ray.get(task)
-                except Exception as error:  # a full disk
-                    if not _is_lost(error):
-                        wrong.append(f"{tasks[task].name} could not take its data ({_last_line(error)})")
-    if wrong:
+    errors = {node: error for node, error in _answers(tasks) if error is not None}  # such as a full disk
+    if wrong := [f"{node.name} could not take its data ({_last_line(error)})" for node, error in errors.items()]:
         raise UserError(f"{len(wrong)} of {_count(tasks)} cannot run trials: {'; '.join(wrong)}.")
 
 
@@ -147,13 +149,3 @@ def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) 
 
 def _count(nodes: Sequence[Any] | Mapping[Any, Any]) -> str:
     return f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
-
-
-def _tell(cluster: Cluster, findings: Mapping[Node, Findings], console: Console) -> None:
-    where = f"{_count(findings)} of the Ray cluster {cluster.address}"
-    console.print(f"The sweep runs on {where}{', and on those that it adds' if cluster.at_once else ''}.")
-    if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):
-        console.print(
-            f"Warning: whoever reaches {cluster.address} can run code there, because the cluster was started without "
-            "RAY_AUTH_MODE=token (docs/cluster.md, Security)."
-        )

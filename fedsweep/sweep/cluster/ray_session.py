@@ -85,7 +85,6 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
 @contextlib.contextmanager
 def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
     """Yield the machines of a sweep, joined for the block; raise UserError if the cluster cannot be joined."""
-    check_address(address)
     if address == LOCAL:
         yield Cluster(at_once=at_once)
         return
@@ -177,30 +176,22 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
     prepare_environment()
     import ray
 
-    if ray_is_running():
-        if (nodes := len(_alive(ray.nodes()))) > 1:
+    if not (running := ray_is_running()):
+        cpus, gpus = available_cpus(), logical.count if (logical := logical_gpus()) else None
+        try:
+            ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **QUIET)
+        except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
+            ray.shutdown()
             raise UserError(
-                f"this process has joined a Ray cluster of {nodes} nodes; `ray.shutdown()` leaves it, and `--address` "
-                "names the cluster that a sweep is to run on."
-            )
-        with _running(stop=False):
-            yield
-        return
-    try:
-        ray.init(
-            address=LOCAL,
-            num_cpus=available_cpus(),
-            num_gpus=logical.count if (logical := logical_gpus()) else None,
-            include_dashboard=False,
-            **QUIET,
-        )
-    except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
-        ray.shutdown()
+                f"Ray does not start on this machine ({one_line(error).split('. ')[0]}); it waits for 30 seconds, too "
+                "short where others keep the machine busy: the same command with --resume goes on."
+            ) from None
+    elif (nodes := len(_alive(ray.nodes()))) > 1:
         raise UserError(
-            f"Ray does not start on this machine ({one_line(error).split('. ')[0]}); it waits for 30 seconds, too "
-            "short where others keep the machine busy: the same command with --resume goes on."
-        ) from None
-    with _running():
+            f"this process has joined a Ray cluster of {nodes} nodes; `ray.shutdown()` leaves it, and `--address` "
+            "names the cluster that a sweep is to run on."
+        )
+    with _running(stop=not running):
         yield
 
 
