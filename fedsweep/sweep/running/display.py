@@ -14,8 +14,8 @@ from rich.table import Column, Table
 
 from fedsweep.federation.build_and_run import run
 from fedsweep.results import TrialPlan, TrialRecord, count_outcomes
-from fedsweep.sweep.cluster.cluster import HERE, Cluster, Meter, gpus_of, meter, most_on_a_gpu
-from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL, side_by_side
+from fedsweep.sweep.cluster import packing
+from fedsweep.sweep.cluster.cluster import HERE, Cluster, Meter, concurrency, gpus_of, meter, most_on_a_gpu
 from fedsweep.sweep.plan.plan import Plan
 
 ROWS = 24
@@ -94,6 +94,12 @@ def delivering(console: Console) -> Iterator[Callable[[int], None]]:
         yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")
 
 
+def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
+    """Return how many trials run side by side: those that fit, and for TPE at most `in_flight` samples."""
+    fit, search = concurrency(plan.space.resources, cluster), plan.space.search
+    return min(fit, search.in_flight) if search.name == "tpe" else fit
+
+
 def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:
     """Run the untuned evaluation and one round; return the sweep's seconds and its number of trials side by side.
 
@@ -108,6 +114,7 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
     build = time.monotonic() - begun - untuned.seconds - first.seconds
     trial = build + untuned.seconds + plan.base.federation.rounds * first.seconds
     if memory := measure.read():
-        fit = side_by_side(memory[PEAK] + memory[BESIDE], memory[TOTAL], most_on_a_gpu(resources, cluster))
+        taken, most = memory[packing.PEAK] + memory[packing.BESIDE], most_on_a_gpu(resources, cluster)
+        fit = packing.side_by_side(taken, memory[packing.TOTAL], most)
         side = min(side, fit * max(gpus_of(resources, cluster), 1))
     return WORKER_START + math.ceil(plan.num_trials / side) * trial, side
