@@ -175,11 +175,7 @@ class Meter:
         """Forget earlier measurements, and hold the process to its share."""
 
     def read(self) -> dict[str, int]:
-        """Return the report's keys about memory.
-
-        Raises:
-            torch.OutOfMemoryError: The trial took more than its share, and only the meter would notice.
-        """
+        """Return the report's keys about memory; raise OutOfMemoryError if it was more than the share."""
         return {}
 
     def release(self) -> None:

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import ray
+from ray.exceptions import NodeDiedError, TaskUnschedulableError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -19,16 +22,12 @@ from fedsweep.sweep.cluster.node_requirements import RULE, Arrival, Findings, Ne
 from fedsweep.sweep.plan.plan import Plan
 
 
-def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival | None:
-    """Check every node that can run a trial and, with `deliver`, send it missing data; return None without a cluster.
+def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival:
+    """Check every node of a cluster that can run a trial and, with `deliver`, send it missing data.
 
     Raises:
         UserError: Nodes differ from this machine; the message names all nodes and differences.
     """
-    if cluster.is_local:
-        return None
-    import ray
-
     nodes = [node for node in cluster.nodes if node.slots(plan.space.resources)]
     needs = Needs.of(plan)
     driver = _on(ray.get_runtime_context().get_node_id())
@@ -76,14 +75,10 @@ def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) 
 
 
 def _on(node_id: str) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...]]) -> dict[Any, Node]:
-    import ray
-
     remote: Any = ray.remote(num_cpus=0, max_retries=0)(function)
     return {remote.options(scheduling_strategy=_on(node.id)).remote(*given): node for node, given in arguments.items()}
 
@@ -102,9 +97,6 @@ def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
 
 def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
     """Yield each node that is not lost, which Ray notices after some missed heartbeats, and its result or error."""
-    import ray
-    from ray.exceptions import NodeDiedError, TaskUnschedulableError
-
     for task, node in tasks.items():
         try:
             answer = ray.get(task)
@@ -122,8 +114,6 @@ def _last_line(error: Exception) -> str:
 
 
 def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Console) -> None:
-    import ray
-
     total = sum(item.bytes for items in lacking.values() for item in items)
     what = f"data to {_count(lacking)}"
     tasks = _start(_fetch, {node: (environment(), items, library) for node, items in lacking.items()})

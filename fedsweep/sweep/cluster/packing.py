@@ -50,11 +50,7 @@ def share(trials: int) -> float:
 
 
 def larger(gpus: float) -> float | None:
-    """Return the share to try after `gpus` of a GPU was too little; None after a whole GPU.
-
-    >>> larger(0.25), larger(0.6), larger(1.0)
-    (0.5, 1.0, None)
-    """
+    """Return the share to try after `gpus` of a GPU was too little: twice as much; None after a whole GPU."""
     return min(2 * gpus, 1.0) if gpus < 1 else None
 
 

@@ -22,6 +22,10 @@ class RecordedTrials:
         self._last: dict[str, int] = {}
         self._errors: dict[str, Outcome] = {}
 
+    def unplanned(self) -> list[TrialPlan]:
+        """Return the trials that start from others and are not on disk yet; all must be before any of those goes on."""
+        return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
+
     def _read(self, plan: TrialPlan) -> None:
         """Read the records of a trial, which may be new."""
         self.plans[plan.key] = plan

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from fedsweep.federation.build_and_run import run
-from fedsweep.results import TrialPlan, TrialRecord, count_outcomes
+from fedsweep.results import TrialRecord, count_outcomes
 from fedsweep.sweep.cluster import packing
 from fedsweep.sweep.cluster.cluster import HERE, Cluster, Meter, concurrency, gpus_of, meter, most_on_a_gpu
 from fedsweep.sweep.plan.plan import Plan
@@ -25,9 +25,7 @@ WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured
 class LiveTable:
     """Table that is `live` on a terminal; without a terminal, one line for each trial that ends."""
 
-    def __init__(
-        self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord] = ()
-    ) -> None:
+    def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord]) -> None:
         self.console, self.metric, self.rounds = console, metric, rounds
         self.trials: dict[str, TrialRecord] = {trial.plan.key: trial for trial in done}
         self.total = total
@@ -39,12 +37,8 @@ class LiveTable:
         self.live: contextlib.AbstractContextManager[object] = live if console.is_terminal else contextlib.nullcontext()
         self.begun = time.monotonic()
 
-    def started(self, plan: TrialPlan) -> None:
-        """Add a trial that was handed to a worker."""
-        self.trials.setdefault(plan.key, TrialRecord(plan, None, []))
-
     def update(self, trial: TrialRecord) -> None:
-        """Show a trial's new round or its outcome."""
+        """Show a new trial, a trial's new round or its outcome."""
         before = self.trials.get(trial.plan.key)
         self.trials[trial.plan.key] = trial
         news = trial.outcome is not None and (before is None or before.outcome is None)

@@ -32,7 +32,7 @@ from fedsweep.sweep.running.display import LiveTable, side_by_side
 from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
 from fedsweep.sweep.running.recording import Recording, WriteGuard
 from fedsweep.sweep.running.trainable import train
-from fedsweep.sweep.search.ray_searchers import ArmScheduler, ArmSearch, PlannedSearch, PopulationSearch, SampledSearch
+from fedsweep.sweep.search.ray_searchers import ArmScheduler, JointSearch, PlannedSearch, SampledSearch
 from fedsweep.tracking import Recorder
 
 
@@ -85,24 +85,24 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
         state = ArmState(plan, scheduler, sweep, planned or ())
     recording = Recording(sweep, recorder, display, rounds, reuse, writes, packing, state)
     with display.live:
-        _run_trials(ready, recording, planned, done)
+        _run_trials(ready, recording, planned, trials)
     trials = [recording.shown(trial.plan.key) for trial in sweep.trials()]
     for trial in trials:
         if trial.outcome is None:
             recorder.interrupt(trial)
-    interrupted = _any_left(plan, recording, [trial for trial in trials if trial.outcome is not None])
+    interrupted = _any_left(plan, recording, trials)
     return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error)
 
 
 def _run_trials(
-    ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None, done: Sequence[TrialRecord]
+    ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None, trials: Sequence[TrialRecord]
 ) -> None:
     sweep, writes = recording.sweep, recording.writes
     recording.decide()
     recording.sync_all()
     # Ray handles the first Ctrl-C itself; a second one, or one while Ray starts, is raised.
     with contextlib.suppress(KeyboardInterrupt):
-        if _any_left(ready.plan, recording, done):
+        if _any_left(ready.plan, recording, trials):
             with ray_session(ready.cluster):
                 _tune(ready, recording, planned)
     if (summary := recording.packing.summary()) is not None:
@@ -116,20 +116,19 @@ def _run_trials(
         sweep.remote.push(needed=True)
 
 
-def _any_left(plan: Plan, recording: Recording, ended: Sequence[TrialRecord]) -> bool:
+def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -> bool:
     """Return whether any trial is left; the number of trials in a population is not known in advance."""
     if isinstance(recording.state, Generations):
         return bool(recording.state.wanted())
-    return len(ended) < plan.num_trials
+    return sum(trial.outcome is not None for trial in trials) < plan.num_trials
 
 
 def _strategy(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | None) -> tuple[Searcher, TrialScheduler]:
     """Return what hands trials out, and what stops them."""
     sweep, state, announce, packing = recording.sweep, recording.state, recording.announce, recording.packing
-    if isinstance(state, Generations):
-        return PopulationSearch(state, announce, packing), FIFOScheduler()
     if state is not None:
-        return ArmSearch(state, announce, packing), ArmScheduler(state)
+        scheduler = ArmScheduler(state) if isinstance(state, ArmState) else FIFOScheduler()
+        return JointSearch(state, announce, packing), scheduler
     if planned is None:
         searcher: Searcher = SampledSearch(plan, sweep, announce, packing)
     else:

@@ -82,7 +82,6 @@ class Recording(Callback, Stopper):
             if plan.start is not None and not trial.planned:  # the plan is written after the start
                 trial.begin_from(self.sweep.trial(plan.start.key), plan.start.round)
             trial.plan(plan)
-        self.display.started(plan)
         self.sync(plan.key)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:

@@ -146,7 +146,6 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         raise UserError(f"{request.where} counts parameters and runs nothing; `fedsweep show` prints them.")
 
     from fedsweep.sweep.cluster.cluster import check_resources
-    from fedsweep.sweep.cluster.nodes import make_ready
     from fedsweep.sweep.cluster.ray_session import opened
     from fedsweep.sweep.plan.plan import Plan
     from fedsweep.sweep.running.open_sweep import Prepared
@@ -163,5 +162,9 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
             if not options.resume:
                 raise
             console.print(f"{error} What it lacks is brought to it once it answers.", style="yellow")
-        arrival = make_ready(cluster, plan, options.results, console, deliver=not rehearsal)
+        arrival = None
+        if not cluster.is_local:
+            from fedsweep.sweep.cluster.nodes import make_ready  # imports ray
+
+            arrival = make_ready(cluster, plan, options.results, console, deliver=not rehearsal)
         yield Prepared(plan, options.results, destination, cluster, arrival)

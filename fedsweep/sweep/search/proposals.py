@@ -39,7 +39,7 @@ class Proposals:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.search, self.space, self._resolve = space.search, space, resolve
         self._distributions = {name: distribution(axis) for name, axis in space.space.items()}
-        self._known = [self._frozen(arm, TrialState.COMPLETE, values) for arm, values in known]
+        self._known = [self._frozen(arm, TrialState.COMPLETE, values=values) for arm, values in known]
 
     def consulted(self, number: int) -> bool:
         """Return whether the estimator proposes this sample; otherwise it is random and uses no result."""
@@ -79,9 +79,9 @@ class Proposals:
         arm, state, metric = trial.plan.arm, STATES[trial.outcome.outcome], self.space.objective.metric
         if state == TrialState.COMPLETE:
             values = self.space.objective.values(trial.history)
-            return self._frozen(arm, state if values else TrialState.FAIL, values)
+            return self._frozen(arm, state if values else TrialState.FAIL, values=values)
         reported = [one for one in trial.history if metric in one.metrics] if state == TrialState.PRUNED else []
-        return self._frozen(arm, state, rounds={one.round: one.metrics[metric] for one in reported})
+        return self._frozen(arm, state, intermediate_values={one.round: one.metrics[metric] for one in reported})
 
     def _complete(self, trial: optuna.Trial) -> Arm:
         arm: Arm = {}
@@ -105,20 +105,9 @@ class Proposals:
         axes = self.space.space
         return {name: value if axes[name].choice is None else identity(value) for name, value in arm.items()}
 
-    def _frozen(
-        self,
-        arm: Arm,
-        state: TrialState,
-        values: tuple[float, ...] | None = None,
-        rounds: dict[int, float] | None = None,
-    ) -> FrozenTrial:
-        return create_trial(
-            state=state,
-            params=self._encoded(arm),
-            distributions={name: self._distributions[name] for name in arm},
-            values=values,
-            intermediate_values=rounds,
-        )
+    def _frozen(self, arm: Arm, state: TrialState, **told: Any) -> FrozenTrial:
+        distributions = {name: self._distributions[name] for name in arm}
+        return create_trial(state=state, params=self._encoded(arm), distributions=distributions, **told)
 
 
 def _drawn(trial: optuna.Trial, name: str, one: Distribution) -> Any:
@@ -133,12 +122,8 @@ def distribution(axis: Axis) -> Distribution:
     """Return Optuna's distribution for an axis."""
     if axis.choice is not None:
         return CategoricalDistribution([identity(one) for one in axis.choice])
-    if axis.uniform is not None:
-        return FloatDistribution(*axis.uniform, step=axis.step)
-    if axis.loguniform is not None:
-        return FloatDistribution(*axis.loguniform, log=True)
-    if axis.integer is not None:
-        return IntDistribution(*axis.integer, step=int(axis.step or 1))
-    if axis.loginteger is not None:
-        return IntDistribution(*axis.loginteger, log=True)
+    if (bounds := axis.uniform or axis.loguniform) is not None:
+        return FloatDistribution(*bounds, log=axis.loguniform is not None, step=axis.step)
+    if (whole := axis.integer or axis.loginteger) is not None:
+        return IntDistribution(*whole, log=axis.loginteger is not None, step=int(axis.step or 1))
     raise ValueError("a grid is not sampled")

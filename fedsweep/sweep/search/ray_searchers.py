@@ -106,20 +106,28 @@ class SampledSearch(PlannedSearch):
         return [(plan, self._rounds) for plan in self._left]
 
 
-class ArmSearch(FolderSearcher):
-    """Searcher over halved arms: a trial is handed out for each rung, and continues from its checkpoint."""
+class JointSearch(FolderSearcher):
+    """Searcher over arms or a population: a trial is handed out for each rung or generation, and then continues."""
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
         super().__init__(announce, packing)
         self._state = state
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the trials of promoted arms, then those of undecided arms."""
+        """Return the members of the generation, or the trials of promoted arms, then those of undecided arms."""
         return [(self._state.plans[key], until) for key, until in self._state.wanted()]
 
     def returned(self, plan: TrialPlan) -> None:
         """Read the rounds that the trial has recorded."""
         self._state.refresh(plan.key)
+
+    def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
+        """Write the plans of all successors, before a parent continues, and return the next trial."""
+        for successor in self._state.unplanned():
+            self._announce(successor)
+        if self._state.unplanned():  # no more can be written
+            return Searcher.FINISHED
+        return super().suggest(trial_id)
 
 
 class ArmScheduler(FIFOScheduler):
@@ -136,17 +144,3 @@ class ArmScheduler(FIFOScheduler):
             self.state.refresh(key)
         beyond = self.state.is_pruned(key) and result["round"] >= self.state.visible(key)
         return FIFOScheduler.STOP if beyond else FIFOScheduler.CONTINUE
-
-
-class PopulationSearch(ArmSearch):
-    """Searcher over a population: a member is handed out for each generation, and continues from its checkpoint."""
-
-    _state: Generations
-
-    def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """Write the plans of all successors, before a parent continues, and return the next member."""
-        for successor in self._state.unplanned():
-            self._announce(successor)
-        if self._state.unplanned():  # no more can be written
-            return Searcher.FINISHED
-        return super().suggest(trial_id)

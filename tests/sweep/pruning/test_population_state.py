@@ -13,7 +13,7 @@ from fedsweep.results.arms import Arm, identity
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.pruning.population_replacement import Generations, numbers
-from fedsweep.sweep.search.ray_searchers import PopulationSearch
+from fedsweep.sweep.search.ray_searchers import JointSearch
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import Objective
 from fedsweep.sweep.space.settings import PopulationScheduler, RandomSearch
@@ -90,13 +90,13 @@ def play(
     population: Generations, folder: Folder, workers: int, chance: random.Random, breaks: float, steps: int
 ) -> int:
     """Workers of random speed take what the searcher hands out, and play so many rounds in all."""
-    search = PopulationSearch(population, lambda plan: announce(folder, plan), Packing(0, 1, folder))  # type: ignore[arg-type]
+    search = JointSearch(population, lambda plan: announce(folder, plan), Packing(0, 1, folder))  # type: ignore[arg-type]
     out: dict[str, tuple[str, int]] = {}
     for played in range(steps):
         while len(out) < workers and isinstance(told := search.suggest(name := f"{played}-{len(out)}"), dict):
             out[name] = str(told["trial"]), int(str(told["until"]))
         if not out:
-            assert told == PopulationSearch.FINISHED
+            assert told == JointSearch.FINISHED
             return played
         name = chance.choice(sorted(out))
         key, until = out[name]
