@@ -114,7 +114,7 @@ class Packing:
 
     def fraction(self, plan: TrialPlan) -> float | None:
         """Return the share of a GPU that a trial needs, or None before it is measured."""
-        return needed(_flat(self._attempts[self._name(plan)]), self._most, self._asked)
+        return needed(self._of_arm(plan), self._most, self._asked)
 
     def choose(self, wanted: Sequence[tuple[TrialPlan, int]]) -> Offer | None:
         """Return an offer of a wanted trial, probes first because they need a whole GPU, or None for now."""
@@ -136,7 +136,7 @@ class Packing:
         return Offer(plan, until, gpus)
 
     def ended(self, plan: TrialPlan, result: Mapping[str, Any] | None) -> None:
-        """Record the memory in a trial's last report, which is None if its worker was lost."""
+        """Record the memory in a trial's last report, None if its worker was lost; print the first one of an arm."""
         if self._probes.get(self._name(plan)) == plan.key:
             del self._probes[self._name(plan)]
         attempts = self._of(plan).attempts
@@ -151,17 +151,14 @@ class Packing:
             "out_of_memory": result.get("kind") == "memory",
         }
         self._put(plan, (*attempts[:-1], attempts[-1].model_copy(update=told)))
+        known = self._of_arm(plan)
+        first = self._asked is None and len(known) == 1 and known[0].peak is not None
+        if first and self._tell is not None and len(self._attempts) <= TOLD:
+            self._tell(f"{plan.label + ': ' if self._apart else ''}{_measured(known, self._most)}.")
 
     def marks(self, plan: TrialPlan) -> dict[str, str]:
         """Return a trial's MLflow tags about its GPU."""
         return self._of(plan).marks()
-
-    def sentence(self, plan: TrialPlan) -> str | None:
-        """Return the first measurement of a trial's arm as text; None with a given share or more than TOLD arms."""
-        attempts = _flat(self._attempts[self._name(plan)])
-        if self._asked is not None or len(attempts) > 1 or attempts[0].peak is None or len(self._attempts) > TOLD:
-            return None
-        return f"{plan.label + ': ' if self._apart else ''}{_measured(attempts, self._most)}."
 
     def summary(self) -> str | None:
         """Return the smallest and the largest measurement as text, if there are more than TOLD arms."""
@@ -175,8 +172,9 @@ class Packing:
         known = self._attempts[self._name(plan)][plan.key] = Attempts(attempts=attempts)
         with self._writing():
             self._sweep.trial(plan.key).keep_attempts(known)
-        if self._tell is not None and (sentence := self.sentence(plan)) is not None:
-            self._tell(sentence)
+
+    def _of_arm(self, plan: TrialPlan) -> list[Attempt]:
+        return _flat(self._attempts[self._name(plan)])
 
     def _of(self, plan: TrialPlan) -> Attempts:
         return self._attempts[self._name(plan)][plan.key]

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from fedsweep.federation.build_and_run import run
 from fedsweep.results import TrialRecord, count_outcomes
 from fedsweep.sweep.cluster import packing
-from fedsweep.sweep.cluster.cluster import HERE, Cluster, Meter, concurrency, gpus_of, meter, most_on_a_gpu
+from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, meter, most_on_a_gpu
 from fedsweep.sweep.plan.plan import Plan
 
 ROWS = 24
@@ -100,7 +100,7 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
     That number is at most `side`, and lower if `gpus_per_trial` is auto and the measured memory allows fewer trials.
     """
     resources = plan.space.resources
-    measure = meter(resources.device, 1.0) if resources.gpus_per_trial == "auto" else Meter()
+    measure = meter(resources.device, 1.0 if resources.gpus_per_trial == "auto" else 0.0)
     torch.set_num_threads(resources.threads)
     measure.start()
     begun = time.monotonic()

@@ -59,7 +59,7 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
         console.print(known.note(rounds))
     clear_leftovers(sweep, rounds, retry=plan.sampled is None, together=scheduler.name == "arms")
     sweep.show(plan.space.columns, asked="columns" in plan.request.options)
-    recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard(sweep)
+    recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard()
     recorder.open_sweep(sweep.manifest(), sweep.folder)
     sweep.remote.push()
     reuse = Reuse(ready.store, sweep)

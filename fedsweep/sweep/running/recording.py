@@ -28,20 +28,12 @@ LOST_WORKERS = 3
 """Number of workers that a trial may lose in one session before it counts as failed."""
 
 
+@dataclass
 class WriteGuard:
     """Errors of writing, which end the session in good order; an exception in a callback would break Ray's loop."""
 
-    def __init__(self, sweep: SweepStore) -> None:
-        self._sweep = sweep
-        self.disk_full = False
-        self.remote_error = ""
-
-    @property
-    def must_stop(self) -> bool:
-        """True if no more can be written, or another process has taken over the remote store."""
-        if self._sweep.remote.is_lost():
-            self.remote_error = LOST
-        return self.disk_full or bool(self.remote_error)
+    disk_full: bool = False
+    remote_error: str = ""
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
@@ -91,8 +83,10 @@ class Recording(Callback, Stopper):
         return False
 
     def stop_all(self) -> bool:
-        """Return whether the session must stop, because no more can be written."""
-        return self.writes.must_stop
+        """Return whether the session must stop: no more can be written, or another process has the remote store."""
+        if self.sweep.remote.is_lost():
+            self.writes.remote_error = LOST
+        return self.writes.disk_full or bool(self.writes.remote_error)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
@@ -122,16 +116,15 @@ class Recording(Callback, Stopper):
         """Record that a trial lost its worker; without an outcome, the searcher hands it out again."""
         key = trial.config["trial"]
         self.fetch(key)
-        history = self.sweep.trial(key).history()
-        last = history[-1].round if history else 0
+        record = self.sweep.trial(key).read()
+        last = max(record.last_round, 0)
         self._lost[key] += 1  # Ray itself would retry only trials that the worker had started
         if last >= self.rounds:  # the worker was lost after the last round
             self.end(key, Outcome(outcome="finished", round=last))
         elif self._lost[key] > LOST_WORKERS:
             self._failed(key, Outcome(outcome="failed", round=last, error=_traceback_of(trial)))
         else:
-            label = self.sweep.trial(key).read().plan.label
-            self.display.console.print(f"{label}: its worker was lost; it goes on after round {last}.")
+            self.display.console.print(f"{record.plan.label}: its worker was lost; it goes on after round {last}.")
             self.decide()
 
     def _failed(self, key: str, error: Outcome) -> None:
