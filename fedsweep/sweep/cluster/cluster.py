@@ -196,11 +196,10 @@ class CUDAMeter(Meter):
         torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> dict[str, int]:
-        """Return the allocator's peak, cached blocks included; on a GPU without neighbours, also memory outside it:
-        the CUDA context, which each process has, and as a precaution the memory of other programs.
-        """
+        """Return the allocator's peak, cached blocks included; on a GPU without neighbours, also memory outside it."""
         import torch
 
+        # Outside it are the CUDA context, which each process has, and other programs, counted as a precaution.
         free, total = torch.cuda.mem_get_info()
         beside = max(total - free - torch.cuda.memory_reserved(), 0) if self.gpus >= 1 else 0
         return {PEAK: int(torch.cuda.max_memory_reserved()), BESIDE: int(beside), TOTAL: int(total)}

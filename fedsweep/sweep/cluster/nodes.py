@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -21,13 +22,11 @@ from fedsweep.sweep.cluster.file_delivery import Item, Library, fetch
 from fedsweep.sweep.cluster.node_requirements import RULE, Arrival, Findings, Needs, enter, look
 from fedsweep.sweep.plan.plan import Plan
 
+_on = partial(NodeAffinitySchedulingStrategy, soft=False)
+
 
 def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival:
-    """Check every node of a cluster that can run a trial and, with `deliver`, send it missing data.
-
-    Raises:
-        UserError: Nodes differ from this machine; the message names all nodes and differences.
-    """
+    """Check a cluster's nodes and, with `deliver`, send missing data; raise UserError that names all differences."""
     nodes = [node for node in cluster.nodes if node.slots(plan.space.resources)]
     needs = Needs.of(plan)
     driver = _on(ray.get_runtime_context().get_node_id())
@@ -60,8 +59,7 @@ def _probed(store: Store) -> Iterator[str]:
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
     """Return the findings of each node that is not lost, after the library, if any, has sent missing data.
 
-    Raises:
-        UserError: A node does not meet the requirements, or none is left.
+    Raises UserError if a node does not meet the requirements, or none is left.
     """
     findings = _everywhere(nodes, needs)
     lacking = {node: found.lacking for node, found in findings.items() if found.lacking}
@@ -72,10 +70,6 @@ def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) 
     if nodes and not findings:
         raise UserError(f"{_count(nodes)} of the cluster went away before they were ready; none is left.")
     return findings
-
-
-def _on(node_id: str) -> Any:
-    return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...]]) -> dict[Any, Node]:

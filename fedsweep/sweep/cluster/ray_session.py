@@ -165,10 +165,8 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
     """Provide Ray for the trials: the joined cluster, the running Ray of this process, or a new Ray.
 
-    Only a new Ray is shut down at the end, because a notebook may run several sweeps with its own.
-
-    Raises:
-        UserError: Ray does not start on this machine, or the Ray of this process has several nodes.
+    Only a new Ray is shut down at the end, because a notebook may run several sweeps with its own. Raises UserError if
+    Ray does not start on this machine, or the Ray of this process has several nodes.
     """
     if not cluster.is_local:
         yield
@@ -197,16 +195,13 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(stop: bool = True) -> Iterator[None]:
-    """Silence Tune's logs, handle SIGTERM like SIGINT, and shut down Ray at the end if `stop` is set.
-
-    `ray job stop`, service managers and `kill` send SIGTERM; Ray's own handler would end the process at once.
-    """
+    """Silence Tune's logs, handle SIGTERM, as `ray job stop` sends it, like SIGINT, and at the end `stop` Ray."""
     import ray
 
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)  # again: Ray has set its own
+        signal.signal(signal.SIGTERM, _interrupt)  # again: Ray has set its own, which would end the process at once
     try:
         yield
     finally:

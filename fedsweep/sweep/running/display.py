@@ -46,10 +46,9 @@ class LiveTable:
             self.console.print(self._line(trial))
         # A population gains trials; a successor does not repeat the rounds of the trial that it starts from.
         self.total = max(self.total, len(self.trials))
-        completed = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
-        self.progress.update(
-            self.task, total=self.total * self.rounds, completed=completed, description=self._counted()
-        )
+        played = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
+        whole = self.total * self.rounds
+        self.progress.update(self.task, total=whole, completed=played, description=self._counted())
 
     def render(self) -> Group:
         """Return the current table and progress bar."""
@@ -69,11 +68,10 @@ class LiveTable:
 
     def _line(self, trial: TrialRecord) -> str:
         label, seed, rounds, value, state = self._cells(trial)
-        elapsed = time.monotonic() - self.begun
         shown = f"{label} · seed {seed}: {state} at round {rounds}, {self.metric} {value}"
         ended = sum(count_outcomes(self.trials.values()).values())
         reason = f"; {trial.outcome.reason}" if trial.outcome and trial.outcome.reason else ""
-        return f"{ended} of {self.total} after {elapsed:.0f} s: {shown}{reason}"
+        return f"{ended} of {self.total} after {time.monotonic() - self.begun:.0f} s: {shown}{reason}"
 
     def _counted(self) -> str:
         counts = count_outcomes(self.trials.values())

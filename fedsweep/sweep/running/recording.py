@@ -21,9 +21,6 @@ from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.tracking import Recorder
 
-ENDS: dict[str, OutcomeName] = {"diverged": "diverged", "failed": "failed", "memory": "failed"}
-"""Outcomes by the kind of error that a worker reports."""
-
 LOST_WORKERS = 3
 """Number of workers that a trial may lose in one session before it counts as failed."""
 
@@ -102,8 +99,9 @@ class Recording(Callback, Stopper):
         if (kind := result.get("kind")) is not None:
             if kind == "memory" and larger(trial.config["gpus"]) is not None:
                 self.sync(key)  # the trial is retried with a larger share
-            elif kind in ENDS:  # after a full disk, the trial can continue in a later session
-                self._failed(key, Outcome(outcome=ENDS[kind], round=last, error=result["error"]))
+            elif kind != "full":  # after a full disk, the trial can continue in a later session
+                outcome: OutcomeName = "diverged" if kind == "diverged" else "failed"
+                self._failed(key, Outcome(outcome=outcome, round=last, error=result["error"]))
         elif self.state is not None:
             self.state.refresh(key)
             self.decide()

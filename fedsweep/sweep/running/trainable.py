@@ -41,12 +41,9 @@ def scratch() -> Iterator[Path]:
     _remove_leftovers()
     with ExitStack() as stack:
         lock = _locked(stack)
-        folder = lock.with_suffix("")
-        folder.mkdir(mode=0o700)
-        try:
-            yield folder
-        finally:
-            _remove(lock)
+        stack.callback(_remove, lock)
+        lock.with_suffix("").mkdir(mode=0o700)
+        yield lock.with_suffix("")
 
 
 def _locked(stack: ExitStack) -> Path:
@@ -88,7 +85,6 @@ def train(
     Rounds that are on disk already are reported again, so that whoever judges them sees each one. An error is the last
     report, under `error`, and is not raised: an error that Ray sees is then a lost worker, or a `remote` store that
     does not answer, and Ray hands the trial out again.
-    Heavy imports happen once per worker; Ray reuses workers between trials.
     """
     if arrival is None:
         os.environ.update(environment)  # a worker has another working directory

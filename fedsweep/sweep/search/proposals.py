@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -57,10 +57,8 @@ class Proposals:
         Samples without a needed result count as running, even if they have ended.
         """
         needed = self.needed(number)
-        study = optuna.create_study(
-            directions=["maximize" if mode == "max" else "minimize" for mode in self.space.objective.modes],
-            sampler=self._sampler(number),
-        )
+        directions = ["maximize" if mode == "max" else "minimize" for mode in self.space.objective.modes]
+        study = optuna.create_study(directions=directions, sampler=self._sampler(number))
         if self.consulted(number):
             study.add_trials(self._known)
             study.add_trials(results[place] for place in needed)
@@ -106,7 +104,7 @@ class Proposals:
         return {name: value if axes[name].choice is None else identity(value) for name, value in arm.items()}
 
     def _frozen(self, arm: Arm, state: TrialState, **told: Any) -> FrozenTrial:
-        distributions = {name: self._distributions[name] for name in arm}
+        distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in arm}
         return create_trial(state=state, params=self._encoded(arm), distributions=distributions, **told)
 
 

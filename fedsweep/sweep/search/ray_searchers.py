@@ -56,9 +56,6 @@ class FolderSearcher(Searcher):
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: the sweep's folder has the whole state."""
 
-    def restore(self, checkpoint_path: str) -> None:
-        """Restore nothing."""
-
 
 class PlannedSearch(FolderSearcher):
     """Searcher over planned trials, each handed out until it has an outcome."""
