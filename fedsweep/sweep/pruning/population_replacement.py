@@ -182,9 +182,6 @@ class Generations(RecordedTrials):
         found = successors(members, scores, after, self._plan.space.space, self._scheduler, self._seed, used)
         for place, (parent_place, values) in found.items():
             parent, number = plans[parent_place], after * size + place
-            self._replaced[plans[place].key] = Outcome(
-                outcome="pruned",
-                round=round,
-                reason=f"replaced after round {round} by trial {number}, which goes on from trial {parent.number}",
-            )
+            reason = f"replaced after round {round} by trial {number}, which goes on from trial {parent.number}"
+            self._replaced[plans[place].key] = Outcome(outcome="pruned", round=round, reason=reason)
             self._members[place] = self._new(number, values, Start(key=parent.key, round=round))

@@ -27,15 +27,14 @@ class LiveTable:
 
     def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord]) -> None:
         self.console, self.metric, self.rounds = console, metric, rounds
-        self.trials: dict[str, TrialRecord] = {trial.plan.key: trial for trial in done}
-        self.total = total
+        self.trials = {trial.plan.key: trial for trial in done}
+        self.total, self.begun = total, time.monotonic()
         played = (BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
         left = (TextColumn("left about"), TimeRemainingColumn())
         self.progress = Progress(TextColumn("{task.description}"), *played, *left, console=console)
         self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=len(done) * rounds)
         live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
         self.live: contextlib.AbstractContextManager[object] = live if console.is_terminal else contextlib.nullcontext()
-        self.begun = time.monotonic()
 
     def update(self, trial: TrialRecord) -> None:
         """Show a new trial, a trial's new round or its outcome."""
