@@ -8,15 +8,18 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from fedsweep.common.randomness import derived_seed
 from fedsweep.results import OutcomeName, TrialRecord
 from fedsweep.results.arms import Arm, identity
+from fedsweep.results.pareto import Mode
 from fedsweep.sweep.space.axes import Axis, Resolve
 from fedsweep.sweep.space.search_space import SearchSpace
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+DIRECTIONS: dict[Mode, StudyDirection] = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
 STATES: dict[OutcomeName, TrialState] = {
     "finished": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
@@ -57,7 +60,7 @@ class Proposals:
         Samples without a needed result count as running, even if they have ended.
         """
         needed = self.needed(number)
-        directions = ["maximize" if mode == "max" else "minimize" for mode in self.space.objective.modes]
+        directions = [DIRECTIONS[mode] for mode in self.space.objective.modes]
         study = optuna.create_study(directions=directions, sampler=self._sampler(number))
         if self.consulted(number):
             study.add_trials(self._known)
