@@ -50,7 +50,7 @@ def share(trials: int) -> float:
 
 
 def larger(gpus: float) -> float | None:
-    """Return the share to try after `gpus` of a GPU was too little: twice as much; None after a whole GPU."""
+    """Return the share to try after `gpus` of a GPU was too little: double, at most a whole one; None after that."""
     return min(2 * gpus, 1.0) if gpus < 1 else None
 
 

@@ -12,7 +12,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from fedsweep.common.randomness import derived_seed
-from fedsweep.results import OutcomeName, TrialRecord
+from fedsweep.results import TrialRecord
 from fedsweep.results.arms import Arm, identity
 from fedsweep.results.pareto import Mode
 from fedsweep.sweep.space.axes import Axis, Resolve
@@ -20,12 +20,6 @@ from fedsweep.sweep.space.search_space import SearchSpace
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 DIRECTIONS: dict[Mode, StudyDirection] = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
-STATES: dict[OutcomeName, TrialState] = {
-    "finished": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "diverged": TrialState.FAIL,
-    "failed": TrialState.FAIL,
-}
 
 
 class Proposals:
@@ -77,12 +71,13 @@ class Proposals:
         """
         if trial.outcome is None:
             raise ValueError(f"trial {trial.plan.key} has not ended")
-        arm, state, metric = trial.plan.arm, STATES[trial.outcome.outcome], self.space.objective.metric
-        if state == TrialState.COMPLETE:
-            values = self.space.objective.values(trial.history)
-            return self._frozen(arm, state if values else TrialState.FAIL, values=values)
-        reported = [one for one in trial.history if metric in one.metrics] if state == TrialState.PRUNED else []
-        return self._frozen(arm, state, intermediate_values={one.round: one.metrics[metric] for one in reported})
+        arm, objective = trial.plan.arm, self.space.objective
+        if trial.outcome.outcome == "pruned":
+            reported = [one for one in trial.history if objective.metric in one.metrics]
+            values_by_round = {one.round: one.metrics[objective.metric] for one in reported}
+            return self._frozen(arm, TrialState.PRUNED, intermediate_values=values_by_round)
+        values = objective.values(trial.history) if trial.outcome.outcome == "finished" else None
+        return self._frozen(arm, TrialState.COMPLETE if values else TrialState.FAIL, values=values)
 
     def _complete(self, trial: optuna.Trial) -> Arm:
         arm: Arm = {}
