@@ -90,7 +90,7 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
     """Print arms, trials and rounds and, if `estimate`, their time, based on measuring one round now."""
     from fedsweep.sweep.cluster.cluster import HERE
     from fedsweep.sweep.running.display import estimate as measured
-    from fedsweep.sweep.running.ray_tuner import side_by_side
+    from fedsweep.sweep.running.display import side_by_side
 
     console = result_console()
     around = plan.space.baseline if plan.space.design == "one_factor" else None

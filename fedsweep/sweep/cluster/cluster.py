@@ -21,6 +21,9 @@ from fedsweep.common.process_usage import COUNT, SIZE, forget_peak, logical_gpus
 from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL
 from fedsweep.sweep.space.search_space import Resources
 
+if TYPE_CHECKING:
+    from fedsweep.federation.build_and_run import Device
+
 LOCAL = "local"
 
 
@@ -62,6 +65,56 @@ class Cluster:
 HERE = Cluster()
 
 
+def available_cpus() -> int:
+    """Return the number of cores that this process may use, within a container's quota."""
+    return int(cpu_count())
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that Ray could hand out."""
+    if (logical := logical_gpus()) is not None:
+        return logical.count
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def ray_is_running() -> bool:
+    """Return whether Ray is initialised in this process, for example by a notebook."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
+    if not cluster.is_local:
+        return cluster.nodes
+    cpus, gpus = float(available_cpus()), float(count_gpus()) if resources.on_gpu else 0.0
+    if ray_is_running():
+        has = sys.modules["ray"].cluster_resources()
+        cpus, gpus = min(cpus, has.get("CPU", 0)), min(gpus, has.get("GPU", 0))
+    return (Node("", "this machine", cpus, gpus),)
+
+
+def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
+    """Return how many trials run side by side: as many as fit, or as requested."""
+    if cluster.at_once and not cluster.is_local:
+        return cluster.at_once
+    fit = max(sum(node.slots(resources) for node in _nodes(resources, cluster)), 1)
+    return min(fit, cluster.at_once or fit)
+
+
+def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
+    """Return the number of trials per GPU that leaves no core idle; more would only split the GPU's memory."""
+    at_once = concurrency(resources, cluster)
+    nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
+    on_each = [math.ceil(min(node.slots(resources), at_once) / int(node.gpus)) for node in nodes]
+    return max(*on_each, 1) if on_each else at_once
+
+
+def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
+    """Return the number of GPUs of all nodes, or of this machine if trials use any."""
+    return sum(int(node.gpus) for node in _nodes(resources, cluster))
+
+
 def processor(resources: Resources) -> str:
     """Return the description of the hardware that the last digits of a trial depend on."""
     threads = f"{resources.threads} thread{'s' * (resources.threads > 1)}"
@@ -74,22 +127,21 @@ def processor(resources: Resources) -> str:
 
 def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
     """Raise UserError unless a machine has the cores and GPUs of a trial; Ray would silently wait for ever."""
-    gpus, cpus, logical = resources.gpus_per_trial, resources.cpus_per_trial, logical_gpus()
+    gpus, cpus = resources.gpus_per_trial, resources.cpus_per_trial
     if gpus != "auto" and gpus > 1 and gpus != int(gpus):
         raise UserError(f"`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is {gpus:g}.")
     if not cluster.is_local:
-        if logical is not None and resources.on_gpu:
+        if logical_gpus() is not None and resources.on_gpu:
             raise UserError(f"{COUNT} makes logical GPUs of this machine alone, and the sweep is to run on a cluster.")
         _check_nodes_fit(resources, cluster)
         return
     (here,) = _nodes(resources, cluster)
-    if gpus == "auto":
-        if here.gpus == 0:
-            raise UserError(
-                "`gpus_per_trial` auto measures a GPU, but this machine has none that Ray could hand out; "
-                f"`--gpus-per-trial 0` would run on the CPU, and {COUNT}=1 with {SIZE} would make a logical one of it."
-            )
-    elif gpus > here.gpus:
+    if gpus == "auto" and here.gpus == 0:
+        raise UserError(
+            "`gpus_per_trial` auto measures a GPU, but this machine has none that Ray could hand out; "
+            f"`--gpus-per-trial 0` would run on the CPU, and {COUNT}=1 with {SIZE} would make a logical one of it."
+        )
+    if gpus != "auto" and gpus > here.gpus:
         raise UserError(
             f"`gpus_per_trial` is {gpus:g}, but this machine has {here.gpus:g} GPUs that Ray could hand out; "
             "`--gpus-per-trial 0` would run on the CPU."
@@ -116,64 +168,6 @@ def _check_nodes_fit(resources: Resources, cluster: Cluster) -> None:
     )
 
 
-def available_cpus() -> int:
-    """Return the number of cores that this process may use, within a container's quota."""
-    return int(cpu_count())
-
-
-def ray_is_running() -> bool:
-    """Return whether Ray is initialised in this process, for example by a notebook."""
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
-
-
-def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return how many trials run side by side: as many as fit, or as requested."""
-    if cluster.at_once and not cluster.is_local:
-        return cluster.at_once
-    fit = max(sum(node.slots(resources) for node in _nodes(resources, cluster)), 1)
-    return min(fit, cluster.at_once or fit)
-
-
-def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the number of trials per GPU that leaves no core idle; more would only split the GPU's memory."""
-    at_once = concurrency(resources, cluster)
-    nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
-    on_each = [math.ceil(min(node.slots(resources), at_once) / int(node.gpus)) for node in nodes]
-    return max(*on_each, 1) if on_each else at_once
-
-
-def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the number of GPUs of all nodes, or of this machine if trials use any."""
-    return sum(int(node.gpus) for node in _nodes(resources, cluster))
-
-
-def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
-    if not cluster.is_local:
-        return cluster.nodes
-    cpus, gpus = float(available_cpus()), 0.0
-    if resources.on_gpu:
-        from fedsweep.sweep.cluster.cluster import count_gpus  # imports torch
-
-        gpus = float(count_gpus())
-    if ray_is_running():
-        has = sys.modules["ray"].cluster_resources()
-        cpus, gpus = min(cpus, has.get("CPU", 0)), min(gpus, has.get("GPU", 0))
-    return (Node("", "this machine", cpus, gpus),)
-
-
-if TYPE_CHECKING:
-    from fedsweep.federation.build_and_run import Device
-
-
-def count_gpus() -> int:
-    """Return the number of GPUs that Ray could hand out."""
-    if (logical := logical_gpus()) is not None:
-        return logical.count
-    import torch
-
-    return torch.cuda.device_count()
-
-
 class Meter:
     """Measures the memory that a trial takes of its GPU; this one measures nothing, for a trial on a CPU."""
 
@@ -181,11 +175,7 @@ class Meter:
         """Forget earlier measurements, and hold the process to its share."""
 
     def read(self) -> dict[str, int]:
-        """Return the report's keys about memory.
-
-        Raises:
-            torch.OutOfMemoryError: The trial took more than its share, and only the meter would notice.
-        """
+        """Return the report's keys about memory; raise OutOfMemoryError if it was more than the share."""
         return {}
 
     def release(self) -> None:
@@ -206,13 +196,10 @@ class CUDAMeter(Meter):
         torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> dict[str, int]:
-        """Return the allocator's peak, cached blocks included; on a GPU without neighbours, also memory outside it.
-
-        That is the CUDA context, which each process has, and the memory of other programs. Counting the latter for
-        each trial too is a precaution.
-        """
+        """Return the allocator's peak, cached blocks included; on a GPU without neighbours, also memory outside it."""
         import torch
 
+        # Outside it are the CUDA context, which each process has, and other programs, counted as a precaution.
         free, total = torch.cuda.mem_get_info()
         beside = max(total - free - torch.cuda.memory_reserved(), 0) if self.gpus >= 1 else 0
         return {PEAK: int(torch.cuda.max_memory_reserved()), BESIDE: int(beside), TOTAL: int(total)}
@@ -264,7 +251,6 @@ def ran_out(error: BaseException) -> bool:
     """Return whether a GPU's memory did not suffice: for a tensor, or for CUDA's own context and workspaces."""
     import torch
 
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    told = str(error)
-    return isinstance(error, RuntimeError) and ("CUDA error: out of memory" in told or "_STATUS_ALLOC_FAILED" in told)
+    told = str(error) if isinstance(error, RuntimeError) else ""
+    no_room = "CUDA error: out of memory" in told or "_STATUS_ALLOC_FAILED" in told
+    return no_room or isinstance(error, torch.OutOfMemoryError)

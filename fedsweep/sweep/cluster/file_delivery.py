@@ -97,14 +97,11 @@ def _weights(name: str, path: Path) -> Iterator[Item]:
 
 
 def _strings(node: Any) -> Iterator[str]:
-    match node:
-        case str():
-            yield node
-        case dict():
-            yield from _strings([*node.values()])
-        case list():
-            for value in node:
-                yield from _strings(value)
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict | list):
+        for inner in node.values() if isinstance(node, dict) else node:
+            yield from _strings(inner)
 
 
 class Library:
@@ -129,12 +126,7 @@ class Library:
 
 
 def fetch(items: Iterable[Item], library: Any) -> None:
-    """Download the items that this machine lacks into its data folder, in one process at a time.
-
-    Raises:
-        UserError: An item arrived damaged.
-        OSError: The folder cannot be written, or the disk is full.
-    """
+    """Download the items that this machine lacks, in one process at a time; raise UserError for a damaged one."""
     root = data_folder()
     arriving = root / ".arriving"
     arriving.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +20,7 @@ from fedsweep.sweep.cluster.file_delivery import Item, fetch, items_of
 from fedsweep.sweep.plan.plan import ENGINE_PACKAGES, Plan, engine_digest
 
 RULE = "every node must have this machine's fedsweep and packages, its store as a shared folder, and its data"
+_entered: list[Needs] = []
 
 
 @dataclass(frozen=True)
@@ -77,21 +78,25 @@ def look(needs: Needs) -> Findings:
     enter(needs.environment)
     if (engine := engine_digest()) != needs.engine:
         return Findings([f"has another version of fedsweep ({engine[:12]}, not {needs.engine[:12]})"])
-    versions = ((name, version, needs.packages[name]) for name, version in installed().items())
-    problems = [f"has {name} {version}, not {wanted}" for name, version, wanted in versions if version != wanted]
-    if needs.probe and (problem := _cannot_share(needs.probe)):
-        problems.append(problem)
     lacking = [item for item in needs.items if not item.is_there()]
-    if lacking and (problem := _cannot_take(sum(item.bytes for item in lacking))):
-        problems.append(problem)
+    problems = list(dict.fromkeys(_problems(needs, lacking)))
+    return Findings(problems, lacking, os.environ.get("RAY_AUTH_MODE", "").lower() != "token")
+
+
+def _problems(needs: Needs, lacking: list[Item]) -> Iterator[str]:
+    for name, version in installed().items():
+        if version != needs.packages[name]:
+            yield f"has {name} {version}, not {needs.packages[name]}"
+    if needs.probe:
+        yield from _store_problems(needs.probe)
+    if lacking:
+        yield from _disk_problems(sum(item.bytes for item in lacking))
     for config, digests, items in needs.contents:
-        if not any(item in lacking for item in items) and (problem := _other_content(config, digests)):
-            problems.append(problem)
-    return Findings(list(dict.fromkeys(problems)), lacking, os.environ.get("RAY_AUTH_MODE", "").lower() != "token")
+        if not any(item in lacking for item in items):
+            yield from _content_problems(config, digests)
 
 
-def _cannot_share(probe: str) -> str:
-    """Return the reason why the store cannot be read or written here, or an empty string."""
+def _store_problems(probe: str) -> Iterator[str]:
     store, name = probe.rsplit("#", 1)
     try:
         found, base = filesystem(store)
@@ -101,34 +106,34 @@ def _cannot_share(probe: str) -> str:
         remove(found, written)
     except (OSError, UserError) as error:
         if is_uri(store):
-            return f"cannot use the store {store}, for which each node needs credentials ({one_line(error)})"
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else one_line(error)
-        return f"cannot use the store {store}, a folder that all nodes must share ({reason})"
-    return ""
+            yield f"cannot use the store {store}, for which each node needs credentials ({one_line(error)})"
+        else:
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else one_line(error)
+            yield f"cannot use the store {store}, a folder that all nodes must share ({reason})"
 
 
-def _cannot_take(size: int) -> str:
-    """Return the reason why `size` bytes of data cannot be written here, or an empty string."""
+def _disk_problems(size: int) -> Iterator[str]:
     root = data_folder()
     try:
         root.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(root).free
     except OSError as error:
-        return f"lacks data, and {root} cannot be made ({error.strerror})"
+        yield f"lacks data, and {root} cannot be made ({error.strerror})"
+        return
     if not os.access(root, os.W_OK):
-        return f"lacks data, and {root} cannot be written"
-    return f"lacks {size / 1e9:.1f} GB of data, and {root} has {free / 1e9:.1f} GB left" if size > free else ""
+        yield f"lacks data, and {root} cannot be written"
+    elif size > free:
+        yield f"lacks {size / 1e9:.1f} GB of data, and {root} has {free / 1e9:.1f} GB left"
 
 
-def _other_content(config: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Return how data and weights here differ from those of the plan, or an empty string."""
+def _content_problems(config: Mapping[str, Any], digests: Mapping[str, str]) -> Iterator[str]:
     try:
-        run = RunConfig.of(dict(config), "the sweep's plan")
-        found = content_digests(run)
-        other = [name for name, digest in digests.items() if found[name] != digest]
-        return f"has other {' and '.join(other)} in {data_folder()}" if other else ""
+        found = content_digests(RunConfig.of(dict(config), "the sweep's plan"))
     except UserError as error:
-        return f"cannot read its data or weights ({one_line(error)})"
+        yield f"cannot read its data or weights ({one_line(error)})"
+    else:
+        if other := [name for name, digest in digests.items() if found[name] != digest]:
+            yield f"has other {' and '.join(other)} in {data_folder()}"
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,3 @@ class Arrival:
         if findings.problems:
             raise UserError(f"the node {os.uname().nodename} {' and '.join(findings.problems)}; {RULE}.")
         _entered.append(self.needs)
-
-
-_entered: list[Needs] = []

@@ -4,8 +4,12 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import ray
+from ray.exceptions import NodeDiedError, TaskUnschedulableError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -18,17 +22,11 @@ from fedsweep.sweep.cluster.file_delivery import Item, Library, fetch
 from fedsweep.sweep.cluster.node_requirements import RULE, Arrival, Findings, Needs, enter, look
 from fedsweep.sweep.plan.plan import Plan
 
+_on = partial(NodeAffinitySchedulingStrategy, soft=False)
 
-def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival | None:
-    """Check every node that can run a trial and, with `deliver`, send it missing data; return None without a cluster.
 
-    Raises:
-        UserError: Nodes differ from this machine; the message names all nodes and differences.
-    """
-    if cluster.is_local:
-        return None
-    import ray
-
+def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival:
+    """Check a cluster's nodes and, with `deliver`, send missing data; raise UserError that names all differences."""
     nodes = [node for node in cluster.nodes if node.slots(plan.space.resources)]
     needs = Needs.of(plan)
     driver = _on(ray.get_runtime_context().get_node_id())
@@ -36,7 +34,13 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
     library = librarian.options(scheduling_strategy=driver).remote(needs.items)
     with _probed(store) as probe:
         findings = survey(nodes, replace(needs, probe=probe), library if deliver else None, console)
-    _tell(cluster, findings, console)
+    where = f"{_count(findings)} of the Ray cluster {cluster.address}"
+    console.print(f"The sweep runs on {where}{', and on those that it adds' if cluster.at_once else ''}.")
+    if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):
+        console.print(
+            f"Warning: whoever reaches {cluster.address} can run code there, because the cluster was started without "
+            "RAY_AUTH_MODE=token (docs/cluster.md, Security)."
+        )
     return Arrival(needs, library)
 
 
@@ -55,57 +59,46 @@ def _probed(store: Store) -> Iterator[str]:
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
     """Return the findings of each node that is not lost, after the library, if any, has sent missing data.
 
-    Raises:
-        UserError: A node does not meet the requirements, or none is left.
+    Raises UserError if a node does not meet the requirements, or none is left.
     """
     findings = _everywhere(nodes, needs)
     lacking = {node: found.lacking for node, found in findings.items() if found.lacking}
     if lacking and library is not None:
         _deliver(lacking, library, console)
-        for node in lacking:
-            del findings[node]
-        findings |= _everywhere(list(lacking), needs)
+        ready = {node: found for node, found in findings.items() if node not in lacking}
+        findings = ready | _everywhere(list(lacking), needs)
     if nodes and not findings:
         raise UserError(f"{_count(nodes)} of the cluster went away before they were ready; none is left.")
     return findings
 
 
-def _on(node_id: str) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(node_id, soft=False)
-
-
 def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...]]) -> dict[Any, Node]:
-    """Start a function on each node, and return the nodes by task."""
-    import ray
-
     remote: Any = ray.remote(num_cpus=0, max_retries=0)(function)
     return {remote.options(scheduling_strategy=_on(node.id)).remote(*given): node for node, given in arguments.items()}
 
 
 def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
     """Return the findings of each node that is not lost; raise UserError if a node has a problem."""
-    import ray
-
     found = {}
-    for task, node in _start(look, dict.fromkeys(nodes, (needs,))).items():
-        try:
-            found[node] = ray.get(task)
-        except Exception as error:  # the node may be unable to import fedsweep
-            if not _is_lost(error):
-                found[node] = Findings([f"cannot run fedsweep ({_last_line(error)})"])
+    for node, answer in _answers(_start(look, dict.fromkeys(nodes, (needs,)))):
+        failed = isinstance(answer, Exception)  # the node may be unable to import fedsweep
+        found[node] = Findings([f"cannot run fedsweep ({_last_line(answer)})"]) if failed else answer
     wrong = [f"{node.name} {' and '.join(one.problems)}" for node, one in found.items() if one.problems]
     if wrong:
         raise UserError(f"{len(wrong)} of {_count(found)} cannot run trials: {'; '.join(wrong)}; {RULE}.")
     return found
 
 
-def _is_lost(error: Exception) -> bool:
-    """Return whether a task failed because its node was lost, which Ray notices after some missed heartbeats."""
-    from ray.exceptions import NodeDiedError, TaskUnschedulableError
-
-    return isinstance(error, NodeDiedError | TaskUnschedulableError)
+def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
+    """Yield each node that is not lost, which Ray notices after some missed heartbeats, and its result or error."""
+    for task, node in tasks.items():
+        try:
+            answer = ray.get(task)
+        except (NodeDiedError, TaskUnschedulableError):
+            continue
+        except Exception as error:
+            answer = error
+        yield node, answer
 
 
 def _last_line(error: Exception) -> str:
@@ -115,27 +108,20 @@ def _last_line(error: Exception) -> str:
 
 
 def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Console) -> None:
-    import ray
-
     total = sum(item.bytes for items in lacking.values() for item in items)
     what = f"data to {_count(lacking)}"
     tasks = _start(_fetch, {node: (environment(), items, library) for node, items in lacking.items()})
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    wrong, waiting = [], list(tasks)
     if not console.is_terminal:
         console.print(f"{total / 1e6:.1f} MB of {what}")
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(what, total=total)
+        waiting = list(tasks)
         while waiting:
-            done, waiting = ray.wait(waiting, timeout=0.5)
+            _, waiting = ray.wait(waiting, timeout=0.5)
             progress.update(bar, completed=ray.get(library.sent.remote()))
-            for task in done:
-                try:
-                    ray.get(task)
-                except Exception as error:  # a full disk
-                    if not _is_lost(error):
-                        wrong.append(f"{tasks[task].name} could not take its data ({_last_line(error)})")
-    if wrong:
+    errors = {node: error for node, error in _answers(tasks) if error is not None}  # such as a full disk
+    if wrong := [f"{node.name} could not take its data ({_last_line(error)})" for node, error in errors.items()]:
         raise UserError(f"{len(wrong)} of {_count(tasks)} cannot run trials: {'; '.join(wrong)}.")
 
 
@@ -147,13 +133,3 @@ def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) 
 
 def _count(nodes: Sequence[Any] | Mapping[Any, Any]) -> str:
     return f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
-
-
-def _tell(cluster: Cluster, findings: Mapping[Node, Findings], console: Console) -> None:
-    where = f"{_count(findings)} of the Ray cluster {cluster.address}"
-    console.print(f"The sweep runs on {where}{', and on those that it adds' if cluster.at_once else ''}.")
-    if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):
-        console.print(
-            f"Warning: whoever reaches {cluster.address} can run code there, because the cluster was started without "
-            "RAY_AUTH_MODE=token (docs/cluster.md, Security)."
-        )

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,11 +50,7 @@ def share(trials: int) -> float:
 
 
 def larger(gpus: float) -> float | None:
-    """Return the share to try after `gpus` of a GPU was too little; None after a whole GPU.
-
-    >>> larger(0.25), larger(0.6), larger(1.0)
-    (0.5, 1.0, None)
-    """
+    """Return the share to try after `gpus` of a GPU was too little: double, at most a whole one; None after that."""
     return min(2 * gpus, 1.0) if gpus < 1 else None
 
 
@@ -88,7 +85,7 @@ class Packing:
     """The share of a GPU that each arm needs, from the first round of its first trial and from memory that ran out.
 
     That round, the probe, runs on a GPU alone, and the trial continues from it. Without `apart`, as for samples, one
-    measurement counts for all trials. `keep` writes attempts, and `tell` prints measurements.
+    measurement counts for all trials. Attempts are written within `writing`, and `tell` prints measurements.
     """
 
     def __init__(
@@ -98,15 +95,14 @@ class Packing:
         sweep: SweepStore,
         plans: Iterable[TrialPlan] = (),
         apart: bool = True,
-        keep: Callable[[TrialPlan, Attempts], None] | None = None,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
         tell: Callable[[str], object] | None = None,
     ) -> None:
         self._asked = None if asked == "auto" else asked
         self._most, self._sweep, self._apart = most, sweep, apart
         self._attempts: dict[str, dict[str, Attempts]] = defaultdict(lambda: defaultdict(Attempts))
         self._probes: dict[str, str] = {}
-        self._keep = keep or (lambda plan, attempts: sweep.trial(plan.key).keep_attempts(attempts))
-        self._tell = tell
+        self._writing, self._tell = writing, tell
         for plan in plans:
             if (found := sweep.trial(plan.key).attempts()).attempts:
                 self._attempts[self._name(plan)][plan.key] = found
@@ -118,7 +114,7 @@ class Packing:
 
     def fraction(self, plan: TrialPlan) -> float | None:
         """Return the share of a GPU that a trial needs, or None before it is measured."""
-        return needed(_flat(self._attempts[self._name(plan)]), self._most, self._asked)
+        return needed(self._of_arm(plan), self._most, self._asked)
 
     def choose(self, wanted: Sequence[tuple[TrialPlan, int]]) -> Offer | None:
         """Return an offer of a wanted trial, probes first because they need a whole GPU, or None for now."""
@@ -140,7 +136,7 @@ class Packing:
         return Offer(plan, until, gpus)
 
     def ended(self, plan: TrialPlan, result: Mapping[str, Any] | None) -> None:
-        """Record the memory in a trial's last report, which is None if its worker was lost."""
+        """Record the memory in a trial's last report, None if its worker was lost; print the first one of an arm."""
         if self._probes.get(self._name(plan)) == plan.key:
             del self._probes[self._name(plan)]
         attempts = self._of(plan).attempts
@@ -155,17 +151,14 @@ class Packing:
             "out_of_memory": result.get("kind") == "memory",
         }
         self._put(plan, (*attempts[:-1], attempts[-1].model_copy(update=told)))
+        known = self._of_arm(plan)
+        first = self._asked is None and len(known) == 1 and known[0].peak is not None
+        if first and self._tell is not None and len(self._attempts) <= TOLD:
+            self._tell(f"{plan.label + ': ' if self._apart else ''}{_measured(known, self._most)}.")
 
     def marks(self, plan: TrialPlan) -> dict[str, str]:
         """Return a trial's MLflow tags about its GPU."""
         return self._of(plan).marks()
-
-    def sentence(self, plan: TrialPlan) -> str | None:
-        """Return the first measurement of a trial's arm as text; None with a given share or more than TOLD arms."""
-        attempts = _flat(self._attempts[self._name(plan)])
-        if self._asked is not None or len(attempts) > 1 or attempts[0].peak is None or len(self._attempts) > TOLD:
-            return None
-        return f"{plan.label + ': ' if self._apart else ''}{_measured(attempts, self._most)}."
 
     def summary(self) -> str | None:
         """Return the smallest and the largest measurement as text, if there are more than TOLD arms."""
@@ -177,9 +170,11 @@ class Packing:
 
     def _put(self, plan: TrialPlan, attempts: tuple[Attempt, ...]) -> None:
         known = self._attempts[self._name(plan)][plan.key] = Attempts(attempts=attempts)
-        self._keep(plan, known)
-        if self._tell is not None and (sentence := self.sentence(plan)) is not None:
-            self._tell(sentence)
+        with self._writing():
+            self._sweep.trial(plan.key).keep_attempts(known)
+
+    def _of_arm(self, plan: TrialPlan) -> list[Attempt]:
+        return _flat(self._attempts[self._name(plan)])
 
     def _of(self, plan: TrialPlan) -> Attempts:
         return self._attempts[self._name(plan)][plan.key]

@@ -85,7 +85,6 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
 @contextlib.contextmanager
 def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
     """Yield the machines of a sweep, joined for the block; raise UserError if the cluster cannot be joined."""
-    check_address(address)
     if address == LOCAL:
         yield Cluster(at_once=at_once)
         return
@@ -166,10 +165,8 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
     """Provide Ray for the trials: the joined cluster, the running Ray of this process, or a new Ray.
 
-    Only a new Ray is shut down at the end, because a notebook may run several sweeps with its own.
-
-    Raises:
-        UserError: Ray does not start on this machine, or the Ray of this process has several nodes.
+    Only a new Ray is shut down at the end, because a notebook may run several sweeps with its own. Raises UserError if
+    Ray does not start on this machine, or the Ray of this process has several nodes.
     """
     if not cluster.is_local:
         yield
@@ -177,45 +174,34 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
     prepare_environment()
     import ray
 
-    if ray_is_running():
-        if (nodes := len(_alive(ray.nodes()))) > 1:
+    if not (running := ray_is_running()):
+        cpus, gpus = available_cpus(), logical.count if (logical := logical_gpus()) else None
+        try:
+            ray.init(address=LOCAL, num_cpus=cpus, num_gpus=gpus, include_dashboard=False, **QUIET)
+        except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
+            ray.shutdown()
             raise UserError(
-                f"this process has joined a Ray cluster of {nodes} nodes; `ray.shutdown()` leaves it, and `--address` "
-                "names the cluster that a sweep is to run on."
-            )
-        with _running(stop=False):
-            yield
-        return
-    try:
-        ray.init(
-            address=LOCAL,
-            num_cpus=available_cpus(),
-            num_gpus=logical.count if (logical := logical_gpus()) else None,
-            include_dashboard=False,
-            **QUIET,
-        )
-    except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
-        ray.shutdown()
+                f"Ray does not start on this machine ({one_line(error).split('. ')[0]}); it waits for 30 seconds, too "
+                "short where others keep the machine busy: the same command with --resume goes on."
+            ) from None
+    elif (nodes := len(_alive(ray.nodes()))) > 1:
         raise UserError(
-            f"Ray does not start on this machine ({one_line(error).split('. ')[0]}); it waits for 30 seconds, too "
-            "short where others keep the machine busy: the same command with --resume goes on."
-        ) from None
-    with _running():
+            f"this process has joined a Ray cluster of {nodes} nodes; `ray.shutdown()` leaves it, and `--address` "
+            "names the cluster that a sweep is to run on."
+        )
+    with _running(stop=not running):
         yield
 
 
 @contextlib.contextmanager
 def _running(stop: bool = True) -> Iterator[None]:
-    """Silence Tune's logs, handle SIGTERM like SIGINT, and shut down Ray at the end if `stop` is set.
-
-    `ray job stop`, service managers and `kill` send SIGTERM; Ray's own handler would end the process at once.
-    """
+    """Silence Tune's logs, handle SIGTERM, as `ray job stop` sends it, like SIGINT, and at the end `stop` Ray."""
     import ray
 
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)  # again: Ray has set its own
+        signal.signal(signal.SIGTERM, _interrupt)  # again: Ray has set its own, which would end the process at once
     try:
         yield
     finally:

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 from fedsweep.results.arms import is_accuracy
 
 Arm = TypeVar("Arm", bound=Hashable)
-History = Mapping[int, float]
-"""A trial's objective by round."""
+Trials = Mapping[int, Mapping[int, float]]
+"""The objective of an arm's trials, by seed and round."""
 
 SEEDS_PER_WIN = 4
 """An arm below the line is tied with it if it is not worse with at least one in this many seeds, rounded up."""
@@ -70,8 +70,7 @@ def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
     >>> rungs(1, 3, 20), rungs(30, 3, 20)
     ([1, 3, 9], [])
     """
-    found: list[int] = []
-    milestone = float(grace_rounds)
+    found, milestone = list[int](), float(grace_rounds)
     while milestone < rounds:
         found.append(int(milestone))
         milestone *= reduction_factor
@@ -93,9 +92,7 @@ def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) ->
     The `places` arms with the best means over the seeds are promoted. An arm below this line is tied with the last of
     them if it is not worse with at least a quarter of the seeds, rounded up. The best `places` tied arms are promoted
     too, and the others pruned. Arms with equal means have the same outcome. With one seed this is successive halving.
-
-    Raises:
-        ValueError: The arms have different seeds.
+    Raises ValueError if the arms have different seeds.
     """
     if len({frozenset(of_seeds) for of_seeds in values.values()}) > 1:
         raise ValueError(f"arms are judged over common seeds, but have {[sorted(seeds) for seeds in values.values()]}")
@@ -117,7 +114,7 @@ def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) ->
 
 
 def halve(
-    histories: Mapping[Arm, Mapping[int, History]],
+    histories: Mapping[Arm, Trials],
     milestones: Sequence[int],
     rounds: int,
     reduction_factor: float,
@@ -137,7 +134,7 @@ def halve(
         keep: Arms that are never pruned and take no place.
         failed: Trials, by arm and seed, that will record nothing more.
     """
-    together: dict[Hashable, dict[Arm, Mapping[int, History]]] = defaultdict(dict)
+    together: dict[Hashable, dict[Arm, Trials]] = defaultdict(dict)
     for arm, trials in histories.items():
         if arm not in keep:
             together[strata[arm] if strata else None][arm] = trials
@@ -154,11 +151,11 @@ def halve(
 
 
 def _halve_stratum(
-    histories: Mapping[Arm, Mapping[int, History]],
+    histories: Mapping[Arm, Trials],
     milestones: Sequence[int],
     rounds: int,
-    reduction_factor: float,
-    failed: frozenset[tuple[Arm, int]],
+    eta: float,
+    failed: Collection[tuple[Arm, int]],
 ) -> Verdicts[Arm]:
     pruned: dict[Arm, Pruned] = {}
     left = list(histories)
@@ -170,7 +167,7 @@ def _halve_stratum(
                 pruned[arm] = Pruned(milestone, len(histories[arm]), failed=lost)
         left = [arm for arm in left if arm not in pruned]
         arrived = {arm: values[arm] for arm in left if len(values[arm]) == len(histories[arm])}
-        on = places(len(histories), reduction_factor, rung)
+        on = places(len(histories), eta, rung)
         if len(arrived) < len(left):
             late = [arm for arm in left if arm not in arrived]
             promoted = dict.fromkeys(late, milestone)
@@ -191,9 +188,7 @@ def _halve_stratum(
     return Verdicts(dict.fromkeys(left, rounds), {}, pruned)
 
 
-def _values_at(
-    round: int, arm: Arm, trials: Mapping[int, History], failed: frozenset[tuple[Arm, int]]
-) -> dict[int, float]:
+def _values_at(round: int, arm: Arm, trials: Trials, failed: Collection[tuple[Arm, int]]) -> dict[int, float]:
     """Return the value of each seed at a round: NaN if its trial failed before, and none if it is still to come."""
     reached = {seed: history[round] for seed, history in trials.items() if round in history}
     return {seed: math.nan for seed in trials if (arm, seed) in failed} | reached

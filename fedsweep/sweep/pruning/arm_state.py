@@ -1,57 +1,65 @@
 """State of a sweep whose arms are halved together, read from the records on disk. No ray, no torch."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
 
 from fedsweep.results import Outcome, SweepStore, TrialPlan
-from fedsweep.results.arms import Arm, agrees, identity
+from fedsweep.results.arms import agrees, identity
+from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.pruning.arm_rules import Verdicts, halve, rungs
 from fedsweep.sweep.space.settings import ArmsScheduler
 
-ERRORS = ("diverged", "failed")
+
+class RecordedTrials:
+    """Trials that are judged together, with their recorded objective, better when larger, last round and error."""
+
+    def __init__(self, plan: Plan, sweep: SweepStore) -> None:
+        objective = plan.space.objective
+        self.sweep, self.rounds = sweep, plan.base.federation.rounds
+        self.plans: dict[str, TrialPlan] = {}
+        self._metric, self._sign = objective.metric, 1 if objective.mode == "max" else -1
+        self._values: dict[str, dict[int, float]] = {}
+        self._last: dict[str, int] = {}
+        self._errors: dict[str, Outcome] = {}
+
+    def unplanned(self) -> list[TrialPlan]:
+        """Return the trials that start from others and are not on disk yet; all must be before any of those goes on."""
+        return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
+
+    def _read(self, plan: TrialPlan) -> None:
+        """Read the records of a trial, which may be new."""
+        self.plans[plan.key] = plan
+        trial = self.sweep.trial(plan.key)
+        history, outcome = trial.recorded() if trial.planned else [], trial.outcome()
+        values = {one.round: self._sign * one.metrics[self._metric] for one in history if self._metric in one.metrics}
+        self._values[plan.key], self._last[plan.key] = values, history[-1].round if history else -1
+        if outcome is not None and outcome.outcome in ("diverged", "failed"):
+            self._errors[plan.key] = outcome
 
 
-class ArmState:
+class ArmState(RecordedTrials):
     """The trials of a grid, their recorded metrics, and the decisions that follow from them.
 
     Idle workers run arms past undecided rungs. Those rounds stay hidden until the arm is promoted, so that neither
     tables nor decisions depend on which workers were idle.
     """
 
-    def __init__(
-        self,
-        plans: Sequence[TrialPlan],
-        sweep: SweepStore,
-        scheduler: ArmsScheduler,
-        metric: str,
-        mode: Literal["max", "min"],
-        rounds: int,
-        baseline: Arm | None,
-    ) -> None:
-        self.sweep, self.rounds = sweep, rounds
-        self.plans = {plan.key: plan for plan in plans}
-        self.milestones = rungs(scheduler.grace_rounds, scheduler.reduction_factor, rounds)
-        self._eta, self._metric, self._sign = scheduler.reduction_factor, metric, 1 if mode == "max" else -1
-        arms = {identity(plan.arm): plan.arm for plan in plans}
+    def __init__(self, plan: Plan, scheduler: ArmsScheduler, sweep: SweepStore, plans: Sequence[TrialPlan]) -> None:
+        super().__init__(plan, sweep)
+        self.milestones = rungs(scheduler.grace_rounds, scheduler.reduction_factor, self.rounds)
+        self._eta, self._arms = scheduler.reduction_factor, {one.key: identity(one.arm) for one in plans}
+        arms, baseline = {identity(one.arm): one.arm for one in plans}, plan.space.baseline
         self._strata = {name: identity([arm.get(one) for one in scheduler.per]) for name, arm in arms.items()}
         self._kept = [name for name, arm in arms.items() if baseline is not None and agrees(baseline, arm)]
-        self._keys = {(identity(plan.arm), plan.seed): plan.key for plan in plans}
-        self._histories: dict[str, dict[int, dict[int, float]]] = {name: {} for name in arms}
-        self._last: dict[str, int] = {}
-        self._errors: dict[str, Outcome] = {}
+        self._keys: dict[str, dict[int, str]] = defaultdict(dict)
         self._verdicts: Verdicts[str] | None = None
-        for plan in plans:
-            self.refresh(plan.key)
+        for one in plans:
+            self._keys[self._arms[one.key]][one.seed] = one.key
+            self._read(one)
 
     def refresh(self, key: str) -> None:
         """Read a trial's recorded rounds and its error, if any."""
-        trial, plan = self.sweep.trial(key), self.plans[key]
-        history, outcome = trial.recorded(), trial.outcome()
-        values = {one.round: self._sign * one.metrics[self._metric] for one in history if self._metric in one.metrics}
-        self._histories[identity(plan.arm)][plan.seed] = values
-        self._last[key] = history[-1].round if history else -1
-        if outcome is not None and outcome.outcome in ERRORS:
-            self._errors[key] = outcome
+        self._read(self.plans[key])
         self._verdicts = None
 
     @property
@@ -59,13 +67,13 @@ class ArmState:
         """The promoted, undecided and pruned arms, each by its `identity`."""
         if self._verdicts is None:
             self._verdicts = halve(
-                self._histories,
+                {arm: {seed: self._values[key] for seed, key in keys.items()} for arm, keys in self._keys.items()},
                 self.milestones,
                 self.rounds,
                 self._eta,
                 strata=self._strata,
                 keep=self._kept,
-                failed=[(identity(self.plans[key].arm), self.plans[key].seed) for key in self._errors],
+                failed=[(self._arms[key], self.plans[key].seed) for key in self._errors],
             )
         return self._verdicts
 
@@ -76,7 +84,7 @@ class ArmState:
 
     def wanted(self) -> list[tuple[str, int]]:
         """Return unfinished trials, each with the round that its arm is to reach, the most urgent first."""
-        verdicts, ends = self.verdicts, {arm: end for arm in self._histories if (end := self._end(arm)) is not None}
+        verdicts, ends = self.verdicts, {arm: end for arm in self._keys if (end := self._end(arm)) is not None}
         found: list[tuple[str, int]] = []
         for goals in (ends, verdicts.promoted):
             for until in dict.fromkeys(goals.values()):
@@ -87,8 +95,8 @@ class ArmState:
 
     def _behind(self, arms: Sequence[str], until: int) -> list[str]:
         """Return the trials that have not reached round `until`, by seed, so that partial results stay balanced."""
-        seeds = sorted({seed for arm in arms for seed in self._histories[arm]})
-        keys = [self._keys[arm, seed] for seed in seeds for arm in arms if (arm, seed) in self._keys]
+        seeds = sorted({seed for arm in arms for seed in self._keys[arm]})
+        keys = [self._keys[arm][seed] for seed in seeds for arm in arms if seed in self._keys[arm]]
         return [key for key in keys if self._last[key] < until and key not in self._errors]
 
     def _end(self, arm: str) -> int | None:
@@ -96,15 +104,15 @@ class ArmState:
         pruned = self.verdicts.pruned.get(arm)
         if pruned is None or not pruned.failed:
             return None
-        return min(one.round for key, one in self._errors.items() if identity(self.plans[key].arm) == arm)
+        return min(one.round for key, one in self._errors.items() if self._arms[key] == arm)
 
     def is_pruned(self, key: str) -> bool:
         """Return whether the trial's arm was pruned."""
-        return identity(self.plans[key].arm) in self.verdicts.pruned
+        return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
         """Return the last round of a trial that may be shown: rounds past an undecided rung may not."""
-        arm, verdicts = identity(self.plans[key].arm), self.verdicts
+        arm, verdicts = self._arms[key], self.verdicts
         if (end := self._end(arm)) is not None:
             return end
         if arm in verdicts.pruned:
@@ -115,7 +123,7 @@ class ArmState:
 
     def outcome(self, key: str) -> Outcome | None:
         """Return a trial's outcome, or None while it runs or its arm is undecided."""
-        arm = identity(self.plans[key].arm)
+        arm = self._arms[key]
         error, pruned, end = self._errors.get(key), self.verdicts.pruned.get(arm), self._end(arm)
         if pruned is None:
             if self.verdicts.promoted.get(arm) != self.rounds:

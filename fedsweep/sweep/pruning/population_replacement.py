@@ -5,51 +5,25 @@ A generation is a function of the recorded metrics and of the search's seed, wha
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from numpy.random import Generator
 
 from fedsweep.common.randomness import stream
-from fedsweep.results import Outcome, Start, SweepStore, TrialPlan
+from fedsweep.results import Outcome, Start, SweepStore
 from fedsweep.results.arms import Arm, identity
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.pruning.arm_state import ERRORS
+from fedsweep.sweep.pruning.arm_state import RecordedTrials
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.settings import PopulationScheduler
 
 Values = Mapping[str, float]
+Axes = Mapping[str, Axis]
 
 TRIES = 8
 """Perturbations to try before all values are drawn anew."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """A member at the end of a generation."""
-
-    values: Values
-    score: float | None
-    """The objective, better when larger; None after an error."""
-
-
-@dataclass(frozen=True)
-class Successor:
-    """The next trial of a member: it continues the state of the member `parent` with values of its own."""
-
-    parent: int
-    values: dict[str, float]
-
-
-def boundaries(interval: int, rounds: int) -> list[int]:
-    """Return the rounds after which members are replaced: multiples of `interval` below `rounds`.
-
-    >>> boundaries(3, 12), boundaries(5, 4)
-    ([3, 6, 9], [])
-    """
-    return list(range(interval, rounds, interval))
-
-
-def first_generation(axes: Mapping[str, Axis], size: int, seed: int) -> list[dict[str, float]]:
+def first_generation(axes: Axes, size: int, seed: int) -> list[dict[str, float]]:
     """Draw the values of each member, each value from a random stream of its member and name."""
     return [
         {name: _drawn(axis, stream(seed, "population", 0, member, name)) for name, axis in axes.items()}
@@ -58,46 +32,42 @@ def first_generation(axes: Mapping[str, Axis], size: int, seed: int) -> list[dic
 
 
 def successors(
-    members: Mapping[int, Member],
+    members: Mapping[int, Values],
+    scores: Mapping[int, float],
     generation: int,
-    axes: Mapping[str, Axis],
+    axes: Axes,
     scheduler: PopulationScheduler,
     seed: int,
     used: Collection[str] = (),
-) -> dict[int, Successor]:
-    """Return the successors of replaced members before a generation; the first one after the start is 1.
+) -> dict[int, tuple[int, Values]]:
+    """Return the parent and new values of each member that is replaced before a generation, 1 for the second one.
 
-    All members with an error are replaced, then the worst, until `quantile` of all members (rounded down) are. The
-    parent is drawn from those of the best `quantile` that are better than the member, which stays if there is none.
-    `used` holds the `identity` of earlier values, which are not given again: equal values and states are one run.
+    All members without a score (better when larger), which an error takes away, are replaced, then the worst, until
+    `quantile` of all members (rounded down) are. The parent is drawn from those of the best `quantile` that are better
+    than the member, which stays if there is none. `used` holds the `identity` of earlier values, which are not given
+    again: equal values and states are one run.
     """
-    scores = {place: one.score for place, one in members.items() if one.score is not None}
     ranked = sorted(scores, key=lambda place: (-scores[place], place))
     broken = sorted(set(members) - set(scores))
     count = math.floor(scheduler.quantile * len(members))
     best, worst = ranked[: max(1, count)], ranked[len(ranked) - max(0, count - len(broken)) :]
-    taken, found = set(used), dict[int, Successor]()
+    taken, found = set(used), dict[int, tuple[int, Values]]()
     for place in sorted([*broken, *worst]):
         better = [one for one in best if place not in scores or scores[one] > scores[place]]
         if not better:
             continue
         parent = better[int(stream(seed, "population", generation, place).integers(len(better)))]
-        values = _explored(members[parent].values, axes, scheduler, (seed, generation, place), taken)
+        chances = {name: stream(seed, "population", generation, place, name) for name in axes}
+        values = _explored(members[parent], axes, scheduler, chances, taken)
         taken.add(identity(values))
-        found[place] = Successor(parent, values)
+        found[place] = parent, values
     return found
 
 
 def _explored(
-    values: Values,
-    axes: Mapping[str, Axis],
-    scheduler: PopulationScheduler,
-    child: tuple[int, int, int],
-    taken: Collection[str],
+    values: Values, axes: Axes, scheduler: PopulationScheduler, chances: Mapping[str, Generator], taken: Collection[str]
 ) -> dict[str, float]:
-    """Perturb a parent's values until no trial has had them; `child` is the search's seed, generation and member."""
-    seed, *key = child
-    chances = {name: stream(seed, "population", *key, name) for name in axes}
+    """Perturb a parent's values until no trial has had them."""
     for _ in range(TRIES + 1):
         found = {name: _perturbed(values[name], axis, scheduler, chances[name]) for name, axis in axes.items()}
         if identity(found) not in taken:
@@ -136,7 +106,7 @@ def numbers(arm: Arm) -> dict[str, float]:
     return {name: float(value) for name, value in arm.items() if isinstance(value, int | float)}
 
 
-class Generations:
+class Generations(RecordedTrials):
     """The trials of a population so far, their recorded metrics, and the decisions that follow from them.
 
     A replaced member continues as a new trial from its parent's checkpoint, which stands at the end of the generation:
@@ -144,20 +114,14 @@ class Generations:
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
-        search, objective = plan.space.search, plan.space.objective
+        super().__init__(plan, sweep)
+        search = plan.space.search
         if search.name != "random" or plan.space.scheduler.name != "pbt":
             raise ValueError(f"search {search.name} and scheduler {plan.space.scheduler.name} make no population")
-        self.sweep, self.rounds = sweep, plan.base.federation.rounds
-        self.plans: dict[str, TrialPlan] = {}
         self._plan, self._scheduler, self._seed = plan, plan.space.scheduler, search.seed
-        self._metric, self._sign = objective.metric, 1 if objective.mode == "max" else -1
-        self._ends = [*boundaries(self._scheduler.interval, self.rounds), self.rounds]
-        self._generation = 0
-        self._values: dict[str, dict[int, float]] = {}
-        self._last: dict[str, int] = {}
-        self._errors: dict[str, Outcome] = {}
+        self._ends: list[int] = [*range(self._scheduler.interval, self.rounds, self._scheduler.interval), self.rounds]
+        self._generation, self._over = 0, False
         self._replaced: dict[str, Outcome] = {}
-        self._over = False
         first = first_generation(plan.space.space, search.samples, search.seed)
         for values, point in zip(first, search.first, strict=False):
             values.update(numbers(point))
@@ -171,12 +135,12 @@ class Generations:
 
     def refresh(self, key: str) -> None:
         """Read a trial's recorded rounds and its error, if any, and advance the generations that are complete."""
-        self._read(key)
+        self._read(self.plans[key])
         self._advance()
 
     def record_error(self, key: str, error: Outcome) -> None:
         """Record that a trial diverged or failed, unless it had reached the end of the generation."""
-        self._read(key)
+        self._read(self.plans[key])
         if self._last[key] < self.until:
             self._errors[key] = error
         self._advance()
@@ -185,60 +149,39 @@ class Generations:
         """Return the members that have not reached the end of the generation, each with that round."""
         return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
-    def unplanned(self) -> list[TrialPlan]:
-        """Return the successors that are not on disk yet; all must be before any member continues."""
-        return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
-
     def visible(self, key: str) -> int:
         """Return the last round that may be shown: every one, because no trial runs past an undecided round."""
         return self.rounds
 
     def outcome(self, key: str) -> Outcome | None:
         """Return a trial's outcome, or None while it has none."""
-        if (ended := self._errors.get(key) or self._replaced.get(key)) is not None:
-            return ended
-        return Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
+        finished = Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
+        return self._errors.get(key) or self._replaced.get(key) or finished
 
-    def _new(self, number: int, values: dict[str, float], start: Start | None = None) -> str:
+    def _new(self, number: int, values: Values, start: Start | None = None) -> str:
         plan = self._plan.trial(number, dict(values), self._plan.space.seeds[0], start)
-        self.plans[plan.key] = plan
-        self._read(plan.key)
+        self._read(plan)
         return plan.key
-
-    def _read(self, key: str) -> None:
-        trial = self.sweep.trial(key)
-        history, outcome = trial.recorded() if trial.planned else [], trial.outcome()
-        self._values[key] = {one.round: one.metrics[self._metric] for one in history if self._metric in one.metrics}
-        self._last[key] = history[-1].round if history else -1
-        if outcome is not None and outcome.outcome in ERRORS:
-            self._errors[key] = outcome
 
     def _settled(self, key: str) -> bool:
         return self._last[key] >= self.until or key in self._errors
 
-    def _score(self, key: str) -> float | None:
-        """Return the objective at the end of the generation, better when larger; None after an error."""
-        value = self._values[key].get(self.until, math.nan)
-        return self._sign * value if math.isfinite(value) else None
-
     def _advance(self) -> None:
         while not self._over and all(map(self._settled, self._members)):
-            if self.until == self.rounds or all(self._score(key) is None for key in self._members):
-                self._over = True
-                return
-            self._replace()
-            self._generation += 1
+            values = {place: self._values[key].get(self.until, math.nan) for place, key in enumerate(self._members)}
+            scores = {place: value for place, value in values.items() if math.isfinite(value)}
+            self._over = self.until == self.rounds or not scores
+            if not self._over:
+                self._replace(scores)
+                self._generation += 1
 
-    def _replace(self) -> None:
+    def _replace(self, scores: Mapping[int, float]) -> None:
         plans, size, round = [self.plans[key] for key in self._members], len(self._members), self.until
-        members = {place: Member(numbers(plan.arm), self._score(plan.key)) for place, plan in enumerate(plans)}
-        used = [identity(plan.arm) for plan in self.plans.values()]
-        found = successors(members, self._generation + 1, self._plan.space.space, self._scheduler, self._seed, used)
-        for place, successor in found.items():
-            parent, number = plans[successor.parent], (self._generation + 1) * size + place
-            self._replaced[plans[place].key] = Outcome(
-                outcome="pruned",
-                round=round,
-                reason=f"replaced after round {round} by trial {number}, which goes on from trial {parent.number}",
-            )
-            self._members[place] = self._new(number, successor.values, Start(key=parent.key, round=round))
+        members = {place: numbers(plan.arm) for place, plan in enumerate(plans)}
+        used, after = [identity(plan.arm) for plan in self.plans.values()], self._generation + 1
+        found = successors(members, scores, after, self._plan.space.space, self._scheduler, self._seed, used)
+        for place, (parent_place, values) in found.items():
+            parent, number = plans[parent_place], after * size + place
+            reason = f"replaced after round {round} by trial {number}, which goes on from trial {parent.number}"
+            self._replaced[plans[place].key] = Outcome(outcome="pruned", round=round, reason=reason)
+            self._members[place] = self._new(number, values, Start(key=parent.key, round=round))

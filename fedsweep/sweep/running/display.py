@@ -5,54 +5,39 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Self
 
 import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedsweep.federation.build_and_run import run
-from fedsweep.results import TrialPlan, TrialRecord, count_outcomes
-from fedsweep.sweep.cluster.cluster import HERE, Cluster, Meter, gpus_of, meter, most_on_a_gpu
-from fedsweep.sweep.cluster.packing import BESIDE, PEAK, TOTAL, side_by_side
+from fedsweep.results import TrialRecord, count_outcomes
+from fedsweep.sweep.cluster import packing
+from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, meter, most_on_a_gpu
 from fedsweep.sweep.plan.plan import Plan
 
 ROWS = 24
+WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured on two cores
 
 
 class LiveTable:
-    """Live table on a terminal; without a terminal, one line for each trial that ends."""
+    """Table that is `live` on a terminal; without a terminal, one line for each trial that ends."""
 
-    def __init__(
-        self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord] = ()
-    ) -> None:
+    def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord]) -> None:
         self.console, self.metric, self.rounds = console, metric, rounds
-        self.trials: dict[str, TrialRecord] = {trial.plan.key: trial for trial in done}
-        self.total = total
+        self.trials = {trial.plan.key: trial for trial in done}
+        self.total, self.begun = total, time.monotonic()
         played = (BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
         left = (TextColumn("left about"), TimeRemainingColumn())
         self.progress = Progress(TextColumn("{task.description}"), *played, *left, console=console)
         self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=len(done) * rounds)
-        self.live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
-        self.begun = time.monotonic()
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self.live.stop()
-
-    def started(self, plan: TrialPlan) -> None:
-        """Add a trial that was handed to a worker."""
-        self.trials.setdefault(plan.key, TrialRecord(plan, None, []))
+        live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
+        self.live: contextlib.AbstractContextManager[object] = live if console.is_terminal else contextlib.nullcontext()
 
     def update(self, trial: TrialRecord) -> None:
-        """Show a trial's new round or its outcome."""
+        """Show a new trial, a trial's new round or its outcome."""
         before = self.trials.get(trial.plan.key)
         self.trials[trial.plan.key] = trial
         news = trial.outcome is not None and (before is None or before.outcome is None)
@@ -60,18 +45,14 @@ class LiveTable:
             self.console.print(self._line(trial))
         # A population gains trials; a successor does not repeat the rounds of the trial that it starts from.
         self.total = max(self.total, len(self.trials))
-        completed = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
-        self.progress.update(
-            self.task, total=self.total * self.rounds, completed=completed, description=self._counted()
-        )
+        played = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
+        whole = self.total * self.rounds
+        self.progress.update(self.task, total=whole, completed=played, description=self._counted())
 
     def render(self) -> Group:
         """Return the current table and progress bar."""
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("trial")
-        for heading in ("seed", "round", self.metric):
-            table.add_column(heading, justify="right")
-        table.add_column("")
+        numbers = (Column(heading, justify="right") for heading in ("seed", "round", self.metric))
+        table = Table("trial", *numbers, "", box=None, pad_edge=False, header_style="bold")
         running = [trial for trial in self.trials.values() if trial.outcome is None]
         ended = [trial for trial in self.trials.values() if trial.outcome]
         for trial in [*ended[-max(ROWS - len(running), 0) :], *running]:
@@ -86,11 +67,10 @@ class LiveTable:
 
     def _line(self, trial: TrialRecord) -> str:
         label, seed, rounds, value, state = self._cells(trial)
-        elapsed = time.monotonic() - self.begun
         shown = f"{label} · seed {seed}: {state} at round {rounds}, {self.metric} {value}"
         ended = sum(count_outcomes(self.trials.values()).values())
         reason = f"; {trial.outcome.reason}" if trial.outcome and trial.outcome.reason else ""
-        return f"{ended} of {self.total} after {elapsed:.0f} s: {shown}{reason}"
+        return f"{ended} of {self.total} after {time.monotonic() - self.begun:.0f} s: {shown}{reason}"
 
     def _counted(self) -> str:
         counts = count_outcomes(self.trials.values())
@@ -105,7 +85,10 @@ def delivering(console: Console) -> Iterator[Callable[[int], None]]:
         yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")
 
 
-WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured on two cores
+def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
+    """Return how many trials run side by side: those that fit, and for TPE at most `in_flight` samples."""
+    fit, search = concurrency(plan.space.resources, cluster), plan.space.search
+    return min(fit, search.in_flight) if search.name == "tpe" else fit
 
 
 def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:
@@ -114,7 +97,7 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
     That number is at most `side`, and lower if `gpus_per_trial` is auto and the measured memory allows fewer trials.
     """
     resources = plan.space.resources
-    measure = meter(resources.device, 1.0) if resources.gpus_per_trial == "auto" else Meter()
+    measure = meter(resources.device, 1.0 if resources.gpus_per_trial == "auto" else 0.0)
     torch.set_num_threads(resources.threads)
     measure.start()
     begun = time.monotonic()
@@ -122,6 +105,7 @@ def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int
     build = time.monotonic() - begun - untuned.seconds - first.seconds
     trial = build + untuned.seconds + plan.base.federation.rounds * first.seconds
     if memory := measure.read():
-        fit = side_by_side(memory[PEAK] + memory[BESIDE], memory[TOTAL], most_on_a_gpu(resources, cluster))
+        taken, most = memory[packing.PEAK] + memory[packing.BESIDE], most_on_a_gpu(resources, cluster)
+        fit = packing.side_by_side(taken, memory[packing.TOTAL], most)
         side = min(side, fit * max(gpus_of(resources, cluster), 1))
     return WORKER_START + math.ceil(plan.num_trials / side) * trial, side

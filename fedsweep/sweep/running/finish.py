@@ -70,12 +70,9 @@ def finish(
     if report is not None:
         show(report)
     result = SweepResult(session, report, failed)
+    counts = {f"trials/{name}": float(number) for name, number in result.tally.items()}
+    status = "KILLED" if session.interrupted else "FINISHED"
     with delivering(console) as tell:
-        session.recorder.close_sweep(
-            "KILLED" if session.interrupted else "FINISHED",
-            {f"trials/{name}": float(number) for name, number in result.tally.items()},
-            folder if folder.exists() else None,
-            tell,
-        )
+        session.recorder.close_sweep(status, counts, folder if folder.exists() else None, tell)
     session.sweep.remote.push()
     return result

@@ -95,12 +95,7 @@ def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
 
 @contextlib.contextmanager
 def exclusively(sweep: SweepStore) -> Iterator[None]:
-    """Lock the sweep for this process, and update its folder from the remote store, if there is one.
-
-    Raises:
-        UserError: Another process runs the sweep.
-        UnreachableError: The remote store does not answer.
-    """
+    """Lock the sweep, and update its folder from a remote store; raise UserError if another process runs the sweep."""
     name = f"sweep {sweep.folder.name}"
     busy = f"{name} is being run by another process; wait for it or end it."
     with locked(sweep.folder / ".lock", busy), sweep.remote.exclusively(name):

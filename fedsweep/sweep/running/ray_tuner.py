@@ -1,37 +1,39 @@
-"""Sessions of Ray Tune over a plan; a resumed session is a new Tuner over the unfinished trials."""
+"""Sessions of Ray Tune over a plan; a resumed session is a new Tuner over the unfinished trials.
 
-from __future__ import annotations
+Ray reads its environment when it is imported, as here: `prepare_environment` comes before.
+"""
 
 import contextlib
 import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ray import tune
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
 from rich.console import Console
 
 from fedsweep.common.paths import environment
-from fedsweep.results import Attempts, SweepStore, TrialPlan, TrialRecord
+from fedsweep.results import SweepStore, TrialPlan, TrialRecord
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.results.remote.mirror import SCRATCH
-from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, most_on_a_gpu
+from fedsweep.sweep.cluster.cluster import most_on_a_gpu
 from fedsweep.sweep.cluster.packing import Packing
-from fedsweep.sweep.cluster.ray_session import prepare_environment, ray_session
+from fedsweep.sweep.cluster.ray_session import ray_session
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.plan.warm_start import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
-from fedsweep.sweep.running.display import LiveTable
+from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
+from fedsweep.sweep.running.display import LiveTable, side_by_side
 from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
+from fedsweep.sweep.running.recording import Recording, WriteGuard
+from fedsweep.sweep.running.trainable import train
+from fedsweep.sweep.search.ray_searchers import ArmScheduler, JointSearch, PlannedSearch, SampledSearch
 from fedsweep.tracking import Recorder
-
-if TYPE_CHECKING:
-    from ray.tune.schedulers import TrialScheduler
-    from ray.tune.search import Searcher
-
-    from fedsweep.sweep.running.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -52,80 +54,55 @@ class SessionOutcome:
 
 def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     """Run the unfinished trials of a sweep, and return the outcome of the session."""
-    prepare_environment(ready.cluster)  # before anything imports ray, which reads it
-    plan, rounds = ready.plan, ready.plan.base.federation.rounds
-    together = plan.space.scheduler.name == "arms"
+    plan, rounds, scheduler = ready.plan, ready.plan.base.federation.rounds, ready.plan.space.scheduler
     if known := warm_start.read(sweep):
         console.print(known.note(rounds))
-    clear_leftovers(sweep, rounds, retry=plan.sampled is None, together=together)
+    clear_leftovers(sweep, rounds, retry=plan.sampled is None, together=scheduler.name == "arms")
     sweep.show(plan.space.columns, asked="columns" in plan.request.options)
-    recorder = Recorder(ready.store, plan.name, ready.destination)
+    recorder, writes = Recorder(ready.store, plan.name, ready.destination), WriteGuard()
     recorder.open_sweep(sweep.manifest(), sweep.folder)
     sweep.remote.push()
     reuse = Reuse(ready.store, sweep)
-    planned = None if plan.sampled else [reuse.give(trial, together=together) for trial in plan.grid()]
-    done = [trial for trial in sweep.trials() if trial.outcome is not None]
+    planned = None if plan.sampled else [reuse.give(one, together=scheduler.name == "arms") for one in plan.grid()]
+    trials = sweep.trials()
+    done = [trial for trial in trials if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
         console.print(f"{reused} of {plan.num_trials} trials are taken from earlier sweeps; --fresh runs all anew.")
-    with LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done) as display:
-        recording = _recording(ready, sweep, planned, recorder, display, reuse)
-        _run_trials(ready, recording, planned, done)
-    trials = [recording.shown(trial.plan.key) for trial in sweep.trials()]
-    for trial in trials:
-        if trial.outcome is None:
-            recorder.interrupt(trial)
-    interrupted = _any_left(plan, recording, [trial for trial in trials if trial.outcome is not None])
-    writes = recording.writes
-    return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error)
-
-
-def _recording(
-    ready: Prepared,
-    sweep: SweepStore,
-    planned: Sequence[TrialPlan] | None,
-    recorder: Recorder,
-    display: LiveTable,
-    reuse: Reuse,
-) -> Recording:
-    from fedsweep.sweep.running.recording import Recording, WriteGuard  # imports ray, which reads the environment
-
-    plan, writes = ready.plan, WriteGuard(sweep)
-
-    def keep(trial: TrialPlan, attempts: Attempts) -> None:
-        with writes.catching():
-            sweep.trial(trial.key).keep_attempts(attempts)
-
+    display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done)
     packing = Packing(
         plan.space.resources.gpus_per_trial,
         most_on_a_gpu(plan.space.resources, ready.cluster),
         sweep,
-        [trial.plan for trial in sweep.trials()],
+        [trial.plan for trial in trials],
         apart=plan.sampled is None,
-        keep=keep,
-        tell=display.console.print,
+        writing=writes.catching,
+        tell=console.print,
     )
-    rounds, state = plan.base.federation.rounds, _state(plan, sweep, planned)
-    return Recording(sweep, recorder, display, rounds, reuse, writes, packing, state)
-
-
-def _state(plan: Plan, sweep: SweepStore, planned: Sequence[TrialPlan] | None) -> ArmState | Generations | None:
-    if plan.space.scheduler.name == "pbt":
-        return Generations(plan, sweep)
-    if planned is None or plan.space.scheduler.name != "arms":
-        return None
-    objective, rounds = plan.space.objective, plan.base.federation.rounds
-    return ArmState(planned, sweep, plan.space.scheduler, objective.metric, objective.mode, rounds, plan.space.baseline)
+    state: ArmState | Generations | None = None
+    if scheduler.name == "pbt":
+        state = Generations(plan, sweep)
+    elif scheduler.name == "arms":
+        state = ArmState(plan, scheduler, sweep, planned or ())
+    recording = Recording(sweep, recorder, display, rounds, reuse, writes, packing, state)
+    with display.live:
+        _run_trials(ready, recording, planned, trials)
+    trials = [recording.shown(trial.plan.key) for trial in sweep.trials()]
+    for trial in trials:
+        if trial.outcome is None:
+            recorder.interrupt(trial)
+    interrupted = _any_left(plan, recording, trials)
+    return SessionOutcome(plan, sweep, recorder, trials, interrupted, writes.disk_full, writes.remote_error)
 
 
 def _run_trials(
-    ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None, done: Sequence[TrialRecord]
+    ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None, trials: Sequence[TrialRecord]
 ) -> None:
     sweep, writes = recording.sweep, recording.writes
     recording.decide()
     recording.sync_all()
     # Ray handles the first Ctrl-C itself; a second one, or one while Ray starts, is raised.
     with contextlib.suppress(KeyboardInterrupt):
-        if _any_left(ready.plan, recording, done):
+        if _any_left(ready.plan, recording, trials):
             with ray_session(ready.cluster):
                 _tune(ready, recording, planned)
     if (summary := recording.packing.summary()) is not None:
@@ -139,52 +116,34 @@ def _run_trials(
         sweep.remote.push(needed=True)
 
 
-def _any_left(plan: Plan, recording: Recording, ended: Sequence[TrialRecord]) -> bool:
+def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -> bool:
     """Return whether any trial is left; the number of trials in a population is not known in advance."""
     if isinstance(recording.state, Generations):
         return bool(recording.state.wanted())
-    return len(ended) < plan.num_trials
+    return sum(trial.outcome is not None for trial in trials) < plan.num_trials
 
 
-def _searcher(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | None) -> Searcher:
-    from fedsweep.sweep.search.ray_searchers import ArmSearch, PlannedSearch, PopulationSearch, SampledSearch
-
-    sweep, announce, packing = recording.sweep, recording.announce, recording.packing
-    if isinstance(recording.state, Generations):
-        return PopulationSearch(recording.state, announce, packing)
+def _strategy(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | None) -> tuple[Searcher, TrialScheduler]:
+    """Return what hands trials out, and what stops them."""
+    sweep, state, announce, packing = recording.sweep, recording.state, recording.announce, recording.packing
+    if state is not None:
+        scheduler = ArmScheduler(state) if isinstance(state, ArmState) else FIFOScheduler()
+        return JointSearch(state, announce, packing), scheduler
     if planned is None:
-        return SampledSearch(plan, sweep, announce, packing)
-    if recording.state is not None:
-        return ArmSearch(recording.state, announce, packing)
-    left = [trial for trial in planned if sweep.trial(trial.key).outcome() is None]
-    return PlannedSearch(sweep, left, recording.rounds, announce, packing)
-
-
-def _scheduler(plan: Plan, recording: Recording) -> TrialScheduler:
-    from ray.tune.schedulers import FIFOScheduler
-
-    from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
-    from fedsweep.sweep.search.ray_searchers import ArmScheduler
-
-    chosen, objective, sweep = plan.space.scheduler, plan.space.objective, recording.sweep
-    log = sweep.folder / "decisions.jsonl"
-    if isinstance(recording.state, ArmState):
-        return ArmScheduler(recording.state)
+        searcher: Searcher = SampledSearch(plan, sweep, announce, packing)
+    else:
+        searcher = PlannedSearch(sweep, planned, recording.rounds, announce, packing)
+    chosen, objective, log = plan.space.scheduler, plan.space.objective, sweep.folder / "decisions.jsonl"
     if chosen.name == "asha":
-        return StoppingScheduler(Rungs(chosen, recording.rounds, log, sweep.remote), objective, chosen.per)
+        rungs = Rungs(chosen, recording.rounds, log, sweep.remote)
+        return searcher, StoppingScheduler(rungs, objective, chosen.per)
     if chosen.name == "median":
-        return StoppingScheduler(Medians(chosen, log, sweep.remote), objective, chosen.per)
-    return FIFOScheduler()
+        return searcher, StoppingScheduler(Medians(chosen, log, sweep.remote), objective, chosen.per)
+    return searcher, FIFOScheduler()
 
 
 def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | None) -> None:
-    from ray import tune
-
-    from fedsweep.sweep.running.recording import SessionStopper
-    from fedsweep.sweep.running.trainable import train
-
-    plan, cluster, sweep = ready.plan, ready.cluster, recording.sweep
-    resources = plan.space.resources
+    plan, cluster, sweep, resources = ready.plan, ready.cluster, recording.sweep, ready.plan.space.resources
 
     def request(config: dict[str, Any]) -> tune.PlacementGroupFactory:
         return tune.PlacementGroupFactory([{"CPU": resources.cpus_per_trial, "GPU": config["gpus"]}])
@@ -201,11 +160,12 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
     )
     shared = sweep.remote.place if not cluster.is_local else None  # each node looks for a file of Ray's there
     scratch = sweep.folder / SCRATCH
+    searcher, scheduler = _strategy(plan, recording, planned)
     tuner = tune.Tuner(
         tune.with_resources(trainable, request),
         tune_config=tune.TuneConfig(
-            search_alg=_searcher(plan, recording, planned),
-            scheduler=_scheduler(plan, recording),
+            search_alg=searcher,
+            scheduler=scheduler,
             num_samples=-1,
             max_concurrent_trials=side_by_side(plan, cluster),
             reuse_actors=True,
@@ -215,7 +175,7 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
             storage_path=f"{shared.base}/{SCRATCH}" if shared else str(scratch),
             storage_filesystem=shared.filesystem if shared else None,
             callbacks=[recording],
-            stop=SessionStopper(recording),
+            stop=recording,
             failure_config=tune.FailureConfig(max_failures=0),  # `Recording` counts, and searchers retry
             verbose=0,
         ),
@@ -225,9 +185,3 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
     finally:
         shutil.rmtree(scratch, ignore_errors=True)  # Ray's own bookkeeping; the records are in trials/
         sweep.remote.clear(SCRATCH)
-
-
-def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
-    """Return how many trials run side by side: those that fit, and for TPE at most `in_flight` samples."""
-    fit = concurrency(plan.space.resources, cluster)
-    return min(fit, plan.space.search.in_flight) if plan.space.search.name == "tpe" else fit

@@ -21,27 +21,16 @@ from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.running.display import LiveTable
 from fedsweep.tracking import Recorder
 
-ENDS: dict[str, OutcomeName] = {"diverged": "diverged", "failed": "failed", "memory": "failed"}
-"""Outcomes by the kind of error that a worker reports."""
-
 LOST_WORKERS = 3
 """Number of workers that a trial may lose in one session before it counts as failed."""
 
 
+@dataclass
 class WriteGuard:
     """Errors of writing, which end the session in good order; an exception in a callback would break Ray's loop."""
 
-    def __init__(self, sweep: SweepStore) -> None:
-        self._sweep = sweep
-        self.disk_full = False
-        self.remote_error = ""
-
-    @property
-    def must_stop(self) -> bool:
-        """True if no more can be written, or another process has taken over the remote store."""
-        if self._sweep.remote.is_lost():
-            self.remote_error = LOST
-        return self.disk_full or bool(self.remote_error)
+    disk_full: bool = False
+    remote_error: str = ""
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
@@ -57,8 +46,11 @@ class WriteGuard:
 
 
 @dataclass(eq=False)
-class Recording(Callback):
-    """Callback that alone writes a sweep's outcomes, and passes its trials on to MLflow and the live table."""
+class Recording(Callback, Stopper):
+    """Callback that alone writes a sweep's outcomes, and passes its trials on to MLflow and the live table.
+
+    Ray asks it as a stopper before it tells callbacks of a round: the round is then fetched from a remote store.
+    """
 
     sweep: SweepStore
     recorder: Recorder
@@ -79,8 +71,19 @@ class Recording(Callback):
             if plan.start is not None and not trial.planned:  # the plan is written after the start
                 trial.begin_from(self.sweep.trial(plan.start.key), plan.start.round)
             trial.plan(plan)
-        self.display.started(plan)
         self.sync(plan.key)
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Fetch the reported round; stop no single trial."""
+        if (key := result.get("config", {}).get("trial")) is not None:
+            self.fetch(key)
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether the session must stop: no more can be written, or another process has the remote store."""
+        if self.sweep.remote.is_lost():
+            self.writes.remote_error = LOST
+        return self.writes.disk_full or bool(self.writes.remote_error)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
@@ -96,8 +99,9 @@ class Recording(Callback):
         if (kind := result.get("kind")) is not None:
             if kind == "memory" and larger(trial.config["gpus"]) is not None:
                 self.sync(key)  # the trial is retried with a larger share
-            elif kind in ENDS:  # after a full disk, the trial can continue in a later session
-                self._failed(key, Outcome(outcome=ENDS[kind], round=last, error=result["error"]))
+            elif kind != "full":  # after a full disk, the trial can continue in a later session
+                outcome: OutcomeName = "diverged" if kind == "diverged" else "failed"
+                self._failed(key, Outcome(outcome=outcome, round=last, error=result["error"]))
         elif self.state is not None:
             self.state.refresh(key)
             self.decide()
@@ -110,16 +114,15 @@ class Recording(Callback):
         """Record that a trial lost its worker; without an outcome, the searcher hands it out again."""
         key = trial.config["trial"]
         self.fetch(key)
-        history = self.sweep.trial(key).history()
-        last = history[-1].round if history else 0
+        record = self.sweep.trial(key).read()
+        last = max(record.last_round, 0)
         self._lost[key] += 1  # Ray itself would retry only trials that the worker had started
         if last >= self.rounds:  # the worker was lost after the last round
             self.end(key, Outcome(outcome="finished", round=last))
         elif self._lost[key] > LOST_WORKERS:
             self._failed(key, Outcome(outcome="failed", round=last, error=_traceback_of(trial)))
         else:
-            label = self.sweep.trial(key).read().plan.label
-            self.display.console.print(f"{label}: its worker was lost; it goes on after round {last}.")
+            self.display.console.print(f"{record.plan.label}: its worker was lost; it goes on after round {last}.")
             self.decide()
 
     def _failed(self, key: str, error: Outcome) -> None:
@@ -178,27 +181,7 @@ class Recording(Callback):
         return record
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray pickles its callbacks, and this one has nothing to restore
-
-
-class SessionStopper(Stopper):
-    """Stopper that fetches each round from a remote store before callbacks see it, and ends a session on errors."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Fetch the reported round; stop no single trial."""
-        if (key := result.get("config", {}).get("trial")) is not None:
-            self.recording.fetch(key)
-        return False
-
-    def stop_all(self) -> bool:
-        """Return whether the session must stop, because no more can be written."""
-        return self.recording.writes.must_stop
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray pickles its stoppers too
+        return {}  # Ray pickles its callbacks and stoppers, and this one has nothing to restore
 
 
 def _traceback_of(trial: Trial) -> str:

@@ -1,8 +1,5 @@
 """The function that runs one trial on a Ray worker, and the worker's scratch copy of a remote trial folder."""
 
-from __future__ import annotations
-
-import contextlib
 import os
 import shutil
 import stat
@@ -10,25 +7,26 @@ import tempfile
 import traceback
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from ray import tune
 
 from fedsweep.common.errors import DivergenceError, UserError, disk_is_full
 from fedsweep.common.files import locked
+from fedsweep.common.process_usage import SystemMeter
+from fedsweep.federation.build_and_run import Device, check_digests, run_resumably
+from fedsweep.federation.run_config import RunConfig
+from fedsweep.models.weights_file import keep
 from fedsweep.results import SweepStore, TrialStore
+from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
 from fedsweep.sweep.cluster.cluster import Meter, meter, ran_out
 from fedsweep.sweep.cluster.node_requirements import Arrival
-
-if TYPE_CHECKING:
-    from fedsweep.federation.build_and_run import Device
-    from fedsweep.results.history import RoundRecord
-
 
 PREFIX = "fedsweep-trial-"
 LOCKED = "a living process has it."
@@ -43,12 +41,9 @@ def scratch() -> Iterator[Path]:
     _remove_leftovers()
     with ExitStack() as stack:
         lock = _locked(stack)
-        folder = lock.with_suffix("")
-        folder.mkdir(mode=0o700)
-        try:
-            yield folder
-        finally:
-            _remove(lock)
+        stack.callback(_remove, lock)
+        lock.with_suffix("").mkdir(mode=0o700)
+        yield lock.with_suffix("")
 
 
 def _locked(stack: ExitStack) -> Path:
@@ -90,53 +85,35 @@ def train(
     Rounds that are on disk already are reported again, so that whoever judges them sees each one. An error is the last
     report, under `error`, and is not raised: an error that Ray sees is then a lost worker, or a `remote` store that
     does not answer, and Ray hands the trial out again.
-    Heavy imports happen once per worker; Ray reuses workers between trials.
     """
     if arrival is None:
         os.environ.update(environment)  # a worker has another working directory
+    measure, memory = Meter(), dict[str, int]()
     with _trial_folder(remote, config["trial"], SweepStore(Path(sweep)).trial(config["trial"])) as (store, send):
-        _report_rounds(config, store, send, threads, device, arrival, system_metrics)
-
-
-def _report_rounds(
-    config: dict[str, Any],
-    store: TrialStore,
-    send: Callable[[], None],
-    threads: int,
-    device: Device,
-    arrival: Arrival | None,
-    system_metrics: bool,
-) -> None:
-    measure: Meter = Meter()
-    memory: dict[str, int] = {}
-    recorded = len(store.history())
-    try:
-        if arrival is not None:
-            arrival.enter()
-        measure = meter(device, config["gpus"])
-        with contextlib.closing(_rounds(store, config["until"], threads, device, measure, system_metrics)) as rounds:
-            for number, record in enumerate(rounds):
-                if number >= recorded:
-                    memory = measure.read()
-                    send()
-                tune.report({**record.metrics, "round": record.round, "seconds": record.seconds, **memory})
-    except UnreachableError:
-        raise
-    except Exception as error:
-        last = store.history()[-1:]
-        end = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
-        tune.report({**(last[0].metrics if last else {}), **memory, **end})
-    finally:  # not before: the error's traceback, now gone, held tensors
-        measure.release()
+        recorded = len(store.history())
+        try:
+            if arrival is not None:
+                arrival.enter()
+            measure = meter(device, config["gpus"])
+            with closing(_rounds(store, config["until"], threads, device, measure, system_metrics)) as rounds:
+                for number, record in enumerate(rounds):
+                    if number >= recorded:
+                        memory = measure.read()
+                        send()
+                    tune.report({**record.metrics, "round": record.round, "seconds": record.seconds, **memory})
+        except UnreachableError:
+            raise
+        except Exception as error:
+            last = store.history()[-1:]
+            end = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
+            tune.report({**(last[0].metrics if last else {}), **memory, **end})
+        finally:  # not before: the error's traceback, now gone, held tensors
+            measure.release()
 
 
 @contextmanager
 def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator[tuple[TrialStore, Callable[[], None]]]:
-    """Yield the trial's folder, a copy of the worker's own where the store is remote, and what sends its new files.
-
-    Raises:
-        UnreachableError: the store does not answer.
-    """
+    """Yield the trial's folder, a copy of the worker's own where the store is remote, and what sends its new files."""
     if remote is None:
         yield local, lambda: None
         return
@@ -155,13 +132,6 @@ def _rounds(
     if history and history[-1].round >= until:
         yield from (record for record in history if record.round <= until)
         return
-    import torch
-
-    from fedsweep.common.process_usage import SystemMeter
-    from fedsweep.federation.build_and_run import check_digests, run_resumably
-    from fedsweep.federation.run_config import RunConfig
-    from fedsweep.models.weights_file import keep
-
     torch.set_num_threads(threads)
     keep()
     plan = store.read().plan

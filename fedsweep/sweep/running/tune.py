@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json
@@ -15,8 +17,6 @@ from fedsweep.results import Store, SweepStore
 from fedsweep.sweep.space.requested_space import RequestedSpace, read
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedsweep.report import Report
     from fedsweep.sweep.running.finish import SweepResult
     from fedsweep.sweep.running.open_sweep import Prepared
@@ -104,14 +104,14 @@ def tune(
     Raises:
         UserError: The search space, a machine, the store or MLflow's server has an error; nothing was started.
     """
-    from rich.console import Console
-
-    from fedsweep.sweep.cluster.ray_session import sigterm_interrupts
+    from fedsweep.sweep.cluster.ray_session import prepare_environment, sigterm_interrupts
 
     console = console or Console(quiet=True)
     with sigterm_interrupts(), _prepared(options, console) as ready:
         from fedsweep.sweep.running.open_sweep import exclusively, new_sweep, resumed_sweep
-        from fedsweep.sweep.running.ray_tuner import run
+
+        prepare_environment(ready.cluster)
+        from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
 
         if options.resumed is not None:
             sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
@@ -146,7 +146,6 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         raise UserError(f"{request.where} counts parameters and runs nothing; `fedsweep show` prints them.")
 
     from fedsweep.sweep.cluster.cluster import check_resources
-    from fedsweep.sweep.cluster.nodes import make_ready
     from fedsweep.sweep.cluster.ray_session import opened
     from fedsweep.sweep.plan.plan import Plan
     from fedsweep.sweep.running.open_sweep import Prepared
@@ -163,5 +162,9 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
             if not options.resume:
                 raise
             console.print(f"{error} What it lacks is brought to it once it answers.", style="yellow")
-        arrival = make_ready(cluster, plan, options.results, console, deliver=not rehearsal)
+        arrival = None
+        if not cluster.is_local:
+            from fedsweep.sweep.cluster.nodes import make_ready  # imports ray
+
+            arrival = make_ready(cluster, plan, options.results, console, deliver=not rehearsal)
         yield Prepared(plan, options.results, destination, cluster, arrival)

@@ -3,25 +3,23 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from fedsweep.common.randomness import derived_seed
-from fedsweep.common.yaml_values import Json
-from fedsweep.results import OutcomeName, TrialRecord
+from fedsweep.results import TrialRecord
 from fedsweep.results.arms import Arm, identity
+from fedsweep.results.pareto import Mode
 from fedsweep.sweep.space.axes import Axis, Resolve
 from fedsweep.sweep.space.search_space import SearchSpace
 
-STATES: dict[OutcomeName, TrialState] = {
-    "finished": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "diverged": TrialState.FAIL,
-    "failed": TrialState.FAIL,
-}
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+DIRECTIONS: dict[Mode, StudyDirection] = {"max": StudyDirection.MAXIMIZE, "min": StudyDirection.MINIMIZE}
 
 
 class Proposals:
@@ -38,7 +36,7 @@ class Proposals:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.search, self.space, self._resolve = space.search, space, resolve
         self._distributions = {name: distribution(axis) for name, axis in space.space.items()}
-        self._known = [self._frozen(arm, TrialState.COMPLETE, values) for arm, values in known]
+        self._known = [self._frozen(arm, TrialState.COMPLETE, values=values) for arm, values in known]
 
     def consulted(self, number: int) -> bool:
         """Return whether the estimator proposes this sample; otherwise it is random and uses no result."""
@@ -56,17 +54,15 @@ class Proposals:
         Samples without a needed result count as running, even if they have ended.
         """
         needed = self.needed(number)
-        study = optuna.create_study(
-            directions=["maximize" if mode == "max" else "minimize" for mode in self.space.objective.modes],
-            sampler=self._sampler(number),
-        )
+        directions = [DIRECTIONS[mode] for mode in self.space.objective.modes]
+        study = optuna.create_study(directions=directions, sampler=self._sampler(number))
         if self.consulted(number):
             study.add_trials(self._known)
             study.add_trials(results[place] for place in needed)
             study.add_trials(self._frozen(arm, TrialState.RUNNING) for arm in samples[len(needed) : number])
         if number < len(self.search.first):
             study.enqueue_trial(self._encoded(self.search.first[number]))
-        return self._drawn(study.ask())
+        return self._complete(study.ask())
 
     def result(self, trial: TrialRecord) -> FrozenTrial:
         """Return an ended trial for Optuna; one without a finite objective counts as failed.
@@ -75,20 +71,19 @@ class Proposals:
         """
         if trial.outcome is None:
             raise ValueError(f"trial {trial.plan.key} has not ended")
-        arm, state, objective = trial.plan.arm, STATES[trial.outcome.outcome], self.space.objective
-        if state == TrialState.COMPLETE:
-            values = objective.values(trial.history)
-            return self._frozen(arm, state, values) if values else self._frozen(arm, TrialState.FAIL)
-        if state == TrialState.PRUNED:
-            metric = objective.metric
-            reported = {one.round: one.metrics[metric] for one in trial.history if metric in one.metrics}
-            return self._frozen(arm, state, rounds=reported)
-        return self._frozen(arm, state)
+        arm, objective = trial.plan.arm, self.space.objective
+        if trial.outcome.outcome == "pruned":
+            reported = [one for one in trial.history if objective.metric in one.metrics]
+            values_by_round = {one.round: one.metrics[objective.metric] for one in reported}
+            return self._frozen(arm, TrialState.PRUNED, intermediate_values=values_by_round)
+        values = objective.values(trial.history) if trial.outcome.outcome == "finished" else None
+        return self._frozen(arm, TrialState.COMPLETE if values else TrialState.FAIL, values=values)
 
-    def _drawn(self, trial: optuna.Trial) -> Arm:
+    def _complete(self, trial: optuna.Trial) -> Arm:
         arm: Arm = {}
         while (name := self.space.next_name(arm, self._resolve)) is not None:
-            arm[name] = decoded(self.space.space[name], drawn(trial, name, self._distributions[name]))
+            value = _drawn(trial, name, self._distributions[name])
+            arm[name] = value if self.space.space[name].choice is None else json.loads(value)
         return self.space.exact(arm)
 
     def _sampler(self, number: int) -> BaseSampler:
@@ -101,60 +96,30 @@ class Proposals:
             # As Optuna has it by default, hyperparameters are modelled jointly for one objective, apart for two.
             return TPESampler(n_startup_trials=1, seed=seed, multivariate=not two, group=not two, constant_liar=True)
 
-    def _encoded(self, arm: Arm) -> dict[str, str | int | float]:
-        return {name: encoded(self.space.space[name], value) for name, value in arm.items()}
+    def _encoded(self, arm: Arm) -> dict[str, Any]:
+        """Return values for Optuna, whose categories are scalars, whereas ours may be lists (depths) or objects."""
+        axes = self.space.space
+        return {name: value if axes[name].choice is None else identity(value) for name, value in arm.items()}
 
-    def _frozen(
-        self,
-        arm: Arm,
-        state: TrialState,
-        values: tuple[float, ...] | None = None,
-        rounds: Mapping[int, float] | None = None,
-    ) -> FrozenTrial:
-        return create_trial(
-            state=state,
-            params=self._encoded(arm),
-            distributions={name: self._distributions[name] for name in arm},
-            values=values,
-            intermediate_values=dict(rounds or {}),
-        )
+    def _frozen(self, arm: Arm, state: TrialState, **told: Any) -> FrozenTrial:
+        distributions: dict[str, BaseDistribution] = {name: self._distributions[name] for name in arm}
+        return create_trial(state=state, params=self._encoded(arm), distributions=distributions, **told)
 
 
-def encoded(axis: Axis, value: Json) -> str | int | float:
-    """Return a value for Optuna, whose categories are scalars, whereas ours may be lists (depths) or objects."""
-    if axis.choice is not None:
-        return identity(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value} is not of a range")
-    return value
-
-
-def decoded(axis: Axis, value: str | int | float) -> Json:
-    """Return the value that `encoded` converted for Optuna."""
-    return json.loads(value) if axis.choice is not None and isinstance(value, str) else value
-
-
-def drawn(trial: optuna.Trial, name: str, one: BaseDistribution) -> str | int | float:
-    """Draw a value from a distribution, and add it to the trial."""
+def _drawn(trial: optuna.Trial, name: str, one: Distribution) -> Any:
     if isinstance(one, CategoricalDistribution):
-        return trial.suggest_categorical(name, one.choices)  # type: ignore[return-value]
+        return trial.suggest_categorical(name, one.choices)
     if isinstance(one, IntDistribution):
         return trial.suggest_int(name, one.low, one.high, step=one.step, log=one.log)
-    if isinstance(one, FloatDistribution):
-        return trial.suggest_float(name, one.low, one.high, step=one.step, log=one.log)
-    raise ValueError(f"{one} cannot be drawn from")
+    return trial.suggest_float(name, one.low, one.high, step=one.step, log=one.log)
 
 
-def distribution(axis: Axis) -> BaseDistribution:
+def distribution(axis: Axis) -> Distribution:
     """Return Optuna's distribution for an axis."""
     if axis.choice is not None:
         return CategoricalDistribution([identity(one) for one in axis.choice])
-    if axis.uniform is not None:
-        return FloatDistribution(*axis.uniform, step=axis.step)
-    if axis.loguniform is not None:
-        return FloatDistribution(*axis.loguniform, log=True)
-    if axis.integer is not None:
-        return IntDistribution(*axis.integer, step=int(axis.step or 1))
-    if axis.loginteger is not None:
-        return IntDistribution(*axis.loginteger, log=True)
+    if (bounds := axis.uniform or axis.loguniform) is not None:
+        return FloatDistribution(*bounds, log=axis.loguniform is not None, step=axis.step)
+    if (whole := axis.integer or axis.loginteger) is not None:
+        return IntDistribution(*whole, log=axis.loginteger is not None, step=int(axis.step or 1))
     raise ValueError("a grid is not sampled")

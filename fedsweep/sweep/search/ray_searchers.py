@@ -56,9 +56,6 @@ class FolderSearcher(Searcher):
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: the sweep's folder has the whole state."""
 
-    def restore(self, checkpoint_path: str) -> None:
-        """Restore nothing."""
-
 
 class PlannedSearch(FolderSearcher):
     """Searcher over planned trials, each handed out until it has an outcome."""
@@ -67,8 +64,8 @@ class PlannedSearch(FolderSearcher):
         self, sweep: SweepStore, plans: Sequence[TrialPlan], rounds: int, announce: Announce, packing: Packing
     ) -> None:
         super().__init__(announce, packing)
-        self._sweep, self._left, self._rounds = sweep, list(plans), rounds
-        self._returned: list[TrialPlan] = []
+        self._sweep, self._rounds = sweep, rounds
+        self._left, self._returned = list(plans), list(plans)
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the trials without an outcome, in the order of the plan."""
@@ -82,53 +79,52 @@ class PlannedSearch(FolderSearcher):
         self._returned.append(plan)
 
 
-class SampledSearch(FolderSearcher):
+class SampledSearch(PlannedSearch):
     """Searcher that samples hyperparameters from the results on disk, whatever their order of arrival."""
 
     def __init__(self, plan: Plan, sweep: SweepStore, announce: Announce, packing: Packing) -> None:
-        super().__init__(announce, packing)
-        self._plan, self._sweep = plan, sweep
-        self._proposals = Proposals(plan.space, plan.tentative, warm_start.known(sweep))
-        self._samples: list[TrialPlan] = [trial.plan for trial in sweep.trials()]
+        self._samples = [trial.plan for trial in sweep.trials()]
+        super().__init__(sweep, self._samples, plan.base.federation.rounds, announce, packing)
+        self._plan, self._proposals = plan, Proposals(plan.space, plan.tentative, warm_start.known(sweep))
         self._results: dict[int, FrozenTrial] = {}
-        self._open = {trial.number for trial in self._samples}
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
         """Return the unfinished samples; if all of them run and the needed results exist, also a new sample."""
-        self._learn()
+        left = {plan.number for plan, _ in super().wanted()}
         number, running = len(self._samples), {plan.number for plan in self._running.values()}
-        may_propose = self._open <= running and number != self._plan.sampled
-        if may_propose and not self._open & {*self._proposals.needed(number)}:
-            self._propose(number)
-        return [(self._samples[one], self._plan.base.federation.rounds) for one in sorted(self._open)]
-
-    def _propose(self, number: int) -> None:
-        arm = self._proposals.arm(number, [one.arm for one in self._samples], self._results)
-        self._samples.append(self._plan.trial(number, arm, self._plan.space.seeds[0]))
-        self._open.add(number)
-
-    def _learn(self) -> None:
-        for number in sorted(self._open):
-            store = self._sweep.trial(self._samples[number].key)
-            if store.outcome() is not None:
-                self._results[number] = self._proposals.result(store.read())
-                self._open.remove(number)
+        needed = self._proposals.needed(number)
+        if left <= running and number != self._plan.sampled and left.isdisjoint(needed):
+            for one in needed:
+                if one not in self._results:
+                    self._results[one] = self._proposals.result(self._sweep.trial(self._samples[one].key).read())
+            arm = self._proposals.arm(number, [one.arm for one in self._samples], self._results)
+            self._samples.append(self._plan.trial(number, arm, self._plan.space.seeds[0]))
+            self._left.append(self._samples[-1])
+        return [(plan, self._rounds) for plan in self._left]
 
 
-class ArmSearch(FolderSearcher):
-    """Searcher over halved arms: a trial is handed out for each rung, and continues from its checkpoint."""
+class JointSearch(FolderSearcher):
+    """Searcher over arms or a population: a trial is handed out for each rung or generation, and then continues."""
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
         super().__init__(announce, packing)
         self._state = state
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the trials of promoted arms, then those of undecided arms."""
+        """Return the members of the generation, or the trials of promoted arms, then those of undecided arms."""
         return [(self._state.plans[key], until) for key, until in self._state.wanted()]
 
     def returned(self, plan: TrialPlan) -> None:
         """Read the rounds that the trial has recorded."""
         self._state.refresh(plan.key)
+
+    def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
+        """Write the plans of all successors, before a parent continues, and return the next trial."""
+        for successor in self._state.unplanned():
+            self._announce(successor)
+        if self._state.unplanned():  # no more can be written
+            return Searcher.FINISHED
+        return super().suggest(trial_id)
 
 
 class ArmScheduler(FIFOScheduler):
@@ -145,17 +141,3 @@ class ArmScheduler(FIFOScheduler):
             self.state.refresh(key)
         beyond = self.state.is_pruned(key) and result["round"] >= self.state.visible(key)
         return FIFOScheduler.STOP if beyond else FIFOScheduler.CONTINUE
-
-
-class PopulationSearch(ArmSearch):
-    """Searcher over a population: a member is handed out for each generation, and continues from its checkpoint."""
-
-    _state: Generations
-
-    def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """Write the plans of all successors, before a parent continues, and return the next member."""
-        for successor in self._state.unplanned():
-            self._announce(successor)
-        if self._state.unplanned():  # no more can be written
-            return Searcher.FINISHED
-        return super().suggest(trial_id)

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from fedsweep.results.arms import identity
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.pruning.arm_rules import halve, rungs
 from fedsweep.sweep.pruning.arm_state import ArmState
-from fedsweep.sweep.space.settings import ArmsScheduler
+from fedsweep.sweep.space.settings import ArmsScheduler, Objective
 
 ROUNDS, ETA = 9, 2
 CONFIG = ArmsScheduler(grace_rounds=1, reduction_factor=ETA)
@@ -29,6 +30,7 @@ class Trial:
     diverges: int | None = None
     round: int = -1
     ended: Outcome | None = None
+    planned = True
 
     def recorded(self) -> list[RoundRecord]:
         return [RoundRecord(round, {"accuracy/mean": self.curve[round]}, 0.0) for round in range(self.round + 1)]
@@ -57,7 +59,9 @@ def plans_of(arms: int, seeds: int) -> list[TrialPlan]:
 
 def state_over(plans: list[TrialPlan], folder: Folder, **changes: Any) -> ArmState:
     config = CONFIG.model_copy(update=changes.pop("config", {}))
-    return ArmState(plans, folder, config, "accuracy/mean", "max", ROUNDS, changes.pop("baseline", None))  # type: ignore[arg-type]
+    base = SimpleNamespace(federation=SimpleNamespace(rounds=ROUNDS))
+    space = SimpleNamespace(**{"objective": Objective(), "baseline": None, **changes})
+    return ArmState(SimpleNamespace(base=base, space=space), config, folder, plans)  # type: ignore[arg-type]
 
 
 def play(state: ArmState, folder: Folder, workers: int, chance: random.Random, restart: float = 0.0) -> None:
@@ -201,7 +205,7 @@ def test_strata_are_judged_apart() -> None:
 
 def test_a_metric_that_is_better_when_small() -> None:
     folder = folder_of([[[1] * 10], [[9] * 10]], {})
-    state = ArmState(plans_of(2, 1), folder, CONFIG, "accuracy/mean", "min", ROUNDS, None)  # type: ignore[arg-type]
+    state = state_over(plans_of(2, 1), folder, objective=Objective(mode="min"))
     play(state, folder, 1, random.Random(0))
     assert result(state, folder) == {"0-0": ("finished", ROUNDS), "1-0": ("pruned", 1)}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedsweep.common.errors import UserError
 from fedsweep.results.arms import identity
-from fedsweep.sweep.pruning.population_replacement import Member, boundaries, first_generation, successors
+from fedsweep.sweep.pruning.population_replacement import Values, first_generation, successors
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import SearchSpace
 from fedsweep.sweep.space.settings import PopulationScheduler
@@ -23,19 +23,23 @@ SCHEDULERS = st.builds(
 )
 
 
-def members_of(scores: list[int | None], seed: int = 0) -> dict[int, Member]:
+def members_of(scores: list[int | None], seed: int = 0) -> tuple[dict[int, Values], dict[int, float]]:
+    """The values of all members, and the scores of those without an error."""
     drawn = first_generation(AXES, len(scores), seed)
-    return {place: Member(drawn[place], score) for place, score in enumerate(scores)}
+    return dict(enumerate(drawn)), {place: score for place, score in enumerate(scores) if score is not None}
 
 
 @given(scores=SCORES, scheduler=SCHEDULERS, seed=st.integers(0, 99), order=st.randoms(use_true_random=False))
 def test_the_order_of_members_and_of_names_is_no_part_of_it(
     scores: list[int | None], scheduler: PopulationScheduler, seed: int, order: random.Random
 ) -> None:
-    members = list(members_of(scores).items())
-    found = successors(dict(members), 1, AXES, scheduler, seed)
-    order.shuffle(members)
-    assert successors(dict(members), 1, dict(reversed(AXES.items())), scheduler, seed) == found
+    members, known = members_of(scores)
+    found = successors(members, known, 1, AXES, scheduler, seed)
+    places = list(members)
+    order.shuffle(places)
+    members = {place: members[place] for place in places}
+    known = {place: known[place] for place in places if place in known}
+    assert successors(members, known, 1, dict(reversed(AXES.items())), scheduler, seed) == found
 
 
 @given(scores=SCORES, scheduler=SCHEDULERS, seed=st.integers(0, 99))
@@ -43,7 +47,7 @@ def test_the_worst_take_over_from_better_ones_among_the_best(
     scores: list[int | None], scheduler: PopulationScheduler, seed: int
 ) -> None:
     """Counted from the ends of a sorted list, as the paper's truncation selection says."""
-    found = successors(members_of(scores), 1, AXES, scheduler, seed)
+    found = successors(*members_of(scores), 1, AXES, scheduler, seed)
     sound = sorted((score for score in scores if score is not None), reverse=True)
     broken = {place for place, score in enumerate(scores) if score is None}
     count = int(scheduler.quantile * len(scores))
@@ -52,51 +56,51 @@ def test_the_worst_take_over_from_better_ones_among_the_best(
         return
     assert broken <= set(found)
     assert len(found) <= max(count, len(broken))
-    for place, successor in found.items():
-        parent, own = scores[successor.parent], scores[place]
+    for place, (copied, _) in found.items():
+        parent, own = scores[copied], scores[place]
         assert parent is not None
         assert parent >= sound[: max(count, 1)][-1]
         assert own is None or (own < parent and own <= sound[-max(count - len(broken), 0) :][0])
     if len(set(scores)) == len(scores) and None not in scores:
         assert len(found) == count
-    assert not set(found) & {one.parent for one in found.values()}, "who is copied goes on as it is"
+    assert not set(found) & {copied for copied, _ in found.values()}, "who is copied goes on as it is"
 
 
 @given(scores=SCORES, scheduler=SCHEDULERS, seed=st.integers(0, 99), generation=st.integers(1, 4))
 def test_values_are_the_parents_times_a_factor_or_a_new_draw_within_the_range(
     scores: list[int | None], scheduler: PopulationScheduler, seed: int, generation: int
 ) -> None:
-    members = members_of(scores)
-    used = [identity(dict(one.values)) for one in members.values()]
-    found = successors(members, generation, AXES, scheduler, seed, used)
-    given = [identity(one.values) for one in found.values()]
+    members, known = members_of(scores)
+    used = [identity(dict(one)) for one in members.values()]
+    found = successors(members, known, generation, AXES, scheduler, seed, used)
+    given = [identity(dict(values)) for _, values in found.values()]
     assert len({*given, *used}) == len(given) + len(used), "no values are given twice"
-    for successor in found.values():
-        before = members[successor.parent].values
+    for parent, values in found.values():
+        before = members[parent]
         for name, axis in AXES.items():
             low, high = axis.uniform or axis.loguniform or (math.nan, math.nan)
-            assert low <= successor.values[name] <= high
+            assert low <= values[name] <= high
             # Where one parent has many children, its pairs of factors may be used up, and values are drawn anew.
-            if scheduler.resample == 0 and len(found) == 1 and low < successor.values[name] < high:
-                assert min(abs(successor.values[name] / before[name] - factor) for factor in (0.8, 1.2)) < 1e-9
+            if scheduler.resample == 0 and len(found) == 1 and low < values[name] < high:
+                assert min(abs(values[name] / before[name] - factor) for factor in (0.8, 1.2)) < 1e-9
 
 
 @given(size=st.integers(1, 12), score=st.integers(0, 5), scheduler=SCHEDULERS)
 def test_among_equals_nobody_takes_over(size: int, score: int, scheduler: PopulationScheduler) -> None:
-    assert successors(members_of([score] * size), 1, AXES, scheduler, 0) == {}
+    assert successors(*members_of([score] * size), 1, AXES, scheduler, 0) == {}
 
 
 def test_whoever_takes_over_may_do_so_from_any_of_the_best() -> None:
     scheduler = PopulationScheduler(quantile=0.5)
-    parents = {successors(members_of([4, 3, 2, 1]), 1, AXES, scheduler, seed)[3].parent for seed in range(20)}
+    parents = {successors(*members_of([4, 3, 2, 1]), 1, AXES, scheduler, seed)[3][0] for seed in range(20)}
     assert parents == {0, 1}
 
 
 def test_a_twin_is_drawn_anew() -> None:
     """One factor gives all children of a parent the same values: the same state with the same values is one run."""
     scheduler = PopulationScheduler(quantile=0.5, factors=(0.5,), resample=0)
-    found = successors(members_of([9, None, None, None]), 1, AXES, scheduler, 0)
-    assert len({identity(one.values) for one in found.values()}) == 3
+    found = successors(*members_of([9, None, None, None]), 1, AXES, scheduler, 0)
+    assert len({identity(dict(values)) for _, values in found.values()}) == 3
 
 
 @given(size=st.integers(1, 9), seed=st.integers(0, 99))
@@ -112,10 +116,6 @@ def test_first_values_fill_their_ranges_evenly() -> None:
     linear = sorted(one["optimizer.momentum"] / 0.9 for one in drawn)
     for values in (logs, linear):  # Kolmogorov and Smirnov's distance, at 1.63 / sqrt(n) for one in a hundred
         assert max(abs(one - (place + 0.5) / 400) for place, one in enumerate(values)) < 1.63 / math.sqrt(400)
-
-
-def test_generations_end_below_the_last_round() -> None:
-    assert [boundaries(3, rounds) for rounds in (3, 4, 9)] == [[], [3], [3, 6]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fedsweep.results.arms import Arm, identity
 from fedsweep.results.history import RoundRecord
 from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.pruning.population_replacement import Generations, numbers
-from fedsweep.sweep.search.ray_searchers import PopulationSearch
+from fedsweep.sweep.search.ray_searchers import JointSearch
 from fedsweep.sweep.space.axes import Axis
 from fedsweep.sweep.space.search_space import Objective
 from fedsweep.sweep.space.settings import PopulationScheduler, RandomSearch
@@ -90,13 +90,13 @@ def play(
     population: Generations, folder: Folder, workers: int, chance: random.Random, breaks: float, steps: int
 ) -> int:
     """Workers of random speed take what the searcher hands out, and play so many rounds in all."""
-    search = PopulationSearch(population, lambda plan: announce(folder, plan), Packing(0, 1, folder))  # type: ignore[arg-type]
+    search = JointSearch(population, lambda plan: announce(folder, plan), Packing(0, 1, folder))  # type: ignore[arg-type]
     out: dict[str, tuple[str, int]] = {}
     for played in range(steps):
         while len(out) < workers and isinstance(told := search.suggest(name := f"{played}-{len(out)}"), dict):
             out[name] = str(told["trial"]), int(str(told["until"]))
         if not out:
-            assert told == PopulationSearch.FINISHED
+            assert told == JointSearch.FINISHED
             return played
         name = chance.choice(sorted(out))
         key, until = out[name]
@@ -198,6 +198,15 @@ def test_one_member_and_generations_as_long_as_the_run_are_a_plain_search() -> N
         alone[number] = (plan.arm, None, trial.values, Outcome(outcome="finished", round=ROUNDS))
     assert result(population, folder) == alone
     assert len(alone) == 6
+
+
+def test_generations_end_below_the_last_round_and_with_it() -> None:
+    ends = []
+    for rounds in (3, 4, 9):
+        plan = plan_of(1, 0, interval=3)
+        plan.base.federation.rounds = rounds
+        ends.append(Generations(plan, Folder())._ends)  # type: ignore[arg-type]
+    assert ends == [[3], [3, 4], [3, 6, 9]]
 
 
 def test_where_all_break_the_sweep_is_over() -> None:

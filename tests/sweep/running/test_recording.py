@@ -23,7 +23,7 @@ def recording(tmp_path: Path) -> Recording:
     sweep = SweepStore(tmp_path)
     sweep.trial("k").plan(PLAN)
     packing = Packing(0, 1, sweep)
-    return Recording(sweep, MagicMock(), MagicMock(), ROUNDS, MagicMock(), WriteGuard(sweep), packing)
+    return Recording(sweep, MagicMock(), MagicMock(), ROUNDS, MagicMock(), WriteGuard(), packing)
 
 
 def lose(recording: Recording) -> Any:

@@ -149,7 +149,7 @@ def test_a_sample_is_proposed_from_the_results_of_all_but_those_in_flight(
     def proposed(best: int) -> Arm:
         values = [2.0 if place == best else 1 / (place + 1) for place in range(10)]
         results = {
-            place: proposals._frozen(arms[place], TrialState.COMPLETE, (value, -value) if changes else (value,))
+            place: proposals._frozen(arms[place], TrialState.COMPLETE, values=(value, -value) if changes else (value,))
             for place, value in enumerate(values)
         }
         return proposals.arm(12, arms, results)
