@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from fedsweep.cli.options import DeviceOption, Overrides, WorkersOption, checked_device, read_experiment, worker_count
 from fedsweep.cli.output import progress_console, relative, result_console
@@ -21,31 +21,27 @@ if TYPE_CHECKING:
     from fedsweep.preparation.prepare import Prepared
 
 
-app = typer.Typer(name="data", no_args_is_help=True, help="Prepare data sets and look at them.")
+app = Typer(name="data", no_args_is_help=True, help="Prepare data sets and look at them.")
 
-OutOption = Annotated[Path | None, typer.Option(metavar="PNG", help="where the picture goes")]
+OutOption = Annotated[Path | None, Option(metavar="PNG", help="where the picture goes")]
 
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="what the set will be called, e.g. `pacs`")],
-    root: Annotated[Path, typer.Option(metavar="DIR", help="folder that the images lie in")],
-    layout: Annotated[
-        str | None, typer.Option(help="one that `fedsweep data list` names; else found by itself")
-    ] = None,
-    size: Annotated[int, typer.Option(help="height and width of the decoded images, pixels")] = 224,
+    name: Annotated[str, Argument(metavar="NAME", help="what the set will be called, e.g. `pacs`")],
+    root: Annotated[Path, Option(metavar="DIR", help="folder that the images lie in")],
+    layout: Annotated[str | None, Option(help="one that `fedsweep data list` names; else found by itself")] = None,
+    size: Annotated[int, Option(help="height and width of the decoded images, pixels")] = 224,
     backbone: Annotated[
-        str | None, typer.Option(metavar="TIMM_NAME", help="crop and resize as timm evaluates this model")
+        str | None, Option(metavar="TIMM_NAME", help="crop and resize as timm evaluates this model")
     ] = None,
     test_fraction: Annotated[
-        float, typer.Option(help="share of each class held out for testing, where the data set says nothing")
+        float, Option(help="share of each class held out for testing, where the data set says nothing")
     ] = 0.2,
-    classes: Annotated[int | None, typer.Option(help="take only the first so many classes")] = None,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="leave out images that cannot be decoded")
-    ] = False,
+    classes: Annotated[int | None, Option(help="take only the first so many classes")] = None,
+    skip_corrupt: Annotated[bool, Option("--skip-corrupt", help="leave out images that cannot be decoded")] = False,
     workers: WorkersOption = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a prepared set of that name and size")] = False,
+    force: Annotated[bool, Option("--force", help="replace a prepared set of that name and size")] = False,
 ) -> None:
     """Decode a data set once, so that all trials read its pixels from one memory map.
 
@@ -126,11 +122,11 @@ def list_stores() -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a prepared data set, e.g. `pacs`")],
-    size: Annotated[int | None, typer.Option(help="which, where it is prepared at several sizes")] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="a prepared data set, e.g. `pacs`")],
+    size: Annotated[int | None, Option(help="which, where it is prepared at several sizes")] = None,
     out: OutOption = None,
-    every: Annotated[bool, typer.Option("--all", help="a row for each class, even of more than 40")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="read all pixels and compute the digest again")] = False,
+    every: Annotated[bool, Option("--all", help="a row for each class, even of more than 40")] = False,
+    verify: Annotated[bool, Option("--verify", help="read all pixels and compute the digest again")] = False,
 ) -> None:
     """Count a prepared set's images per domain and class, and draw a contact sheet of them.
 
@@ -171,7 +167,7 @@ def show(
 
 @app.command()
 def partition(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="an experiment or a search space")],
+    name: Annotated[str, Argument(metavar="NAME", help="an experiment or a search space")],
     overrides: Overrides = None,
     out: OutOption = None,
 ) -> None:
@@ -199,7 +195,7 @@ def partition(
 
 @app.command()
 def generate(
-    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="one whose `synthetic` is diffusers")],
+    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="one whose `synthetic` is diffusers")],
     overrides: Overrides = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption
 from fedsweep.cli.output import progress_console, relative, result_console
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 def export(
     trial: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="TRIAL",
             help="a trial's key or how it begins, `SPACE[@SWEEP][:ARM]`, or an experiment that was run",
         ),
     ],
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="the folder that is made; it must be new or empty")],
+    to: Annotated[Path, Option("--to", metavar="DIR", help="the folder that is made; it must be new or empty")],
     client: Annotated[
-        str | None, typer.Option(help="a client's own model, where the method gives it one, instead of the global one")
+        str | None, Option(help="a client's own model, where the method gives it one, instead of the global one")
     ] = None,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="take a trial also as it stands before its end, or after a pruning")
+        bool, Option("--unfinished", help="take a trial also as it stands before its end, or after a pruning")
     ] = False,
     register: Annotated[
-        str | None, typer.Option(metavar="NAME", help="also make it a version of this model in MLflow's registry")
+        str | None, Option(metavar="NAME", help="also make it a version of this model in MLflow's registry")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
@@ -92,11 +92,11 @@ FORMATS = ("table", "csv", "json")
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="what `fedsweep export` has made")],
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of pictures, with all folders below it")],
-    form: Annotated[str, typer.Option("--format", help="`table`, `csv` or `json`")] = "table",
-    top: Annotated[int, typer.Option(min=1, help="so many classes of each picture, the most probable first")] = 1,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="write there instead of printing")] = None,
+    folder: Annotated[Path, Argument(metavar="DIR", help="what `fedsweep export` has made")],
+    images: Annotated[Path, Argument(metavar="IMAGES", help="a folder of pictures, with all folders below it")],
+    form: Annotated[str, Option("--format", help="`table`, `csv` or `json`")] = "table",
+    top: Annotated[int, Option(min=1, help="so many classes of each picture, the most probable first")] = 1,
+    output: Annotated[Path | None, Option(metavar="FILE", help="write there instead of printing")] = None,
 ) -> None:
     """Classify the pictures of a folder with an export.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from fedsweep.federation.build_and_run import Device
     from fedsweep.federation.run_config import RunConfig
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")
-]
+Overrides = Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")]
 StoreOption = Annotated[
     str,
-    typer.Option(
+    Option(
         "--store",
         envvar="FEDSWEEP_STORE",
         metavar="FOLDER|URI",
@@ -32,7 +30,7 @@ StoreOption = Annotated[
 ]
 AddressOption = Annotated[
     str,
-    typer.Option(
+    Option(
         "--address",
         envvar="FEDSWEEP_ADDRESS",
         help="where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT",
@@ -40,18 +38,18 @@ AddressOption = Annotated[
 ]
 ColumnsOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--columns",
         metavar="NAME,...",
         help="what the table shows beside the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7`, any metric",
     ),
 ]
 DEFAULT_STORE = "mlruns"
-DeviceOption = Annotated[str, typer.Option("--device", help="`cpu` or `cuda`")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", help="processes that decode; all cores by default")]
+DeviceOption = Annotated[str, Option("--device", help="`cpu` or `cuda`")]
+WorkersOption = Annotated[int | None, Option("--workers", help="processes that decode; all cores by default")]
 MlflowOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--mlflow",
         envvar="FEDSWEEP_MLFLOW",
         metavar="ADDRESS",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, listed
 from fedsweep.cli.output import relative, result_console
@@ -32,10 +32,10 @@ COMPARED = ("terminal", "markdown", "csv")
 
 
 def report(
-    space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
-    sweep: Annotated[str | None, typer.Option("--sweep", help="the sweep's id; the newest by default")] = None,
+    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
+    sweep: Annotated[str | None, Option("--sweep", help="the sweep's id; the newest by default")] = None,
     format: Annotated[
-        str, typer.Option("--format", help=f"what is printed: `terminal`, {', '.join(f'`{one}`' for one in FILES)}")
+        str, Option("--format", help=f"what is printed: `terminal`, {', '.join(f'`{one}`' for one in FILES)}")
     ] = "terminal",
     columns: ColumnsOption = None,
     store: StoreOption = DEFAULT_STORE,
@@ -73,9 +73,9 @@ def report(
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="`SPACE[@SWEEP]`, or an arm of it: `...:lora.rank=4`")],
-    second: Annotated[str, typer.Argument(metavar="B", help="the same of another sweep, or of another arm")],
-    format: Annotated[str, typer.Option("--format", help="`terminal`, `markdown` or `csv`")] = "terminal",
+    first: Annotated[str, Argument(metavar="A", help="`SPACE[@SWEEP]`, or an arm of it: `...:lora.rank=4`")],
+    second: Annotated[str, Argument(metavar="B", help="the same of another sweep, or of another arm")],
+    format: Annotated[str, Option("--format", help="`terminal`, `markdown` or `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Compare two sweeps arm by arm, or two arms, paired over the seeds that both finished.

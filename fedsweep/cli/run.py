@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
-import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.syntax import Syntax
 from rich.table import Table
+from typer import Argument, Option
 
 from fedsweep.cli.options import (
     DEFAULT_STORE,
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 
 def run(
-    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
+    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
+    as_json: Annotated[bool, Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
     device: DeviceOption = "cpu",
     system_metrics: Annotated[
-        bool, typer.Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
+        bool, Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
@@ -92,13 +92,13 @@ def run(
 
 def ui(
     space: Annotated[
-        str | None, typer.Argument(metavar="[SEARCH_SPACE]", help="whose newest sweep to point to; any by default")
+        str | None, Argument(metavar="[SEARCH_SPACE]", help="whose newest sweep to point to; any by default")
     ] = None,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="the sweep's id; the newest by default")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port on this machine")] = 5000,
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for all of the network")] = "127.0.0.1",
-    open_browser: Annotated[bool, typer.Option("--open", help="open the first address in a browser")] = False,
-    deliver: Annotated[bool, typer.Option("--deliver", help="first bring MLflow up to what the store holds")] = False,
+    sweep: Annotated[str | None, Option("--sweep", help="the sweep's id; the newest by default")] = None,
+    port: Annotated[int, Option(min=1, max=65535, help="port on this machine")] = 5000,
+    host: Annotated[str, Option(help="address to listen on; 0.0.0.0 for all of the network")] = "127.0.0.1",
+    open_browser: Annotated[bool, Option("--open", help="open the first address in a browser")] = False,
+    deliver: Annotated[bool, Option("--deliver", help="first bring MLflow up to what the store holds")] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
@@ -177,7 +177,7 @@ def list_files() -> None:
 
 
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="an experiment or a search space")],
+    name: Annotated[str, Argument(metavar="NAME", help="an experiment or a search space")],
     overrides: Overrides = None,
 ) -> None:
     """Print an experiment with all resolved values, or a search space's plan.

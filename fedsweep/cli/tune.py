@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Context, Option
 
 from fedsweep.cli.options import (
     DEFAULT_STORE,
@@ -36,40 +36,38 @@ SPACE_OPTIONS = {
 
 
 def tune(
-    context: typer.Context,
-    space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
+    context: Context,
+    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
     overrides: Overrides = None,
-    experiment: Annotated[str | None, typer.Option(help="start from this experiment instead of the file's")] = None,
-    seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's, e.g. `0,1,2,3,4`")] = None,
-    samples: Annotated[int | None, typer.Option(help="configurations that a sampled search tries")] = None,
+    experiment: Annotated[str | None, Option(help="start from this experiment instead of the file's")] = None,
+    seeds: Annotated[str | None, Option(help="seeds instead of the file's, e.g. `0,1,2,3,4`")] = None,
+    samples: Annotated[int | None, Option(help="configurations that a sampled search tries")] = None,
     warm_start: Annotated[
         str | None,
-        typer.Option(metavar="SPACE[@SWEEP]", help="an earlier sweep, by its id or the newest, that TPE learns from"),
+        Option(metavar="SPACE[@SWEEP]", help="an earlier sweep, by its id or the newest, that TPE learns from"),
     ] = None,
-    subsets: Annotated[
-        str | None, typer.Option(help="`one` component of `ablate` left out, or `all` sets of them")
-    ] = None,
+    subsets: Annotated[str | None, Option(help="`one` component of `ablate` left out, or `all` sets of them")] = None,
     design: Annotated[
-        str | None, typer.Option(help="`full` grid, or `one_factor`: the baseline and each other value alone")
+        str | None, Option(help="`full` grid, or `one_factor`: the baseline and each other value alone")
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="`none`, `asha`, `median`, `arms` or `pbt` instead of the file's")
+        str | None, Option(help="`none`, `asha`, `median`, `arms` or `pbt` instead of the file's")
     ] = None,
-    cpus_per_trial: Annotated[float | None, typer.Option(help="cores of a trial")] = None,
+    cpus_per_trial: Annotated[float | None, Option(help="cores of a trial")] = None,
     gpus_per_trial: Annotated[
-        str | None, typer.Option(help="GPUs of a trial; 0.5 shares one between two, `auto` measures how many can")
+        str | None, Option(help="GPUs of a trial; 0.5 shares one between two, `auto` measures how many can")
     ] = None,
     system_metrics: Annotated[
-        bool | None, typer.Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
+        bool | None, Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
     ] = None,
     at_once: Annotated[
-        int | None, typer.Option(min=1, help="trials side by side, at most; on a cluster that adds nodes, as many")
+        int | None, Option(min=1, help="trials side by side, at most; on a cluster that adds nodes, as many")
     ] = None,
     columns: ColumnsOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print arms, trials, rounds and an estimate only")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="run also what an earlier sweep has already run")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the newest sweep of this space")] = False,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="with --resume: the sweep's id")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="print arms, trials, rounds and an estimate only")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="run also what an earlier sweep has already run")] = False,
+    resume: Annotated[bool, Option("--resume", help="go on with the newest sweep of this space")] = False,
+    sweep: Annotated[str | None, Option("--sweep", help="with --resume: the sweep's id")] = None,
     address: AddressOption = "local",
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
