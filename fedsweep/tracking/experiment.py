@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,7 +75,7 @@ class Experiment:
     def create(self, key: str, name: str, tags: dict[str, str]) -> Run:
         """Create the run of the trial or sweep `key`."""
         try:
-            return self.client.create_run(self.id, start_time=int(time.time() * 1000), run_name=name, tags=tags)
+            return self.client.create_run(self.id, run_name=name, tags=tags)
         except Exception:
             self._unanswered.add(key)
             raise

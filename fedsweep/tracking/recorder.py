@@ -68,7 +68,7 @@ class Recorder:
         """Find or create the parent run of a sweep; call this before `sync` for its trials."""
         if self.destination.server:
             write_atomically(folder / SERVER, f"{self.destination.uri}\n".encode())
-        self.runs.belong(manifest)
+        self.runs.sweep = manifest
         self._put(PARENT, lambda: self.runs.open_sweep(folder))
 
     def close_sweep(

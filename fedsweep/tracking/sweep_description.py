@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsweep.common.paths import summary
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import arm_label
 from fedsweep.results.records import TAKEN_FROM
-from fedsweep.tracking.trial_description import Images, images_of
+from fedsweep.tracking.trial_description import dataset_inputs
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
 
 MOST = 30  # dataset inputs of a parent run, at most; each trial has its own
 LONGEST_TAG = 500  # characters of a tag that summarises trials
@@ -40,7 +44,8 @@ def description_tags(manifest: SweepManifest) -> dict[str, str]:
 class TrialsSummary:
     """The images, metric ranges and provenance of all added trials."""
 
-    images: dict[Images, None] = field(default_factory=dict)
+    images: dict[tuple[str, str], DatasetInput] = field(default_factory=dict)
+    """The dataset inputs by name and digest."""
     extent: dict[str, tuple[float, float]] = field(default_factory=dict)
     """The smallest and the largest value of each metric."""
     _marks: dict[str, set[str]] = field(default_factory=dict)
@@ -51,7 +56,8 @@ class TrialsSummary:
             if name != TAKEN_FROM:  # of single trials
                 self._marks.setdefault(name, set()).add(mark)
         if len(self.images) < MOST:
-            self.images |= dict.fromkeys(images_of(trial.plan))
+            for one in dataset_inputs(trial.plan):
+                self.images.setdefault((one.dataset.name, one.dataset.digest), one)
         for record in trial.history:
             for name, value in (*record.metrics.items(), *record.system.items()):
                 low, high = self.extent.get(name, (value, value))

@@ -37,12 +37,12 @@ def opened(store: Store, request: pytest.FixtureRequest, tmp_path: Path) -> Iter
 
 
 def steps(runs: Runs, key: str = "k1") -> list[tuple[int, float]]:
-    (run,) = runs.client.search_runs([runs.experiment_id], f"tags.`fedsweep.key` = '{key}'")
+    (run,) = runs.client.search_runs([runs.experiment.id], f"tags.`fedsweep.key` = '{key}'")
     return [(one.step, one.value) for one in runs.client.get_metric_history(run.info.run_id, "accuracy/mean")]
 
 
 def parent(runs: Runs) -> Any:
-    (run,) = runs.client.search_runs([runs.experiment_id], "tags.`fedsweep.kind` = 'sweep'")
+    (run,) = runs.client.search_runs([runs.experiment.id], "tags.`fedsweep.kind` = 'sweep'")
     return run
 
 
@@ -188,7 +188,7 @@ def test_a_sweep_whose_parent_could_not_be_opened_hangs_below_it_all_the_same(
     made.open_sweep(MANIFEST, sweep_folder(tmp_path))
     made.sync(trial(2))
     assert made.deliver()
-    (run,) = made.runs.client.search_runs([made.runs.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    (run,) = made.runs.client.search_runs([made.runs.experiment.id], "tags.`fedsweep.kind` = 'trial'")
     assert run.data.tags["mlflow.parentRunId"] == parent(made.runs).info.run_id
 
 

@@ -49,7 +49,7 @@ def sweep(tmp_path: Path) -> tuple[Store, SweepStore]:
 def assert_whole(made: Recorder, rounds: int = 3) -> None:
     """One parent, one run per trial, each round once, and nothing that is left running."""
     runs = made.runs
-    found = runs.client.search_runs([runs.experiment_id])
+    found = runs.client.search_runs([runs.experiment.id])
     parents = [run for run in found if run.data.tags["fedsweep.kind"] == "sweep"]
     children = [run for run in found if run.data.tags["fedsweep.kind"] == "trial"]
     assert len(parents) == 1
@@ -95,7 +95,7 @@ def test_lost_answers_double_nothing(
         while not made.deliver(patience=60):
             pass
     assert set(proxy.lost) >= WRITES
-    made = Recorder(store, made.runs.experiment, Destination.of(store.root, server.url))
+    made = Recorder(store, made.runs.experiment.name, Destination.of(store.root, server.url))
     assert_whole(made)
 
 
@@ -153,7 +153,7 @@ def test_what_a_store_holds_is_brought_to_another_server(server: Server, sweep: 
     for _ in range(2):
         assert list(deliver_all(store, destination)) == [("tiny s1", {})]
     made = Recorder(store, MANIFEST.name, destination)
-    found = made.runs.client.search_runs([made.runs.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    found = made.runs.client.search_runs([made.runs.experiment.id], "tags.`fedsweep.kind` = 'trial'")
     assert sorted(run.data.tags["fedsweep.key"] for run in found) == [plan.key for plan in PLANS]
     assert {run.data.tags["fedsweep.outcome"] for run in found} == {"interrupted"}
 
