@@ -34,10 +34,9 @@ def check_writable(root: Path) -> None:
             with contextlib.closing(sqlite3.connect(root / "mlflow.db", timeout=30)) as database:
                 database.execute("BEGIN IMMEDIATE")
                 database.rollback()
-    except OSError as error:
-        raise UserError(f"the tracking store {root} cannot be written: {error.strerror or error}.") from None
-    except sqlite3.Error as error:
-        raise UserError(f"the tracking store {root} cannot be written: {error} (mlflow.db).") from None
+    except (OSError, sqlite3.Error) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else f"{error} (mlflow.db)"
+        raise UserError(f"the tracking store {root} cannot be written: {reason}.") from None
 
 
 OWN = "store"  # the address of the store's own database, for use if the environment names a server

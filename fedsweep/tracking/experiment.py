@@ -157,8 +157,7 @@ def _reason(whole: str) -> str:
 
 
 def _short(text: str) -> str:
-    words = " ".join(text.split())
-    return (words if len(words) <= 160 else f"{words[:160]} ...").rstrip(".")
+    return (text if len(text) <= 160 else f"{text[:160]} ...").strip().rstrip(".")
 
 
 @dataclass(frozen=True)

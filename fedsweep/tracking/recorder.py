@@ -27,10 +27,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 TRIES = 3  # attempts at one write while others succeed, before it waits for the next sync or the end
 
 
-def silently(left: int) -> None:
-    """Ignore the number of runs that are still due."""
-
-
 class Recorder:
     """A writer of the trials of one MLflow experiment, below a parent run if they belong to a sweep.
 
@@ -76,7 +72,7 @@ class Recorder:
         status: str,
         metrics: Mapping[str, float],
         artifacts: Path | None = None,
-        tell: Tell = silently,
+        tell: Tell = lambda left: None,
         patience: float = PATIENCE,
     ) -> None:
         """End the parent run with its summary and the report, then wait like `deliver`."""
@@ -97,7 +93,7 @@ class Recorder:
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
 
-    def deliver(self, patience: float = PATIENCE, tell: Tell = silently) -> bool:
+    def deliver(self, patience: float = PATIENCE, tell: Tell = lambda left: None) -> bool:
         """Wait until MLflow has everything, no write succeeds for `patience` seconds, or Ctrl-C.
 
         `tell` is called about once a second with the number of runs that are still due.
@@ -133,8 +129,12 @@ class Recorder:
     def _write(self) -> None:
         """Run in the thread: write until nothing is due."""
         pause = FIRST_PAUSE
-        while (next_one := self._next()) is not None:
-            what, job = next_one
+        while True:
+            with self._news:
+                if not self._due:
+                    self._thread = None
+                    return
+                what, job = next(iter(self._due.items()))
             try:
                 job()
             except Exception as error:
@@ -145,13 +145,6 @@ class Recorder:
             else:
                 pause = FIRST_PAUSE
                 self._done(what, job)
-
-    def _next(self) -> tuple[str, Job] | None:
-        with self._news:
-            if not self._due:
-                self._thread = None
-                return None
-            return next(iter(self._due.items()))
 
     def _done(self, what: str, job: Job) -> None:
         with self._news:
@@ -184,7 +177,9 @@ class Recorder:
             self._news.notify_all()
 
 
-def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -> Iterator[tuple[str, dict[str, str]]]:
+def deliver_all(
+    store: Store, destination: Destination, tell: Tell = lambda left: None
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Write everything in a store to MLflow; yield the name of each sweep and run, and its `unsynced`.
 
     Sweeps that another process is running are skipped.
@@ -195,12 +190,12 @@ def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -
             continue
         with contextlib.suppress(LockedError), locked(sweep.folder / ".lock", "taken"):
             yield f"{sweep.manifest().name} {sweep.manifest().id}", _deliver_sweep(store, sweep, destination, tell)
-    runs = store.root / "runs"
     for run in store.runs():
-        recorder = Recorder(store, run.folder.parent.relative_to(runs).as_posix(), destination)
+        path = run.folder.relative_to(store.root / "runs")
+        recorder = Recorder(store, path.parent.as_posix(), destination)
         recorder.sync(run.read())  # a run without an outcome may be running
         recorder.deliver(tell=tell)
-        yield run.folder.relative_to(runs).as_posix(), recorder.unsynced
+        yield path.as_posix(), recorder.unsynced
 
 
 def _deliver_sweep(store: Store, sweep: SweepStore, destination: Destination, tell: Tell) -> dict[str, str]:

@@ -82,8 +82,7 @@ def question(folder: Path) -> str:
 
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
     """Return the description of a parent run: the question, the table with its findings, and commands."""
-    table = report / "table.md" if report is not None else None
-    if table is not None and table.exists():
+    if report is not None and (table := report / "table.md").exists():
         _, _, found = table.read_text(encoding="utf-8").partition("\n")  # its title is the run's name
         body = found.strip()
     else:
@@ -96,11 +95,7 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return at most `longest` characters of a Markdown text, cut between lines and with a note on the cut.
-
-    >>> shortened("a table", 100)
-    'a table'
-    """
+    """Return at most `longest` characters of a Markdown text, cut between lines and with a note on the cut."""
     if len(text) <= longest:
         return text
     kept = text[: longest - len(REST)]
@@ -118,19 +113,18 @@ def environment() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Return the commit of the checkout that contains the package, with `+` for uncommitted changes, or None."""
-    folder = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
+    source = Path(__file__)
+    tracked = ["git", "ls-files", "--error-unmatch", source.name]
+    described = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
     try:
-        tracked = git("ls-files", Path(__file__).name)
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "") if tracked else None
+        for command in (tracked, described):
+            done = subprocess.run(command, cwd=source.parent, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.strip()
 
 
-@cache  # called for every run, and starts three git processes
+@cache  # called for every run, and starts two git processes
 def origin() -> dict[str, str]:
     """Return the tags of every run: fedsweep's version, and the commit if there is one."""
     version, commit = {"fedsweep.version": metadata.version("fedsweep")}, git_commit()

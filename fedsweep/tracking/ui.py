@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.parse
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,7 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Mapping[str, tuple[
 
     `extent` is the smallest and largest value of each metric; without it, vertical axes begin at zero.
     """
+    parameters = [name for name in manifest.varied if name not in IN_WORDS]
     return {
         "searchFilter": tag_filter({PARENT: parent}),
         # The page folds trials below their parent unless they are ordered by a metric.
@@ -83,19 +84,15 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Mapping[str, tuple[
         "hideEmptyCharts": True,
         "isAccordionReordered": True,
         "compareRunSections": [_section("sweep", opened=True), *map(_section, _folded(extent))],
-        "compareRunCharts": _charts(manifest, extent),
+        "compareRunCharts": _charts(manifest, parameters, extent),
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
         "selectedColumns": [
             "attributes.`Dataset`",
-            *(f"params.`{name}`" for name in _parameters(manifest)),
+            *(f"params.`{name}`" for name in parameters),
             f"metrics.`{manifest.metric}`",
             "tags.`fedsweep.outcome`",
         ],
     }
-
-
-def _parameters(manifest: SweepManifest) -> list[str]:
-    return [name for name in manifest.varied if name not in IN_WORDS]
 
 
 def _folded(extent: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -104,22 +101,22 @@ def _folded(extent: Mapping[str, tuple[float, float]]) -> list[str]:
     return sorted({"System metrics" if name == "system" else name for name in first})
 
 
-def _charts(manifest: SweepManifest, extent: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
+def _charts(
+    manifest: SweepManifest, parameters: Sequence[str], extent: Mapping[str, tuple[float, float]]
+) -> list[dict[str, Any]]:
     objective, against = manifest.metric, manifest.against.metric if manifest.against else COST
     other = COST if against in ACCUMULATED else against  # the page only has the value of the last round
     by_round = dict.fromkeys([objective, *([other] if other != COST else []), *BY_ROUND])
-    parameters = _parameters(manifest)
-    charts = [
+    first, *curves = [
         _chart("LINE", f"curve {one}", metricKey=one, selectedMetricKeys=[one], range=_range(extent.get(one)), **LINE)
         for one in by_round
     ]
-    charts.insert(1, _chart("BAR", "bars", metricKey=objective))
     axes = {"xaxis": {"key": other, "type": "METRIC"}, "yaxis": {"key": objective, "type": "METRIC"}}
-    charts.insert(2, _chart("SCATTER", "scatter", **axes))
+    charts = [first, _chart("BAR", "bars", metricKey=objective), _chart("SCATTER", "scatter", **axes)]
     if len(parameters) > 1:
         parallel = {"selectedParams": parameters, "selectedMetrics": [objective], "showAllRuns": False}
-        charts.insert(3, _chart("PARALLEL", "parallel", **parallel))
-    return charts
+        charts.append(_chart("PARALLEL", "parallel", **parallel))
+    return charts + curves
 
 
 LINE: dict[str, Any] = {
@@ -246,10 +243,9 @@ def page_links(
     below = tag_filter({PARENT: parent} if parent else {"fedsweep.kind": "trial"})
     ids = ",".join(f'"{run.info.run_id}"' for run in client.search_runs([number], below, max_results=SIDE_BY_SIDE))
     runs = f"{url}/#/experiments/{number}/runs?{TRAINING}"
-    # The page folds trials below their parent unless they are ordered by a metric.
-    metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")
-    ascending = "false" if manifest.mode == "max" else "true"
-    charts = f"{runs}&compareRunsMode=CHART&orderByKey={metric}&orderByAsc={ascending}"
+    metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")  # without an order, trials are folded
+    order = f"orderByKey={metric}&orderByAsc={str(manifest.mode == 'min').lower()}"
+    charts = f"{runs}&compareRunsMode=CHART&{order}"
     compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]&{TRAINING}', safe="?=&")
     links = {"sweeps and their trials": runs, "curves": charts, "trials side by side": f"{url}/#/compare-runs{compare}"}
     if parent is None:
