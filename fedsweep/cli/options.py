@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, near
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json, read_yaml
 
@@ -45,6 +42,8 @@ ColumnsOption = Annotated[
     ),
 ]
 DEFAULT_STORE = "mlruns"
+
+
 DeviceOption = Annotated[str, Option("--device", help="`cpu` or `cuda`")]
 WorkersOption = Annotated[int | None, Option("--workers", help="processes that decode; all cores by default")]
 MlflowOption = Annotated[
@@ -67,14 +66,12 @@ def listed(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
 
-def page_command(store: str, server: str | None = None) -> str:
-    """Return the command that opens MLflow's page for a store or on a server, given the environment."""
-    usual = os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)
-    command = "fedsweep ui" if Path(store) == Path(usual) else f"fedsweep ui --store {shlex.quote(store)}"
-    named = os.environ.get("FEDSWEEP_MLFLOW")
-    if server and not named:
-        return f"{command} --mlflow {shlex.quote(server)}"
-    return f"{command} --mlflow store" if named and not server else command
+def check_format(given: str, known: tuple[str, ...]) -> None:
+    """Raise UserError unless the format is known."""
+    if given not in known:
+        raise UserError(
+            f"`--format` must be {', '.join(known[:-1])} or {known[-1]}, but it is `{given}`{near(given, known) or '.'}"
+        )
 
 
 def checked_device(device: str) -> Device:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Context, Option
 
+from fedsweep.cli import output
 from fedsweep.cli.options import (
     DEFAULT_STORE,
     AddressOption,
@@ -16,8 +17,9 @@ from fedsweep.cli.options import (
     Overrides,
     StoreOption,
     listed,
-    page_command,
 )
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 
 SPACE_OPTIONS = {
     "experiment": "experiment",
@@ -76,7 +78,6 @@ def tune(
 
     Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
     """
-    from fedsweep.common.yaml_values import parse_overrides
     from fedsweep.sweep import TuneOptions
     from fedsweep.sweep import tune as run_sweep
     from fedsweep.sweep.cluster.ray_session import not_followed
@@ -100,24 +101,19 @@ def tune(
 
         show_counts(Plan.of(options.request))
         return
-    from fedsweep.cli.output import progress_console, result_console, show_plan, show_sweep
-
-    console = progress_console()
+    console = output.progress_console()
     if note := not_followed(address):
         console.print(note)
     if dry_run:
         with rehearsed(options, console) as ready:
-            show_plan(ready.plan, cluster=ready.cluster)
+            output.show_plan(ready.plan, cluster=ready.cluster)
         return
-    result = run_sweep(options, console, lambda report: result_console().print(report.renderable))
-    show_sweep(result, page_command(store, options.destination.server))
+    result = run_sweep(options, console, lambda report: output.result_console().print(report.renderable))
+    output.show_sweep(result, output.page_command(store, options.destination.server))
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given options of `tune` as dotted changes to the search space."""
-    from fedsweep.common.errors import UserError
-    from fedsweep.common.yaml_values import parse_yaml
-
     given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
     if "seeds" in given:
         parsed = parse_yaml(f"[{given['seeds']}]", "`--seeds`")

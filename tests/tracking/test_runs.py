@@ -11,9 +11,12 @@ from mlflow import MlflowClient
 
 from fedsweep.results import Outcome, Store, SweepManifest
 from fedsweep.results.arms import Arm, Reference, ReferenceArm
-from fedsweep.tracking import Destination, run_name, server_command, tracking_uri
+from fedsweep.tracking import Destination
+from fedsweep.tracking.destination import tracking_uri
 from fedsweep.tracking.parent_and_child_runs import METRICS, Runs
 from fedsweep.tracking.sweep_description import git_commit
+from fedsweep.tracking.trial_description import run_name
+from fedsweep.tracking.ui import server_command
 from tests.fixtures import NewStore
 from tests.tracking.helpers import MANIFEST, PLAN, sweep_folder, trial
 

@@ -10,7 +10,8 @@ import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store, SweepStore
-from fedsweep.tracking import Destination, Recorder, check_server, deliver_all, page_links, recorder
+from fedsweep.tracking import Destination, Recorder, check_server, deliver_all, recorder
+from fedsweep.tracking.ui import page_links
 from tests.tracking.helpers import MANIFEST, PLAN, finished, trial
 from tests.tracking.servers import POSTGRES, Proxy, Server, mlflow_server, postgres
 

@@ -12,9 +12,10 @@ import pytest
 
 from fedsweep.results import Store, SweepManifest, TrialPlan
 from fedsweep.results.arms import Arm
-from fedsweep.tracking import Destination, page_links
+from fedsweep.tracking import Destination
 from fedsweep.tracking import ui as view
 from fedsweep.tracking.parent_and_child_runs import Runs
+from fedsweep.tracking.ui import page_links
 from tests.fixtures import NewStore
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder, trial
 
