@@ -89,7 +89,7 @@ class Runs:
             self._send(run_id, [], values, {NOTE: sweep_note(self._manifest, self._question), DESCRIBED: "yes"})
         if run.info.status != "RUNNING":
             self.client.update_run(run_id, status="RUNNING")
-        self._save_view(run_id)
+        save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def close_sweep(self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None) -> None:
         """End the parent run with its summary and the report."""
@@ -105,7 +105,7 @@ class Runs:
         self._send(run_id, [], {}, {**self._summary.tags, NOTE: sweep_note(self._manifest, self._question, artifacts)})
         self.client.set_terminated(run_id, status)
         self.experiment.delete_late(self._manifest.id, sweep_tags(self._manifest.id), run_id)
-        self._save_view(run_id)
+        save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def sync(self, trial: TrialRecord) -> None:
         """Write the missing parameters, rounds and outcome of one trial."""
@@ -196,9 +196,6 @@ class Runs:
         for path in trial.artifacts.values():
             self.client.log_artifact(run_id, str(path))
         self.client.set_terminated(run_id, trial_description.STATUS[trial.outcome.outcome])
-
-    def _save_view(self, run_id: str) -> None:
-        save_view(self.client, self.experiment.id, self._manifest, run_id, self._summary.extent)
 
     def _send(
         self, run_id: str, rounds: Sequence[list[Metric]], parameters: Mapping[str, Json], tags: Mapping[str, str]

@@ -21,7 +21,7 @@ from fedsweep.tracking.parent_and_child_runs import Runs
 Job = Callable[[], None]
 Tell = Callable[[int], None]
 PARENT, END = "the parent run", "the parent run's end"
-PATIENCE = 20.0
+PATIENCE = 20.0  # seconds without a successful write, after which `deliver` no longer waits
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between attempts; the pause doubles from one failure to the next."""
 TRIES = 3  # attempts at one write while others succeed, before it waits for the next sync or the end
@@ -68,16 +68,11 @@ class Recorder:
         self._put(PARENT, lambda: self.runs.open_sweep(folder))
 
     def close_sweep(
-        self,
-        status: str,
-        metrics: Mapping[str, float],
-        artifacts: Path | None = None,
-        tell: Tell = lambda left: None,
-        patience: float = PATIENCE,
+        self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None, tell: Tell = lambda left: None
     ) -> None:
         """End the parent run with its summary and the report, then wait like `deliver`."""
         self._put(END, lambda: self.runs.close_sweep(status, metrics, artifacts))
-        self.deliver(patience, tell)
+        self.deliver(tell)
 
     def sync(self, trial: TrialRecord) -> None:
         """Queue the update of one trial's run."""
@@ -93,8 +88,8 @@ class Recorder:
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
 
-    def deliver(self, patience: float = PATIENCE, tell: Tell = lambda left: None) -> bool:
-        """Wait until MLflow has everything, no write succeeds for `patience` seconds, or Ctrl-C.
+    def deliver(self, tell: Tell = lambda left: None) -> bool:
+        """Wait until MLflow has everything, no write succeeds for `PATIENCE` seconds, or Ctrl-C.
 
         `tell` is called about once a second with the number of runs that are still due.
         """
@@ -108,7 +103,7 @@ class Recorder:
             with self._news:
                 while self._due:
                     if len(self._due) != left:
-                        left, deadline = len(self._due), time.monotonic() + patience
+                        left, deadline = len(self._due), time.monotonic() + PATIENCE
                     if (remaining := deadline - time.monotonic()) <= 0:
                         break
                     tell(left)
@@ -194,7 +189,7 @@ def deliver_all(
         path = run.folder.relative_to(store.root / "runs")
         recorder = Recorder(store, path.parent.as_posix(), destination)
         recorder.sync(run.read())  # a run without an outcome may be running
-        recorder.deliver(tell=tell)
+        recorder.deliver(tell)
         yield path.as_posix(), recorder.unsynced
 
 

@@ -24,6 +24,7 @@ PLANS = [PLAN.model_copy(update={"key": f"k{number}", "number": number}) for num
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(recorder, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(recorder, "PATIENCE", 60)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -93,7 +94,7 @@ def test_lost_answers_double_nothing(
         made = Recorder(store, f"{request.node.name}", Destination.of(store.root, proxy.url))
         play(made, stored.folder, pause=0.2)
         made.close_sweep("FINISHED", {"trials/finished": 4.0})
-        while not made.deliver(patience=60):
+        while not made.deliver():
             pass
     assert set(proxy.lost) >= WRITES
     made = Recorder(store, made.runs.experiment.name, Destination.of(store.root, server.url))
@@ -128,7 +129,7 @@ def test_artifacts_go_through_the_server(
 
 
 def test_a_server_that_is_away_for_a_while_misses_nothing(
-    server: Server, sweep: tuple[Store, SweepStore], request: pytest.FixtureRequest
+    server: Server, sweep: tuple[Store, SweepStore], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, stored = sweep
     made = Recorder(store, request.node.name, Destination.of(store.root, server.url))
@@ -138,10 +139,12 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(
     threading.Event().wait(0.05)  # in the middle of something
     server.stop()
     play(made, stored.folder)
-    assert not made.deliver(patience=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder, "PATIENCE", 0.5)
+        assert not made.deliver()
     assert made.outage == f"the MLflow server {server.url} does not answer: Connection refused."
     server.start()
-    assert made.deliver(patience=60)
+    assert made.deliver()
     assert_whole(made)
 
 
