@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import TrialPlan, TrialRecord
-from fedsweep.results.arms import IN_WORDS, setting, shown_setting
+from fedsweep.results.arms import IN_WORDS, setting, short_names, shown_setting
 from fedsweep.results.history import mean_of_last, total_megabytes
 from fedsweep.results.records import SYNTHETIC
 
@@ -35,7 +34,7 @@ def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
 
     For grouping runs, each varied hyperparameter is a tag under its short name, and so is the arm's label.
     """
-    short = short_names(dict.fromkeys([*varied, *plan.arm]))
+    short = short_names([*dict.fromkeys([*varied, *plan.arm])])
     tags = {
         short[name]: setting(name, value) if name in IN_WORDS else shown_setting(value, 6)
         for name, value in plan.arm.items()
@@ -46,17 +45,6 @@ def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
     if plan.start is not None:
         tags["fedsweep.start"] = f"{plan.start.key} after round {plan.start.round}"
     return tags | provenance_tags(plan)
-
-
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Return, for each dotted name, its shortest suffix that is unique among the names.
-
-    >>> short_names(["lora.rank", "optimizer.lr", "server.lr", "without"])
-    {'lora.rank': 'rank', 'optimizer.lr': 'optimizer.lr', 'server.lr': 'server.lr', 'without': 'without'}
-    """
-    ends = {name: [name.split(".", skip)[-1] for skip in range(name.count(".") + 1)] for name in names}
-    taken = Counter(end for several in ends.values() for end in several)
-    return {name: next((end for end in reversed(several) if taken[end] == 1), name) for name, several in ends.items()}
 
 
 def provenance_tags(plan: TrialPlan) -> dict[str, str]:
