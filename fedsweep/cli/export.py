@@ -64,7 +64,7 @@ def export(
         shown = named.sweep.folder if named.sweep else named.trial.folder
         sweep = named.sweep.manifest().id if named.sweep else None
         destination = Destination.of_sweep(home.root, shown, mlflow)
-        registration = Registration.of(destination, register, named.name, named.record.plan.key, sweep)
+        registration = Registration(destination, register, named.name, named.record.plan.key, sweep)
 
     console, target = result_console(), to.absolute()
     with progress_console().status("building the model of the run"):

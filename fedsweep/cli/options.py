@@ -16,45 +16,17 @@ if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
 
 Overrides = Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")]
-StoreOption = Annotated[
-    str,
-    Option(
-        "--store",
-        envvar="FEDSWEEP_STORE",
-        metavar="FOLDER|URI",
-        help="folder for results and MLflow's database, or a URI such as `s3://BUCKET/RUNS` for results",
-    ),
-]
-AddressOption = Annotated[
-    str,
-    Option(
-        "--address",
-        envvar="FEDSWEEP_ADDRESS",
-        help="where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT",
-    ),
-]
-ColumnsOption = Annotated[
-    str | None,
-    Option(
-        "--columns",
-        metavar="NAME,...",
-        help="what the table shows beside the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7`, any metric",
-    ),
-]
+_STORE = "folder for results and MLflow's database, or a URI such as `s3://BUCKET/RUNS` for results"
+StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
+_ADDRESS = "where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT"
+AddressOption = Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=_ADDRESS)]
+_COLUMNS = "what the table shows beside the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7`, any metric"
+ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
+_MLFLOW = "http(s) address of an MLflow server to record on, or `store`: the store's own database"
+MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
 DEFAULT_STORE = "mlruns"
-
-
 DeviceOption = Annotated[str, Option("--device", help="`cpu` or `cuda`")]
 WorkersOption = Annotated[int | None, Option("--workers", help="processes that decode; all cores by default")]
-MlflowOption = Annotated[
-    str | None,
-    Option(
-        "--mlflow",
-        envvar="FEDSWEEP_MLFLOW",
-        metavar="ADDRESS",
-        help="http(s) address of an MLflow server to record on, or `store`: the store's own database",
-    ),
-]
 
 
 def listed(given: str) -> list[str]:

@@ -26,7 +26,6 @@ FILES = {
     "html": "report.html",
 }
 """The file of each format in the report's folder."""
-COMPARED = ("terminal", "markdown", "csv")
 
 
 def report(
@@ -82,7 +81,7 @@ def compare(
     """
     from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST, Pairing
 
-    check_format(format, COMPARED)
+    check_format(format, ("terminal", "markdown", "csv"))
     home = Store.at(store)
     (one, arm), (other, other_arm) = _side(home, first), _side(home, second)
     if bool(arm) != bool(other_arm):

@@ -22,17 +22,9 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 
 SPACE_OPTIONS = {
-    "experiment": "experiment",
-    "seeds": "seeds",
-    "samples": "search.samples",
-    "warm_start": "search.warm_start",
-    "subsets": "subsets",
-    "design": "design",
-    "scheduler": "scheduler",
-    "cpus_per_trial": "resources.cpus_per_trial",
-    "gpus_per_trial": "resources.gpus_per_trial",
-    "columns": "columns",
-    "system_metrics": "resources.system_metrics",
+    **{name: name for name in ("experiment", "seeds", "subsets", "design", "scheduler", "columns")},
+    **{name: f"search.{name}" for name in ("samples", "warm_start")},
+    **{name: f"resources.{name}" for name in ("cpus_per_trial", "gpus_per_trial", "system_metrics")},
 }
 """The entry of a search space that each option of `tune` changes."""
 

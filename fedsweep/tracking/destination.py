@@ -39,7 +39,6 @@ def check_writable(root: Path) -> None:
         raise UserError(f"the tracking store {root} cannot be written: {reason}.") from None
 
 
-OWN = "store"  # the address of the store's own database, for use if the environment names a server
 SERVER = "mlflow.txt"  # the file in a sweep's folder that names its server, without a password
 CLIENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -67,7 +66,7 @@ class Destination:
     @classmethod
     def of(cls, root: Path, address: str | None = None) -> Destination:
         """Return the server at `address`, or the database in `root` without one; raise UserError if it is invalid."""
-        if not address or address == OWN:
+        if not address or address == "store":  # which overrides a server in the environment
             return cls(tracking_uri(root), root / "artifacts")
         rule = "must be http://HOST[:PORT] or https://... of an MLflow server, or `store` for the store's own database"
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -155,16 +154,10 @@ def _short(text: str) -> str:
     return (text if len(text) <= 160 else f"{text[:160]} ...").strip().rstrip(".")
 
 
-@dataclass(frozen=True)
 class Registration:
     """The run and the model's name for a new version; found before the export begins."""
 
-    client: MlflowClient
-    model: str
-    run_id: str
-
-    @classmethod
-    def of(cls, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> Registration:
+    def __init__(self, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> None:
         """Find the run of a trial, below the parent run of `sweep` if given; raise UserError if this fails."""
         if not model.strip() or any(one in model for one in "/:"):
             raise UserError(f"`--register` must be a name without / and :, but it is `{model}`.")
@@ -174,12 +167,13 @@ class Registration:
         if not destination.server and not database.exists():  # connecting would create an empty one
             raise UserError(missing)
         try:
-            run_id = _run_id(destination.client(), experiment, key, sweep)
+            self.client, self.model = destination.client(), model
+            run_id = _run_id(self.client, experiment, key, sweep)
         except Exception as error:  # of MLflow, or of a library under it
             raise UserError(error_sentence(destination, error)) from None
         if run_id is None:
             raise UserError(missing)
-        return cls(destination.client(), model, run_id)
+        self.run_id = run_id
 
     def add(self, folder: Path, path: str, tags: Mapping[str, str]) -> str:
         """Log a folder as artifacts below `path`, register it as a new version, and return the version's number."""

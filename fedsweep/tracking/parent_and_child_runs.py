@@ -6,25 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from filelock import FileLock
+from typing import TYPE_CHECKING, Any
 
 from fedsweep.common.config import flat
+from fedsweep.common.paths import summary
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import SweepManifest, TrialPlan, TrialRecord
 from fedsweep.tracking import trial_description
 from fedsweep.tracking.destination import Destination
 from fedsweep.tracking.experiment import DESCRIBED, KEY, PARENT, Experiment, sweep_tags, trial_tags
-from fedsweep.tracking.sweep_description import (
-    NOTE,
-    TrialsSummary,
-    description_tags,
-    environment,
-    origin,
-    question,
-    sweep_note,
-)
+from fedsweep.tracking.sweep_description import NOTE, TrialsSummary, description_tags, environment, origin, sweep_note
 from fedsweep.tracking.trial_description import OUTCOME, dataset_inputs, state
 from fedsweep.tracking.ui import save_view
 
@@ -34,10 +25,7 @@ if TYPE_CHECKING:
 
 METRICS, PARAMETERS = 800, 100
 """Limits per request; MLflow accepts 1,000 items, of which at most 100 parameters."""
-NO_PARAMETERS: Mapping[str, bool | Mapping[str, bool]] = {
-    **dict.fromkeys(("id", "name", "digests"), True),
-    "reference": {"arms": True},
-}
+NO_PARAMETERS: Mapping[str, Any] = {"id": True, "name": True, "digests": True, "reference": {"arms": True}}
 """Entries of the manifest that are not parameters: they are tags, or may exceed MLflow's length limit."""
 
 
@@ -63,22 +51,18 @@ class Runs:
         self.client = self.experiment.client
         self.sweep: SweepManifest | None = None
         self.parent: str | None = None
-        self._question = ""  # of the search space
+        self._question = ""  # the first comment of the search space
         self._summary = TrialsSummary()
         self._written: dict[str, _Written] = {}
         self._children: dict[str, Run] | None = None  # of the parent when it was opened; None: search for each
         self._opened: set[str] = set()  # trials that this session found or created
 
-    def open_database(self, root: Path) -> None:
-        """Open or create the store's own database, under a lock: two processes must not create it at once."""
-        with FileLock(root / ".mlflow.lock"):
-            _ = self.experiment.id
-
     def open_sweep(self, folder: Path) -> None:
         """Mark the sweep as running, and record its YAML files, package versions and commit."""
         run = self.client.get_run(self._open_parent())
         run_id = run.info.run_id
-        self._question = question(folder)
+        space = folder / "search_space.yaml"
+        self._question = summary(space) if space.exists() else ""
         if DESCRIBED not in run.data.tags:
             for file in ("search_space.yaml", "experiment.yaml", "sweep.json"):
                 self.client.log_artifact(run_id, str(folder / file))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
+from filelock import FileLock
+
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import LockedError, locked, write_atomically
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, count_outcomes
@@ -49,7 +51,8 @@ class Recorder:
         self._now = threading.Event()
         if not self.destination.server:
             try:
-                self.runs.open_database(store.root)
+                with FileLock(store.root / ".mlflow.lock"):  # two processes must not create it at once
+                    _ = self.runs.experiment.id
             except Exception as error:
                 reason = one_line(error)[:300].rstrip(".")
                 raise UserError(f"MLflow cannot open {store.root / 'mlflow.db'}: {reason}.") from None
@@ -99,17 +102,14 @@ class Recorder:
             self._put(what, job)
         self._now.set()
         left, deadline = -1, 0.0
-        try:
-            with self._news:
-                while self._due:
-                    if len(self._due) != left:
-                        left, deadline = len(self._due), time.monotonic() + PATIENCE
-                    if (remaining := deadline - time.monotonic()) <= 0:
-                        break
-                    tell(left)
-                    self._news.wait(min(remaining, 1.0))
-        except KeyboardInterrupt:
-            pass
+        with contextlib.suppress(KeyboardInterrupt), self._news:
+            while self._due:
+                if len(self._due) != left:
+                    left, deadline = len(self._due), time.monotonic() + PATIENCE
+                if (remaining := deadline - time.monotonic()) <= 0:
+                    break
+                tell(left)
+                self._news.wait(min(remaining, 1.0))
         return not self.unsynced
 
     def _put(self, what: str, job: Job) -> None:
@@ -139,28 +139,24 @@ class Recorder:
                 pause = FIRST_PAUSE if hurried else min(2 * pause, LONGEST_PAUSE)
             else:
                 pause = FIRST_PAUSE
-                self._done(what, job)
-
-    def _done(self, what: str, job: Job) -> None:
-        with self._news:
-            self.outage = None
-            self._errors.pop(what, None)
-            self._tries.pop(what, None)
-            if self._due[what] is job:  # otherwise a newer write is due
-                del self._due[what]
-            self._news.notify_all()
+                with self._news:
+                    self.outage = None
+                    self._errors.pop(what, None)
+                    self._tries.pop(what, None)
+                    if self._due[what] is job:  # otherwise a newer write is due
+                        del self._due[what]
+                    self._news.notify_all()
 
     def _failed(self, what: str, job: Job, error: Exception) -> None:
         """Distinguish an outage, which concerns all writes, from a write that MLflow rejects."""
-        text = "".join(traceback.format_exception(error))
+        outage = None
         try:
             self.runs.client.search_experiments(max_results=1)
-            outage = None
         except Exception as trouble:
             outage = error_sentence(self.destination, trouble)
         with self._news:
             self.outage = outage
-            self._errors[what] = text
+            self._errors[what] = "".join(traceback.format_exception(error))
             if outage is None:
                 self._tries[what] += 1
                 newest = self._due.pop(what)  # others first

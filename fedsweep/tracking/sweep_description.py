@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.common.paths import summary
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import arm_label
 from fedsweep.results.records import TAKEN_FROM
@@ -26,13 +25,11 @@ LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 def description_tags(manifest: SweepManifest) -> dict[str, str]:
     """Return the tags for searching and comparing sweeps."""
-    goals = [(manifest.metric, manifest.mode)]
-    if manifest.against is not None:
-        goals.append((manifest.against.metric, manifest.against.mode))
+    goals = [one for one in (manifest, manifest.against) if one]
     return {
         "fedsweep.varied": ", ".join(manifest.varied),
         "fedsweep.experiment": manifest.experiment,
-        "fedsweep.objective": ", ".join(f"{metric} {mode}" for metric, mode in goals),
+        "fedsweep.objective": ", ".join(f"{one.metric} {one.mode}" for one in goals),
         "fedsweep.seeds": ", ".join(map(str, manifest.seeds)),
         "fedsweep.search": manifest.search,
         "fedsweep.scheduler": manifest.scheduler,
@@ -72,12 +69,6 @@ class TrialsSummary:
 NOTE = "mlflow.note.content"  # MLflow's tag for the description of a run or an experiment, in Markdown
 LONGEST_NOTE = 7800  # characters; MLflow's limit for a run's tag is 8,000
 REST = "\n\n(More than fits here: the whole table is `report/table.md` among the artifacts.)"
-
-
-def question(folder: Path) -> str:
-    """Return the first comment of a sweep's search space, or an empty string."""
-    path = folder / "search_space.yaml"
-    return summary(path) if path.exists() else ""
 
 
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:

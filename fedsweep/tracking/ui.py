@@ -242,16 +242,18 @@ def page_links(
     parent = find_run(client, number, sweep_tags(manifest.id))
     below = tag_filter({PARENT: parent} if parent else {"fedsweep.kind": "trial"})
     ids = ",".join(f'"{run.info.run_id}"' for run in client.search_runs([number], below, max_results=SIDE_BY_SIDE))
-    runs = f"{url}/#/experiments/{number}/runs?{TRAINING}"
+    runs = f"{url}/#/experiments/{number}/runs"
+    charts = f"{runs}?{TRAINING}&compareRunsMode=CHART"
     metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")  # without an order, trials are folded
-    order = f"orderByKey={metric}&orderByAsc={str(manifest.mode == 'min').lower()}"
-    charts = f"{runs}&compareRunsMode=CHART&{order}"
-    compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]&{TRAINING}', safe="?=&")
-    links = {"sweeps and their trials": runs, "curves": charts, "trials side by side": f"{url}/#/compare-runs{compare}"}
+    compared = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]&{TRAINING}', safe="?=&")
+    links = {
+        "sweeps and their trials": f"{runs}?{TRAINING}",
+        "curves": f"{charts}&orderByKey={metric}&orderByAsc={str(manifest.mode == 'min').lower()}",
+        "trials side by side": f"{url}/#/compare-runs{compared}",
+    }
     if parent is None:
         return links
     if TAG + manifest.id not in experiment.tags and not save_view(client, number, manifest, parent, {}):
         return links
-    by_arm = f"{runs}&compareRunsMode=CHART&viewStateShareKey={manifest.id}"
-    about = f"{url}/#/experiments/{number}/runs/{parent}?{TRAINING}"
-    return {"the sweep by arm": by_arm, "what it found": about, **links}
+    by_arm = f"{charts}&viewStateShareKey={manifest.id}"
+    return {"the sweep by arm": by_arm, "what it found": f"{runs}/{parent}?{TRAINING}", **links}

@@ -29,7 +29,6 @@ def store(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Stor
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = MANIFEST) -> Runs:
     """As a session does it when it begins."""
     runs = Runs(Destination.of(store.root), experiment)
-    runs.open_database(store.root)
     runs.sweep = manifest
     runs.open_sweep(folder)
     return runs

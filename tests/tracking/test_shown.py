@@ -34,9 +34,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Store
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = SWEEP) -> Runs:
     """A session on an experiment of its own, whose search space asks something."""
     runs = Runs(Destination.of(store.root), experiment)
-    runs.open_database(store.root)
     runs.sweep = manifest
-    (sweep_folder(folder) / "search_space.yaml").write_text("# Does it matter?\nseeds: [0, 1]\n")
+    (sweep_folder(folder) / "search_space.yaml").write_text("# Does it matter?\n#\n# More.\nseeds: [0, 1]\n")
     runs.open_sweep(folder)
     return runs
 
@@ -148,6 +147,15 @@ def test_the_note_has_the_table_once_there_is_one(runs: Runs, tmp_path: Path) ->
     assert [one.path for one in runs.client.list_artifacts(runs.parent, "report/figures")] == [
         "report/figures/curves.svg"
     ]
+
+
+def test_a_sweep_that_has_lost_its_search_space_asks_nothing(runs: Runs, root: Store, tmp_path: Path) -> None:
+    (tmp_path / "sweep" / "search_space.yaml").unlink()
+    again = Runs(Destination.of(root.root), runs.experiment.name)
+    again.sweep = SWEEP
+    again.open_sweep(tmp_path / "sweep")
+    again.close_sweep("FINISHED", {})
+    assert parent(again).data.tags["mlflow.note.content"].startswith("No report yet.")
 
 
 def test_the_view_is_there_from_the_start_and_knows_the_values_at_the_end(runs: Runs) -> None:
