@@ -6,13 +6,11 @@ from rich import box
 from rich.table import Table
 
 from fedsweep.cli.output import result_console
-from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import Reference, arm_label
+from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.sweep.plan.model_counts import BANDWIDTHS, COUNTS, Counted, count_parameters
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.search_space import Parameters
 
-Arm = Mapping[str, Json]
 GAP = 3  # width of the border and padding between two columns
 NARROWEST = 80  # least width of a table; in a narrower terminal its lines wrap
 

@@ -113,7 +113,7 @@ def predict(
     model = load(folder)
     with ImageBar(console, "classifying", "classifying") as bar:
         found = classify(model, images, names, top, bar)
-    text = as_csv(found) if form == "csv" else as_json(found) if form == "json" else as_text(found)
+    text = {"table": as_text, "csv": as_csv, "json": as_json}[form](found)
     if output is not None:
         try:
             write_atomically(output.absolute(), text.encode())

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from fedsweep.cli.options import DEFAULT_STORE
 from fedsweep.common.errors import disk_is_full, one_line
-from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import agrees, arm_label
+from fedsweep.results.arms import Arm, agrees, arm_label
 from fedsweep.results.records import stand_in, warning
 
 if TYPE_CHECKING:
@@ -71,12 +70,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def plan_table(
-    name: str,
-    axes: Mapping[str, Axis],
-    arms: Sequence[Mapping[str, Json]] | None,
-    around: Mapping[str, Json] | None = None,
-) -> Table:
+def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, around: Arm | None = None) -> Table:
     """Return a table of a grid's arms, or of a sampled search's ranges, with the conditions of axes below it.
 
     With `around`, arms are described by their differences from this arm only.

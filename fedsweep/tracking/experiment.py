@@ -81,10 +81,8 @@ class Experiment:
 
     def search(self, tags: Mapping[str, str]) -> list[Run]:
         """Return all runs with these tags, oldest first; every server takes a limit of 50,000."""
-        return list(
-            self.client.search_runs(
-                [self.id], tag_filter(tags), max_results=50_000, order_by=["attributes.start_time ASC"]
-            )
+        return self.client.search_runs(
+            [self.id], tag_filter(tags), max_results=50_000, order_by=["attributes.start_time ASC"]
         )
 
     def keep_one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:

@@ -125,8 +125,6 @@ class Runs:
         self.client.set_tag(written.run_id, OUTCOME, "interrupted")
         self._written[trial.plan.key] = replace(written, tags={**written.tags, OUTCOME: "interrupted"})
 
-    # Finding and creating
-
     @property
     def _manifest(self) -> SweepManifest:
         if self.sweep is None:
@@ -167,8 +165,6 @@ class Runs:
             shown = {**tags, **trial_description.start_tags(plan, varied), **origin()}
             found, step = self.experiment.create(plan.key, trial_description.run_name(plan), shown), -1
         return _Written(found.info.run_id, found.info.start_time, found.data.tags, step)
-
-    # Writing
 
     def _change(self, run_id: str, trial: TrialRecord) -> None:
         """Record the end of the trial, or that it continues, except in tags."""

@@ -74,8 +74,7 @@ REST = "\n\n(More than fits here: the whole table is `report/table.md` among the
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
     """Return the description of a parent run: the question, the table with its findings, and commands."""
     if report is not None and (table := report / "table.md").exists():
-        _, _, found = table.read_text(encoding="utf-8").partition("\n")  # its title is the run's name
-        body = found.strip()
+        body = table.read_text(encoding="utf-8").partition("\n")[2].strip()  # its title is the run's name
     else:
         body = f"No report yet. {len(manifest.seeds)} seeds, {manifest.rounds} rounds, around `{manifest.experiment}`."
     wanted = f"{manifest.name} --sweep {manifest.id}"

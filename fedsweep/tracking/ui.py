@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
+Extent = Mapping[str, tuple[float, float]]  # the smallest and the largest value of each metric
 TAG = "mlflow.sharedViewState."  # the prefix of the experiment's tag for a saved view
 BEYOND = ("accuracy/mean_of_last_4", "megabytes/sent", "seconds/round")
 """Metrics of a trial that are not in its records of rounds."""
@@ -39,13 +40,7 @@ BY_ROUND = ("accuracy/worst_domain", "loss/test", "loss/train")
 COST = "megabytes/sent"
 
 
-def save_view(
-    client: MlflowClient,
-    experiment_id: str,
-    manifest: SweepManifest,
-    parent: str,
-    extent: Mapping[str, tuple[float, float]],
-) -> bool:
+def save_view(client: MlflowClient, experiment_id: str, manifest: SweepManifest, parent: str, extent: Extent) -> bool:
     """Save the view of a sweep for MLflow's page, and return whether this succeeded.
 
     The format is undocumented, and some servers are read-only, so nothing depends on success.
@@ -62,10 +57,10 @@ def encoded(view: Json) -> str:
     return "deflate;" + base64.b64encode(zlib.compress(content, 9)).decode()
 
 
-def sweep_view(manifest: SweepManifest, parent: str, extent: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str, Any]:
     """Return charts of the trials below run `parent`, grouped by arm, with mean and range over seeds.
 
-    `extent` is the smallest and largest value of each metric; without it, vertical axes begin at zero.
+    Vertical axes of metrics without an extent begin at zero.
     """
     parameters = [name for name in manifest.varied if name not in IN_WORDS]
     return {
@@ -95,15 +90,13 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Mapping[str, tuple[
     }
 
 
-def _folded(extent: Mapping[str, tuple[float, float]]) -> list[str]:
+def _folded(extent: Extent) -> list[str]:
     """Return the sections that the page derives from prefixes of metrics; they stay closed, below ours."""
     first = {name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)}
     return sorted({"System metrics" if name == "system" else name for name in first})
 
 
-def _charts(
-    manifest: SweepManifest, parameters: Sequence[str], extent: Mapping[str, tuple[float, float]]
-) -> list[dict[str, Any]]:
+def _charts(manifest: SweepManifest, parameters: Sequence[str], extent: Extent) -> list[dict[str, Any]]:
     objective, against = manifest.metric, manifest.against.metric if manifest.against else COST
     other = COST if against in ACCUMULATED else against  # the page only has the value of the last round
     by_round = dict.fromkeys([objective, *([other] if other != COST else []), *BY_ROUND])
