@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 Overrides = Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")]
 _STORE = "folder for results and MLflow's database, or a URI such as `s3://BUCKET/RUNS` for results"
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
-_ADDRESS = "where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT"
-AddressOption = Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=_ADDRESS)]
 _COLUMNS = "what the table shows beside the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7`, any metric"
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
 _MLFLOW = "http(s) address of an MLflow server to record on, or `store`: the store's own database"

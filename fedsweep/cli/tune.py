@@ -9,15 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Context, Option
 
 from fedsweep.cli import output
-from fedsweep.cli.options import (
-    DEFAULT_STORE,
-    AddressOption,
-    ColumnsOption,
-    MlflowOption,
-    Overrides,
-    StoreOption,
-    listed,
-)
+from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, MlflowOption, Overrides, StoreOption, listed
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 
@@ -27,6 +19,7 @@ SPACE_OPTIONS = {
     **{name: f"resources.{name}" for name in ("cpus_per_trial", "gpus_per_trial", "system_metrics")},
 }
 """The entry of a search space that each option of `tune` changes."""
+ADDRESS = "where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT"
 
 
 def tune(
@@ -62,7 +55,7 @@ def tune(
     fresh: Annotated[bool, Option("--fresh", help="run also what an earlier sweep has already run")] = False,
     resume: Annotated[bool, Option("--resume", help="go on with the newest sweep of this space")] = False,
     sweep: Annotated[str | None, Option("--sweep", help="with --resume: the sweep's id")] = None,
-    address: AddressOption = "local",
+    address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=ADDRESS)] = "local",
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
