@@ -21,7 +21,7 @@ from pathlib import Path
 from PIL import Image
 
 from browser import UNFOLD, VISITED, Browser
-from fedsweep.tracking import answers
+from fedsweep.tracking.ui import answers
 
 SPACE = "ablations/lora_rank"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from fedsweep import cli
-from fedsweep.cli.options import listed
-from fedsweep.cli.report import FILES, check_format
+from fedsweep.cli.options import check_format, listed
+from fedsweep.cli.report import FILES
 from fedsweep.cli.tune import space_changes
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError

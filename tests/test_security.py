@@ -56,7 +56,7 @@ def test_a_name_does_not_leave_its_folder(tmp_path: Path, monkeypatch: pytest.Mo
     client = SimpleNamespace(get_experiment_by_name=lambda name: None)
     monkeypatch.setattr(Destination, "client", lambda self: client)
     with pytest.raises(UserError, match="must stay within"):
-        _ = Runs(Destination.of(root), name).experiment_id
+        _ = Runs(Destination.of(root), name).experiment.id
     for kind in ("experiments", "search_spaces", "pretrain"):
         with pytest.raises(UserError, match="there is no"):
             find(kind, name)  # type: ignore[arg-type]

@@ -29,10 +29,8 @@ app = typer.Typer(
 for verb in (verbs.run, tune, report, compare, verbs.ui):
     app.command()(verb)
 app.command("list")(verbs.list_files)
-app.command()(verbs.show)
-app.command()(pretrain)
-app.command()(export)
-app.command()(predict)
+for other in (verbs.show, pretrain, export, predict):
+    app.command()(other)
 app.add_typer(data.app)
 
 # The base class of typer's errors on arguments, which typer does not export.

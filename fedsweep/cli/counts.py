@@ -6,13 +6,11 @@ from rich import box
 from rich.table import Table
 
 from fedsweep.cli.output import result_console
-from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import Reference, arm_label
+from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.sweep.plan.model_counts import BANDWIDTHS, COUNTS, Counted, count_parameters
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.search_space import Parameters
 
-Arm = Mapping[str, Json]
 GAP = 3  # width of the border and padding between two columns
 NARROWEST = 80  # least width of a table; in a narrower terminal its lines wrap
 
@@ -39,7 +37,7 @@ def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference
     present = [name for name in COUNTS if any(name in one for one in found)]
     shown = [name for name in present if name in asked or name.startswith("parameters/")]
     words = [row_name(name) for name in shown]
-    size = max(len(_number(one[name])) for one in found for name in shown if name in one)
+    size = max(len(_number(one.get(name))) for one in found for name in shown)
     first = max(map(len, [*words, "in the paper"])) + 1
     side = max(1, (width - first - 2 * GAP) // (size + GAP))
     for start in range(0, len(arms), side):
@@ -49,11 +47,10 @@ def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference
         for place in columns:
             table.add_column(arm_label(arms[place]), justify="right", min_width=size, overflow="fold")
         for name, word in zip(shown, words, strict=True):
-            table.add_row(word, *(_number(found[place][name]) if name in found[place] else "" for place in columns))
+            table.add_row(word, *(_number(found[place].get(name)) for place in columns))
             printed = [reference.value(arms[place], name) if reference else None for place in columns]
             if any(value is not None for value in printed):
-                cells = ("" if value is None else _rounded(value) for value in printed)
-                table.add_row(" in the paper", *cells, style="dim")
+                table.add_row(" in the paper", *map(_rounded, printed), style="dim")
         yield table
 
 
@@ -92,12 +89,14 @@ def _of_clients(heads: Sequence[str]) -> Table:
     return table
 
 
-def _rounded(value: float) -> str:
+def _rounded(value: float | None) -> str:
     """Format a count as in papers: 86.4M, 43.0K."""
+    if value is None:
+        return ""
     if value >= 1e6:
         return f"{value / 1e6:.1f}M"
     return f"{value / 1e3:.1f}K" if value >= 1e4 else f"{value:g}"
 
 
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -4,48 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option, Typer
 
 from fedsweep.cli.options import DeviceOption, Overrides, WorkersOption, checked_device, read_experiment, worker_count
 from fedsweep.cli.output import progress_console, relative, result_console
+from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.common.paths import data_folder, find, find_either
 from fedsweep.common.yaml_values import parse_overrides
 
 if TYPE_CHECKING:
+    from fedsweep.federation.run_config import RunConfig
+    from fedsweep.preparation.figures import Panel
     from fedsweep.preparation.plan import Plan
     from fedsweep.preparation.prepare import Prepared
 
 
-app = typer.Typer(name="data", no_args_is_help=True, help="Prepare data sets and look at them.")
+app = Typer(name="data", no_args_is_help=True, help="Prepare data sets and look at them.")
 
-OutOption = Annotated[Path | None, typer.Option(metavar="PNG", help="where the picture goes")]
+OutOption = Annotated[Path | None, Option(metavar="PNG", help="where the picture goes")]
 
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="what the set will be called, e.g. `pacs`")],
-    root: Annotated[Path, typer.Option(metavar="DIR", help="folder that the images lie in")],
-    layout: Annotated[
-        str | None, typer.Option(help="one that `fedsweep data list` names; else found by itself")
-    ] = None,
-    size: Annotated[int, typer.Option(help="height and width of the decoded images, pixels")] = 224,
+    name: Annotated[str, Argument(metavar="NAME", help="what the set will be called, e.g. `pacs`")],
+    root: Annotated[Path, Option(metavar="DIR", help="folder that the images lie in")],
+    layout: Annotated[str | None, Option(help="one that `fedsweep data list` names; else found by itself")] = None,
+    size: Annotated[int, Option(help="height and width of the decoded images, pixels")] = 224,
     backbone: Annotated[
-        str | None, typer.Option(metavar="TIMM_NAME", help="crop and resize as timm evaluates this model")
+        str | None, Option(metavar="TIMM_NAME", help="crop and resize as timm evaluates this model")
     ] = None,
     test_fraction: Annotated[
-        float, typer.Option(help="share of each class held out for testing, where the data set says nothing")
+        float, Option(help="share of each class held out for testing, where the data set says nothing")
     ] = 0.2,
-    classes: Annotated[int | None, typer.Option(help="take only the first so many classes")] = None,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="leave out images that cannot be decoded")
-    ] = False,
+    classes: Annotated[int | None, Option(help="take only the first so many classes")] = None,
+    skip_corrupt: Annotated[bool, Option("--skip-corrupt", help="leave out images that cannot be decoded")] = False,
     workers: WorkersOption = None,
-    force: Annotated[bool, typer.Option("--force", help="replace a prepared set of that name and size")] = False,
+    force: Annotated[bool, Option("--force", help="replace a prepared set of that name and size")] = False,
 ) -> None:
     """Decode a data set once, so that all trials read its pixels from one memory map.
 
@@ -126,11 +127,11 @@ def list_stores() -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a prepared data set, e.g. `pacs`")],
-    size: Annotated[int | None, typer.Option(help="which, where it is prepared at several sizes")] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="a prepared data set, e.g. `pacs`")],
+    size: Annotated[int | None, Option(help="which, where it is prepared at several sizes")] = None,
     out: OutOption = None,
-    every: Annotated[bool, typer.Option("--all", help="a row for each class, even of more than 40")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="read all pixels and compute the digest again")] = False,
+    every: Annotated[bool, Option("--all", help="a row for each class, even of more than 40")] = False,
+    verify: Annotated[bool, Option("--verify", help="read all pixels and compute the digest again")] = False,
 ) -> None:
     """Count a prepared set's images per domain and class, and draw a contact sheet of them.
 
@@ -171,7 +172,7 @@ def show(
 
 @app.command()
 def partition(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="an experiment or a search space")],
+    name: Annotated[str, Argument(metavar="NAME", help="an experiment or a search space")],
     overrides: Overrides = None,
     out: OutOption = None,
 ) -> None:
@@ -183,23 +184,70 @@ def partition(
     Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
     """
     changes = parse_overrides(overrides or [])
-    find_either(name)  # a wrong name is told before torch is imported
+    kind, _ = find_either(name)  # a wrong name is told before torch is imported
 
-    from fedsweep.cli.partition import panels_of, partition_table
     from fedsweep.preparation.figures import draw_partitions
+    from fedsweep.sweep.plan.plan import Plan as SweepPlan
 
-    panels, class_names = panels_of(name, changes)
+    if kind == "experiments":
+        configs = [read_experiment(name, changes)]
+    else:
+        configs = [config for _, config in SweepPlan.read(name, changes, {}).configs]
+    panels, class_names = _panels(configs)
     path = out or Path(f"partition-{name.replace('/', '-')}.png")
     draw_partitions(panels, class_names, path)
     console = result_console()
     for panel in panels:
-        console.print(partition_table(panel, class_names), "")
+        console.print(_partition_table(panel, class_names), "")
     console.print(f"Picture: {relative(path.absolute())}")
+
+
+DECIDES = ("data", "partition", "seed")  # the parts of an experiment that determine its partition
+
+
+def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]:
+    """Return one panel per distinct partition, and the names of the classes."""
+    from fedsweep.federation.build_and_run import split
+    from fedsweep.preparation.figures import Panel
+
+    different: dict[str, RunConfig] = {}
+    for config in configs:
+        different.setdefault(config.model_dump_json(include=set(DECIDES)), config)
+    values = [
+        {key: value for key, value in flat(config).items() if key.split(".")[0] in DECIDES}
+        for config in different.values()
+    ]
+    varied = [key for key in values[0] if any(one.get(key) != values[0][key] for one in values)]
+    varied += sorted({key for one in values for key in one} - set(values[0]))
+    panels: list[Panel] = []
+    for config, own in zip(different.values(), values, strict=True):
+        data, parts = split(config)
+        title = ", ".join(f"{key.rsplit('.', 1)[-1]} {own[key]}" for key in varied if key in own)
+        panels.append(Panel(title or config.partition.name.replace("_", " "), parts.clients))
+    return panels, data.class_names
+
+
+def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
+    """Return a table of images, classes and skew by client."""
+    from fedsweep.preparation.figures import class_counts, distances, skew
+
+    clients, classes = panel.clients, len(class_names)
+    title = Text(f"{panel.title} (skew {skew(clients, classes):.2f})")
+    table = Table("client", title=title, title_justify="left", box=None)
+    for heading in ("images", "classes"):
+        table.add_column(heading, justify="right")
+    table.add_column("most of")
+    table.add_column("distance", justify="right")
+    for client, row, distance in zip(clients, class_counts(clients, classes), distances(clients, classes), strict=True):
+        most = int(row.argmax())
+        share = f"{class_names[most]} {row[most] / max(1, row.sum()):.0%}"
+        table.add_row(Text(client.id), str(row.sum()), str((row > 0).sum()), Text(share), f"{distance:.2f}")
+    return table
 
 
 @app.command()
 def generate(
-    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="one whose `synthetic` is diffusers")],
+    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="one whose `synthetic` is diffusers")],
     overrides: Overrides = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,

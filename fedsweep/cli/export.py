@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
-from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption
+from fedsweep.cli.options import DEFAULT_STORE, MlflowOption, StoreOption, check_format
 from fedsweep.cli.output import progress_console, relative, result_console
 from fedsweep.common.errors import UserError
 from fedsweep.common.files import write_atomically
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 def export(
     trial: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="TRIAL",
             help="a trial's key or how it begins, `SPACE[@SWEEP][:ARM]`, or an experiment that was run",
         ),
     ],
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="the folder that is made; it must be new or empty")],
+    to: Annotated[Path, Option("--to", metavar="DIR", help="the folder that is made; it must be new or empty")],
     client: Annotated[
-        str | None, typer.Option(help="a client's own model, where the method gives it one, instead of the global one")
+        str | None, Option(help="a client's own model, where the method gives it one, instead of the global one")
     ] = None,
     unfinished: Annotated[
-        bool, typer.Option("--unfinished", help="take a trial also as it stands before its end, or after a pruning")
+        bool, Option("--unfinished", help="take a trial also as it stands before its end, or after a pruning")
     ] = False,
     register: Annotated[
-        str | None, typer.Option(metavar="NAME", help="also make it a version of this model in MLflow's registry")
+        str | None, Option(metavar="NAME", help="also make it a version of this model in MLflow's registry")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
@@ -64,7 +64,7 @@ def export(
         shown = named.sweep.folder if named.sweep else named.trial.folder
         sweep = named.sweep.manifest().id if named.sweep else None
         destination = Destination.of_sweep(home.root, shown, mlflow)
-        registration = Registration.of(destination, register, named.name, named.record.plan.key, sweep)
+        registration = Registration(destination, register, named.name, named.record.plan.key, sweep)
 
     console, target = result_console(), to.absolute()
     with progress_console().status("building the model of the run"):
@@ -88,15 +88,12 @@ def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:
     return f"export-{card.round}{whose}", {f"fedsweep.{name}": value for name, value in tags.items()}
 
 
-FORMATS = ("table", "csv", "json")
-
-
 def predict(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="what `fedsweep export` has made")],
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="a folder of pictures, with all folders below it")],
-    form: Annotated[str, typer.Option("--format", help="`table`, `csv` or `json`")] = "table",
-    top: Annotated[int, typer.Option(min=1, help="so many classes of each picture, the most probable first")] = 1,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="write there instead of printing")] = None,
+    folder: Annotated[Path, Argument(metavar="DIR", help="what `fedsweep export` has made")],
+    images: Annotated[Path, Argument(metavar="IMAGES", help="a folder of pictures, with all folders below it")],
+    form: Annotated[str, Option("--format", help="`table`, `csv` or `json`")] = "table",
+    top: Annotated[int, Option(min=1, help="so many classes of each picture, the most probable first")] = 1,
+    output: Annotated[Path | None, Option(metavar="FILE", help="write there instead of printing")] = None,
 ) -> None:
     """Classify the pictures of a folder with an export.
 
@@ -106,8 +103,7 @@ def predict(
 
     Example: `fedsweep predict rank4 photos --format csv --output photos.csv`
     """
-    if form not in FORMATS:
-        raise UserError(f"`--format` must be one of {', '.join(FORMATS)}, but it is `{form}`.")
+    check_format(form, ("table", "csv", "json"))
 
     from fedsweep.export.predict import load, pictures
     from fedsweep.export.predict import predict as classify
@@ -117,11 +113,21 @@ def predict(
     model = load(folder)
     with ImageBar(console, "classifying", "classifying") as bar:
         found = classify(model, images, names, top, bar)
-    if output is None:
-        _print(found, form)
-    else:
-        _write(output, (as_csv if form == "csv" else as_json if form == "json" else as_text)(found))
+    text = {"table": as_text, "csv": as_csv, "json": as_json}[form](found)
+    if output is not None:
+        try:
+            write_atomically(output.absolute(), text.encode())
+        except OSError as error:
+            raise UserError(f"`--output` {output} cannot be written: {error.strerror or error}.") from None
         console.print(f"{len(found.images)} images in {relative(output.absolute())}", soft_wrap=True)
+    elif form == "table":
+        header, *rows = table_rows(found)
+        table = Table(*header, box=None)
+        for row in rows:
+            table.add_row(*row)
+        result_console().print(table)
+    else:
+        sys.stdout.write(text)
     if found.accuracy is not None and form != "json":
         sentence = f"Accuracy {found.accuracy:.2%} of {len(found.images)} images, by the names of their folders."
         print(sentence, file=sys.stdout if form == "table" and output is None else sys.stderr)
@@ -129,24 +135,6 @@ def predict(
         print(f"fedsweep: {images / name} cannot be read: {reason}.", file=sys.stderr)
     if found.broken:
         raise SystemExit(1)
-
-
-def _print(found: Predictions, form: str) -> None:
-    if form == "table":
-        header, *rows = table_rows(found)
-        table = Table(*header, box=None)
-        for row in rows:
-            table.add_row(*row)
-        result_console().print(table)
-    else:
-        sys.stdout.write(as_csv(found) if form == "csv" else as_json(found))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_atomically(path.absolute(), text.encode())
-    except OSError as error:
-        raise UserError(f"`--output` {path} cannot be written: {error.strerror or error}.") from None
 
 
 def table_rows(found: Predictions) -> list[list[str]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, near
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json, read_yaml
 
@@ -18,46 +15,16 @@ if TYPE_CHECKING:
     from fedsweep.federation.build_and_run import Device
     from fedsweep.federation.run_config import RunConfig
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")
-]
-StoreOption = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        envvar="FEDSWEEP_STORE",
-        metavar="FOLDER|URI",
-        help="folder for results and MLflow's database, or a URI such as `s3://BUCKET/RUNS` for results",
-    ),
-]
-AddressOption = Annotated[
-    str,
-    typer.Option(
-        "--address",
-        envvar="FEDSWEEP_ADDRESS",
-        help="where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT",
-    ),
-]
-ColumnsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--columns",
-        metavar="NAME,...",
-        help="what the table shows beside the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7`, any metric",
-    ),
-]
+Overrides = Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")]
+_STORE = "folder for results and MLflow's database, or a URI such as `s3://BUCKET/RUNS` for results"
+StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
+_COLUMNS = "what the table shows beside the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7`, any metric"
+ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
+_MLFLOW = "http(s) address of an MLflow server to record on, or `store`: the store's own database"
+MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
 DEFAULT_STORE = "mlruns"
-DeviceOption = Annotated[str, typer.Option("--device", help="`cpu` or `cuda`")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", help="processes that decode; all cores by default")]
-MlflowOption = Annotated[
-    str | None,
-    typer.Option(
-        "--mlflow",
-        envvar="FEDSWEEP_MLFLOW",
-        metavar="ADDRESS",
-        help="http(s) address of an MLflow server to record on, or `store`: the store's own database",
-    ),
-]
+DeviceOption = Annotated[str, Option("--device", help="`cpu` or `cuda`")]
+WorkersOption = Annotated[int | None, Option("--workers", help="processes that decode; all cores by default")]
 
 
 def listed(given: str) -> list[str]:
@@ -69,14 +36,12 @@ def listed(given: str) -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
 
-def page_command(store: str, server: str | None = None) -> str:
-    """Return the command that opens MLflow's page for a store or on a server, given the environment."""
-    usual = os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)
-    command = "fedsweep ui" if Path(store) == Path(usual) else f"fedsweep ui --store {shlex.quote(store)}"
-    named = os.environ.get("FEDSWEEP_MLFLOW")
-    if server and not named:
-        return f"{command} --mlflow {shlex.quote(server)}"
-    return f"{command} --mlflow store" if named and not server else command
+def check_format(given: str, known: tuple[str, ...]) -> None:
+    """Raise UserError unless the format is known."""
+    if given not in known:
+        raise UserError(
+            f"`--format` must be {', '.join(known[:-1])} or {known[-1]}, but it is `{given}`{near(given, known) or '.'}"
+        )
 
 
 def checked_device(device: str) -> Device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedsweep.cli.options import DEFAULT_STORE
 from fedsweep.common.errors import disk_is_full, one_line
-from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import agrees, arm_label
+from fedsweep.results.arms import Arm, agrees, arm_label
 from fedsweep.results.records import stand_in, warning
 
 if TYPE_CHECKING:
@@ -45,23 +46,31 @@ def _console(file: TextIO) -> Console:
     return Console(file=file, highlight=False, markup=False, width=width)  # `[art]` is a value, not a style
 
 
+def relative(path: Path) -> str:
+    """Return the path relative to the working directory if it is below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def page_command(store: str, server: str | None = None) -> str:
+    """Return the command that opens MLflow's page for a store or on a server, given the environment."""
+    words, named = ["fedsweep", "ui"], os.environ.get("FEDSWEEP_MLFLOW")
+    if Path(store) != Path(os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)):
+        words += ["--store", store]
+    if bool(named) != bool(server):
+        words += ["--mlflow", server or "store"]
+    return shlex.join(words)
+
+
 def duration(seconds: float) -> str:
     """Format a duration, such as `45 s`, `3 min 20 s` or `2 h 5 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def plan_table(
-    name: str,
-    axes: Mapping[str, Axis],
-    arms: Sequence[Mapping[str, Json]] | None,
-    around: Mapping[str, Json] | None = None,
-) -> Table:
+def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, around: Arm | None = None) -> Table:
     """Return a table of a grid's arms, or of a sampled search's ranges, with the conditions of axes below it.
 
     With `around`, arms are described by their differences from this arm only.
@@ -70,11 +79,13 @@ def plan_table(
     caption = Text("\n".join(conditions), style="none") if conditions else None
     columns = ("#", "arm") if arms is not None else ("hyperparameter", "sampled from")
     table = Table(*columns, title=name, title_justify="left", caption=caption, caption_justify="left")
-    for number, arm in enumerate(arms or (), 1):
-        shown = arm if around is None else {one: arm[one] for one in arm if not agrees({one: arm[one]}, around)}
-        table.add_row(str(number), arm_label(shown or arm))
-    for dotted, axis in axes.items() if arms is None else ():
-        table.add_row(dotted, axis.shown())
+    if arms is None:
+        for dotted, axis in axes.items():
+            table.add_row(dotted, axis.shown())
+        return table
+    for number, arm in enumerate(arms, 1):
+        differs = {one: value for one, value in arm.items() if around and not agrees({one: value}, around)}
+        table.add_row(str(number), arm_label(differs or arm))
     return table
 
 
@@ -171,8 +182,3 @@ def show_delivery(console: Console, store: Store, destination: Destination) -> N
             reason = "".join(next(iter(missing.values()), "").strip().splitlines()[-1:])
             left_out = f"{len(missing)} runs are not whole in MLflow: {reason}"
             console.print(f"{what}: {left_out if missing else 'whole in MLflow'}")
-
-
-def relative(path: Path) -> str:
-    """Return the path relative to the working directory if it is below it."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from fedsweep.cli.options import DeviceOption, Overrides, checked_device
 from fedsweep.cli.output import progress_console, relative
@@ -15,12 +15,12 @@ from fedsweep.common.yaml_values import parse_overrides, read_yaml
 
 
 def pretrain(
-    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="a pre-training, e.g. `tinyimagenet_vit`")],
+    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="a pre-training, e.g. `tinyimagenet_vit`")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="weights file instead of `backbones/EXPERIMENT.safetensors`")] = None,
+    out: Annotated[Path | None, Option(help="weights file instead of `backbones/EXPERIMENT.safetensors`")] = None,
     device: DeviceOption = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; the bits depend on it  [default: 1]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the last epoch that is on disk")] = False,
+    threads: Annotated[int | None, Option(min=1, help="CPU threads; the bits depend on it  [default: 1]")] = None,
+    resume: Annotated[bool, Option("--resume", help="go on from the last epoch that is on disk")] = False,
 ) -> None:
     """Train a backbone from scratch on a prepared data set.
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
+from typer import Argument, Option
 
-from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, listed
+from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, StoreOption, check_format, listed
 from fedsweep.cli.output import relative, result_console
-from fedsweep.common.errors import UserError, disk_is_full, near
+from fedsweep.common.errors import UserError, disk_is_full
 from fedsweep.results import Store
 from fedsweep.results.arms import Arm, parse_arm
 from fedsweep.results.table_columns import check_columns
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedsweep.report.compare_sweeps import Pairing, Side
+    from fedsweep.report.compare_sweeps import Side
 
 FILES = {
     "markdown": "table.md",
@@ -28,14 +26,13 @@ FILES = {
     "html": "report.html",
 }
 """The file of each format in the report's folder."""
-COMPARED = ("terminal", "markdown", "csv")
 
 
 def report(
-    space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
-    sweep: Annotated[str | None, typer.Option("--sweep", help="the sweep's id; the newest by default")] = None,
+    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
+    sweep: Annotated[str | None, Option("--sweep", help="the sweep's id; the newest by default")] = None,
     format: Annotated[
-        str, typer.Option("--format", help=f"what is printed: `terminal`, {', '.join(f'`{one}`' for one in FILES)}")
+        str, Option("--format", help=f"what is printed: `terminal`, {', '.join(f'`{one}`' for one in FILES)}")
     ] = "terminal",
     columns: ColumnsOption = None,
     store: StoreOption = DEFAULT_STORE,
@@ -73,18 +70,18 @@ def report(
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="`SPACE[@SWEEP]`, or an arm of it: `...:lora.rank=4`")],
-    second: Annotated[str, typer.Argument(metavar="B", help="the same of another sweep, or of another arm")],
-    format: Annotated[str, typer.Option("--format", help="`terminal`, `markdown` or `csv`")] = "terminal",
+    first: Annotated[str, Argument(metavar="A", help="`SPACE[@SWEEP]`, or an arm of it: `...:lora.rank=4`")],
+    second: Annotated[str, Argument(metavar="B", help="the same of another sweep, or of another arm")],
+    format: Annotated[str, Option("--format", help="`terminal`, `markdown` or `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Compare two sweeps arm by arm, or two arms, paired over the seeds that both finished.
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
-    from fedsweep.report.compare_sweeps import Pairing
+    from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST, Pairing
 
-    check_format(format, COMPARED)
+    check_format(format, ("terminal", "markdown", "csv"))
     home = Store.at(store)
     (one, arm), (other, other_arm) = _side(home, first), _side(home, second)
     if bool(arm) != bool(other_arm):
@@ -96,29 +93,11 @@ def compare(
         bullets = "\n".join(f"- {sentence}" for sentence in found.findings())
         print(f"{found.section().markdown()}\n\n{bullets}")
     else:
-        _show(result_console(), found)
-
-
-def _show(console: Console, found: Pairing) -> None:
-    from fedsweep.report.compare_sweeps import LEFT_OUT_FIRST
-
-    section = found.section()
-    table, hidden = section.terminal(console.width, LEFT_OUT_FIRST)
-    console.print(table)
-    console.print()
-    for sentence in found.findings():
-        console.print(Text(sentence))
-    more = f" Not shown for want of width: {', '.join(hidden)} (see `--format markdown`)." if hidden else ""
-    console.print()
-    console.print(Text(section.explained + more, style="dim"))
-
-
-def check_format(given: str, known: tuple[str, ...]) -> None:
-    """Raise UserError unless the format is known."""
-    if given not in known:
-        raise UserError(
-            f"`--format` must be {', '.join(known[:-1])} or {known[-1]}, but it is `{given}`{near(given, known) or '.'}"
-        )
+        console, section = result_console(), found.section()
+        table, hidden = section.terminal(console.width, LEFT_OUT_FIRST)
+        console.print(table, "", *map(Text, found.findings()), "", sep="\n")
+        more = f" Not shown for want of width: {', '.join(hidden)} (see `--format markdown`)." if hidden else ""
+        console.print(Text(section.explained + more, style="dim"))
 
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:

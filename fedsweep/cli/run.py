@@ -10,30 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
-import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.syntax import Syntax
 from rich.table import Table
+from typer import Argument, Option
 
-from fedsweep.cli.options import (
-    DEFAULT_STORE,
-    DeviceOption,
-    MlflowOption,
-    Overrides,
-    StoreOption,
-    checked_device,
-    page_command,
-    read_experiment,
-)
-from fedsweep.cli.output import (
-    progress_console,
-    result_console,
-    show_delivery,
-    show_plan,
-    show_recorded,
-    show_undelivered,
-    show_unsent,
-)
+from fedsweep.cli import options, output
+from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
 from fedsweep.common.paths import VERBS, available, find, find_either, summary
@@ -46,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def run(
-    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
+    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
+    as_json: Annotated[bool, Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
     device: DeviceOption = "cpu",
     system_metrics: Annotated[
-        bool, typer.Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
+        bool, Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
@@ -62,7 +45,7 @@ def run(
     """
     changes = parse_overrides(overrides or [])
     find("experiments", experiment)  # a wrong name is told before torch is imported
-    processor = checked_device(device)
+    processor = options.checked_device(device)
 
     import torch
 
@@ -70,7 +53,7 @@ def run(
     from fedsweep.tracking import Destination, check_server, check_writable
     from fedsweep.tracking.single_run import record_run
 
-    config = read_experiment(experiment, changes)
+    config = options.read_experiment(experiment, changes)
     check_content(config)
     home = Store.at(store)
     check_writable(home.root)
@@ -83,22 +66,22 @@ def run(
             trial, recorder = record_run(experiment, config, home, processor, table.add, destination, system_metrics)
         except DivergenceError as error:
             raise UserError(f"{error}.") from None
-    page = page_command(store, destination.server)
-    show_recorded(table.console, config, trial.folder, page)
-    show_undelivered(table.console, recorder, page)
-    if show_unsent(table.console, trial.remote, trial.folder):
+    page = output.page_command(store, destination.server)
+    output.show_recorded(table.console, config, trial.folder, page)
+    output.show_undelivered(table.console, recorder, page)
+    if output.show_unsent(table.console, trial.remote, trial.folder):
         raise SystemExit(1)
 
 
 def ui(
     space: Annotated[
-        str | None, typer.Argument(metavar="[SEARCH_SPACE]", help="whose newest sweep to point to; any by default")
+        str | None, Argument(metavar="[SEARCH_SPACE]", help="whose newest sweep to point to; any by default")
     ] = None,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="the sweep's id; the newest by default")] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port on this machine")] = 5000,
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for all of the network")] = "127.0.0.1",
-    open_browser: Annotated[bool, typer.Option("--open", help="open the first address in a browser")] = False,
-    deliver: Annotated[bool, typer.Option("--deliver", help="first bring MLflow up to what the store holds")] = False,
+    sweep: Annotated[str | None, Option("--sweep", help="the sweep's id; the newest by default")] = None,
+    port: Annotated[int, Option(min=1, max=65535, help="port on this machine")] = 5000,
+    host: Annotated[str, Option(help="address to listen on; 0.0.0.0 for all of the network")] = "127.0.0.1",
+    open_browser: Annotated[bool, Option("--open", help="open the first address in a browser")] = False,
+    deliver: Annotated[bool, Option("--deliver", help="first bring MLflow up to what the store holds")] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
@@ -106,7 +89,8 @@ def ui(
 
     Example: `fedsweep ui ablations/lora_rank --port 5001`
     """
-    from fedsweep.tracking import Destination, check_free, check_server, page_links, page_url
+    from fedsweep.tracking import Destination, check_server
+    from fedsweep.tracking.ui import check_free, page_links, page_url
 
     if sweep is not None and space is None:
         raise UserError("`--sweep` names a sweep of a search space, which must stand before it.")
@@ -114,21 +98,20 @@ def ui(
     shown = home.find(space, sweep) if space is not None else None
     destination = Destination.of(home.root, mlflow)
     check_server(destination)
-    server_url = destination.server
-    loopback = bool(server_url) or check_free(host, port)
-    if deliver or (home.uri and not server_url):  # the database of a remote store is local
-        show_delivery(progress_console(), home, destination)
-    if not server_url and not (home.root / "mlflow.db").exists():
+    loopback = bool(destination.server) or check_free(host, port)
+    if deliver or (home.uri and not destination.server):  # the database of a remote store is local
+        output.show_delivery(output.progress_console(), home, destination)
+    if not destination.server and not (home.root / "mlflow.db").exists():
         start = "`fedsweep tune ablations/lora_rank` would be a start"
         raise UserError(f"nothing is recorded in {home.where} yet; {start}.")
-    url = server_url or page_url(host, port)
-    print(f"MLflow on {url}{'' if server_url else ' (Ctrl-C ends it)'}")
+    url = destination.server or page_url(host, port)
+    print(f"MLflow on {url}{'' if destination.server else ' (Ctrl-C ends it)'}")
     links = page_links(home, url, destination, shown)
     for label, link in links.items():
         print(f"  {label}: {link}")
     sys.stdout.flush()
     first = next(iter(links.values()), url) if open_browser else None
-    if not server_url:
+    if not destination.server:
         _serve(home.root, host, port, loopback, first)
     elif first:
         _open(first)
@@ -136,7 +119,7 @@ def ui(
 
 def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None) -> NoReturn:
     """Run MLflow's server until it ends or Ctrl-C, and open `opened` in a browser once it answers."""
-    from fedsweep.tracking import answers, server_command
+    from fedsweep.tracking.ui import answers, server_command
 
     if not loopback:
         print(
@@ -168,7 +151,7 @@ def list_files() -> None:
 
     Example: `fedsweep list`
     """
-    console = result_console()
+    console = output.result_console()
     for kind, verb in VERBS.items():
         table = Table("name", "what it is", title=f"fedsweep {verb} NAME", title_justify="left", box=None)
         for name, path in available(kind).items():
@@ -177,7 +160,7 @@ def list_files() -> None:
 
 
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="an experiment or a search space")],
+    name: Annotated[str, Argument(metavar="NAME", help="an experiment or a search space")],
     overrides: Overrides = None,
 ) -> None:
     """Print an experiment with all resolved values, or a search space's plan.
@@ -191,10 +174,12 @@ def show(
         from fedsweep.sweep.plan.plan import Plan
 
         plan = Plan.read(name, changes, {})
-        show_counts(plan) if plan.request.counted else show_plan(plan, estimate=False)
+        show_counts(plan) if plan.request.counted else output.show_plan(plan, estimate=False)
         return
-    lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in flat(read_experiment(name, changes)).items())
-    result_console().print(Syntax(lines, "yaml", background_color="default"))
+    lines = "\n".join(
+        f"{key}: {json.dumps(value)}" for key, value in flat(options.read_experiment(name, changes)).items()
+    )
+    output.result_console().print(Syntax(lines, "yaml", background_color="default"))
 
 
 class RoundTable:
@@ -212,7 +197,7 @@ class RoundTable:
         self.shown |= {"out: mean": "accuracy/out_of_domain_mean"} if len(held_out) > 1 else {}
         self.shown |= {f"out: {one}": f"accuracy/out_of_domain/{one}" for one in held_out}
         self.headings = ["round", *self.shown, "train loss"]
-        self.console = progress_console()
+        self.console = output.progress_console()
         done = TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         left = TextColumn("left about"), TimeRemainingColumn()
         in_terminal = sys.stdout.isatty()  # rows are printed above the bar; in a pipe they stay in the pipe

@@ -6,71 +6,56 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Context, Option
 
-from fedsweep.cli.options import (
-    DEFAULT_STORE,
-    AddressOption,
-    ColumnsOption,
-    MlflowOption,
-    Overrides,
-    StoreOption,
-    listed,
-    page_command,
-)
+from fedsweep.cli import output
+from fedsweep.cli.options import DEFAULT_STORE, ColumnsOption, MlflowOption, Overrides, StoreOption, listed
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 
 SPACE_OPTIONS = {
-    "experiment": "experiment",
-    "seeds": "seeds",
-    "samples": "search.samples",
-    "warm_start": "search.warm_start",
-    "subsets": "subsets",
-    "design": "design",
-    "scheduler": "scheduler",
-    "cpus_per_trial": "resources.cpus_per_trial",
-    "gpus_per_trial": "resources.gpus_per_trial",
-    "columns": "columns",
-    "system_metrics": "resources.system_metrics",
+    **{name: name for name in ("experiment", "seeds", "subsets", "design", "scheduler", "columns")},
+    **{name: f"search.{name}" for name in ("samples", "warm_start")},
+    **{name: f"resources.{name}" for name in ("cpus_per_trial", "gpus_per_trial", "system_metrics")},
 }
 """The entry of a search space that each option of `tune` changes."""
+ADDRESS = "where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT"
 
 
 def tune(
-    context: typer.Context,
-    space: Annotated[str, typer.Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
+    context: Context,
+    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
     overrides: Overrides = None,
-    experiment: Annotated[str | None, typer.Option(help="start from this experiment instead of the file's")] = None,
-    seeds: Annotated[str | None, typer.Option(help="seeds instead of the file's, e.g. `0,1,2,3,4`")] = None,
-    samples: Annotated[int | None, typer.Option(help="configurations that a sampled search tries")] = None,
+    experiment: Annotated[str | None, Option(help="start from this experiment instead of the file's")] = None,
+    seeds: Annotated[str | None, Option(help="seeds instead of the file's, e.g. `0,1,2,3,4`")] = None,
+    samples: Annotated[int | None, Option(help="configurations that a sampled search tries")] = None,
     warm_start: Annotated[
         str | None,
-        typer.Option(metavar="SPACE[@SWEEP]", help="an earlier sweep, by its id or the newest, that TPE learns from"),
+        Option(metavar="SPACE[@SWEEP]", help="an earlier sweep, by its id or the newest, that TPE learns from"),
     ] = None,
-    subsets: Annotated[
-        str | None, typer.Option(help="`one` component of `ablate` left out, or `all` sets of them")
-    ] = None,
+    subsets: Annotated[str | None, Option(help="`one` component of `ablate` left out, or `all` sets of them")] = None,
     design: Annotated[
-        str | None, typer.Option(help="`full` grid, or `one_factor`: the baseline and each other value alone")
+        str | None, Option(help="`full` grid, or `one_factor`: the baseline and each other value alone")
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="`none`, `asha`, `median`, `arms` or `pbt` instead of the file's")
+        str | None, Option(help="`none`, `asha`, `median`, `arms` or `pbt` instead of the file's")
     ] = None,
-    cpus_per_trial: Annotated[float | None, typer.Option(help="cores of a trial")] = None,
+    cpus_per_trial: Annotated[float | None, Option(help="cores of a trial")] = None,
     gpus_per_trial: Annotated[
-        str | None, typer.Option(help="GPUs of a trial; 0.5 shares one between two, `auto` measures how many can")
+        str | None, Option(help="GPUs of a trial; 0.5 shares one between two, `auto` measures how many can")
     ] = None,
     system_metrics: Annotated[
-        bool | None, typer.Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
+        bool | None, Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
     ] = None,
     at_once: Annotated[
-        int | None, typer.Option(min=1, help="trials side by side, at most; on a cluster that adds nodes, as many")
+        int | None, Option(min=1, help="trials side by side, at most; on a cluster that adds nodes, as many")
     ] = None,
     columns: ColumnsOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print arms, trials, rounds and an estimate only")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="run also what an earlier sweep has already run")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the newest sweep of this space")] = False,
-    sweep: Annotated[str | None, typer.Option("--sweep", help="with --resume: the sweep's id")] = None,
-    address: AddressOption = "local",
+    dry_run: Annotated[bool, Option("--dry-run", help="print arms, trials, rounds and an estimate only")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="run also what an earlier sweep has already run")] = False,
+    resume: Annotated[bool, Option("--resume", help="go on with the newest sweep of this space")] = False,
+    sweep: Annotated[str | None, Option("--sweep", help="with --resume: the sweep's id")] = None,
+    address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=ADDRESS)] = "local",
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
@@ -78,7 +63,6 @@ def tune(
 
     Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
     """
-    from fedsweep.common.yaml_values import parse_overrides
     from fedsweep.sweep import TuneOptions
     from fedsweep.sweep import tune as run_sweep
     from fedsweep.sweep.cluster.ray_session import not_followed
@@ -102,24 +86,19 @@ def tune(
 
         show_counts(Plan.of(options.request))
         return
-    from fedsweep.cli.output import progress_console, result_console, show_plan, show_sweep
-
-    console = progress_console()
+    console = output.progress_console()
     if note := not_followed(address):
         console.print(note)
     if dry_run:
         with rehearsed(options, console) as ready:
-            show_plan(ready.plan, cluster=ready.cluster)
+            output.show_plan(ready.plan, cluster=ready.cluster)
         return
-    result = run_sweep(options, console, lambda report: result_console().print(report.renderable))
-    show_sweep(result, page_command(store, options.destination.server))
+    result = run_sweep(options, console, lambda report: output.result_console().print(report.renderable))
+    output.show_sweep(result, output.page_command(store, options.destination.server))
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given options of `tune` as dotted changes to the search space."""
-    from fedsweep.common.errors import UserError
-    from fedsweep.common.yaml_values import parse_yaml
-
     given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
     if "seeds" in given:
         parsed = parse_yaml(f"[{given['seeds']}]", "`--seeds`")

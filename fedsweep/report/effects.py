@@ -16,9 +16,9 @@ from fedsweep.report.holm_corrected_tests import holm
 from fedsweep.report.importance import FORESTS, Share, importances
 from fedsweep.report.intervals_and_power import LEVEL, Interval, t_interval
 from fedsweep.report.text_tables import Section
-from fedsweep.report.units_and_labels import NOTHING, Units, names, short_names, shown_p
+from fedsweep.report.units_and_labels import NOTHING, Units, names, shown_p
 from fedsweep.results import SweepManifest
-from fedsweep.results.arms import agrees, identity, setting
+from fedsweep.results.arms import agrees, identity, setting, short_names
 
 Names = tuple[str, ...]  # one factor: a dotted name, or several that vary together
 Array = NDArray[np.float64]

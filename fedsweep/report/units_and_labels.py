@@ -8,7 +8,7 @@ from statistics import median
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.results import SweepManifest
-from fedsweep.results.arms import IN_WORDS, is_accuracy, setting, shown_setting
+from fedsweep.results.arms import IN_WORDS, is_accuracy, setting, short_names, shown_setting
 
 IN_DOMAIN, OUT_OF_DOMAIN = "in domain", "out of domain"  # columns of mean accuracy if an arm holds out domains
 NOTHING = "-"  # an empty cell
@@ -103,18 +103,6 @@ def names(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
     """Return the dotted names of all hyperparameters in `arms`, in the manifest's order."""
     present = dict.fromkeys([*manifest.varied, *(name for one in arms for name in one.arm.values)])
     return [name for name in present if any(name in one.arm.values for one in arms)]
-
-
-def short_names(dotted: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each dotted name if it is unique, otherwise the whole name.
-
-    >>> short_names(["lora.rank", "optimizer.lr"])
-    {'lora.rank': 'rank', 'optimizer.lr': 'lr'}
-    >>> short_names(["a.size", "b.size"])
-    {'a.size': 'a.size', 'b.size': 'b.size'}
-    """
-    leaves = [name.rpartition(".")[2] for name in dotted]
-    return {name: leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(dotted, leaves, strict=True)}
 
 
 def arm_words(arm: Mapping[str, Json], dotted: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -168,6 +168,18 @@ def arm_label(arm: Mapping[str, Json]) -> str:
     'lora.rank=4, FedProx, tuned'
     """
     return ", ".join(setting(name, value, "=", 6) for name, value in arm.items()) or "as is"
+
+
+def short_names(dotted: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each dotted name if it is unique, otherwise the whole name.
+
+    >>> short_names(["lora.rank", "optimizer.lr"])
+    {'lora.rank': 'rank', 'optimizer.lr': 'lr'}
+    >>> short_names(["a.size", "b.size"])
+    {'a.size': 'a.size', 'b.size': 'b.size'}
+    """
+    leaves = [name.rpartition(".")[2] for name in dotted]
+    return {name: leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(dotted, leaves, strict=True)}
 
 
 def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:

@@ -34,13 +34,11 @@ def check_writable(root: Path) -> None:
             with contextlib.closing(sqlite3.connect(root / "mlflow.db", timeout=30)) as database:
                 database.execute("BEGIN IMMEDIATE")
                 database.rollback()
-    except OSError as error:
-        raise UserError(f"the tracking store {root} cannot be written: {error.strerror or error}.") from None
-    except sqlite3.Error as error:
-        raise UserError(f"the tracking store {root} cannot be written: {error} (mlflow.db).") from None
+    except (OSError, sqlite3.Error) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else f"{error} (mlflow.db)"
+        raise UserError(f"the tracking store {root} cannot be written: {reason}.") from None
 
 
-OWN = "store"  # the address of the store's own database, for use if the environment names a server
 SERVER = "mlflow.txt"  # the file in a sweep's folder that names its server, without a password
 CLIENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -68,7 +66,7 @@ class Destination:
     @classmethod
     def of(cls, root: Path, address: str | None = None) -> Destination:
         """Return the server at `address`, or the database in `root` without one; raise UserError if it is invalid."""
-        if not address or address == OWN:
+        if not address or address == "store":  # which overrides a server in the environment
             return cls(tracking_uri(root), root / "artifacts")
         rule = "must be http://HOST[:PORT] or https://... of an MLflow server, or `store` for the store's own database"
         try:

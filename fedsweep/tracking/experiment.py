@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -76,23 +74,16 @@ class Experiment:
     def create(self, key: str, name: str, tags: dict[str, str]) -> Run:
         """Create the run of the trial or sweep `key`."""
         try:
-            return self.client.create_run(self.id, start_time=int(time.time() * 1000), run_name=name, tags=tags)
+            return self.client.create_run(self.id, run_name=name, tags=tags)
         except Exception:
             self._unanswered.add(key)
             raise
 
     def search(self, tags: Mapping[str, str]) -> list[Run]:
-        """Return all runs with these tags, oldest first."""
-        found: list[Run] = []
-        token: str | None = ""
-        while token is not None:
-            page = self.client.search_runs(
-                [self.id], tag_filter(tags), max_results=1000, order_by=["attributes.start_time ASC"],
-                page_token=token or None,
-            )  # fmt: skip
-            found += page
-            token = page.token or None
-        return found
+        """Return all runs with these tags, oldest first; every server takes a limit of 50,000."""
+        return self.client.search_runs(
+            [self.id], tag_filter(tags), max_results=50_000, order_by=["attributes.start_time ASC"]
+        )
 
     def keep_one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:
         """Return the run to continue among duplicates, which arise when an answer is lost, and delete the others."""
@@ -158,20 +149,13 @@ def _reason(whole: str) -> str:
 
 
 def _short(text: str) -> str:
-    words = " ".join(text.split())
-    return (words if len(words) <= 160 else f"{words[:160]} ...").rstrip(".")
+    return (text if len(text) <= 160 else f"{text[:160]} ...").strip().rstrip(".")
 
 
-@dataclass(frozen=True)
 class Registration:
     """The run and the model's name for a new version; found before the export begins."""
 
-    client: MlflowClient
-    model: str
-    run_id: str
-
-    @classmethod
-    def of(cls, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> Registration:
+    def __init__(self, destination: Destination, model: str, experiment: str, key: str, sweep: str | None) -> None:
         """Find the run of a trial, below the parent run of `sweep` if given; raise UserError if this fails."""
         if not model.strip() or any(one in model for one in "/:"):
             raise UserError(f"`--register` must be a name without / and :, but it is `{model}`.")
@@ -181,12 +165,13 @@ class Registration:
         if not destination.server and not database.exists():  # connecting would create an empty one
             raise UserError(missing)
         try:
-            run_id = _run_id(destination.client(), experiment, key, sweep)
+            self.client, self.model = destination.client(), model
+            run_id = _run_id(self.client, experiment, key, sweep)
         except Exception as error:  # of MLflow, or of a library under it
             raise UserError(error_sentence(destination, error)) from None
         if run_id is None:
             raise UserError(missing)
-        return cls(destination.client(), model, run_id)
+        self.run_id = run_id
 
     def add(self, folder: Path, path: str, tags: Mapping[str, str]) -> str:
         """Log a folder as artifacts below `path`, register it as a new version, and return the version's number."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
+from filelock import FileLock
+
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import LockedError, locked, write_atomically
 from fedsweep.results import Store, SweepManifest, SweepStore, TrialRecord, count_outcomes
@@ -21,14 +23,10 @@ from fedsweep.tracking.parent_and_child_runs import Runs
 Job = Callable[[], None]
 Tell = Callable[[int], None]
 PARENT, END = "the parent run", "the parent run's end"
-PATIENCE = 20.0
+PATIENCE = 20.0  # seconds without a successful write, after which `deliver` no longer waits
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between attempts; the pause doubles from one failure to the next."""
 TRIES = 3  # attempts at one write while others succeed, before it waits for the next sync or the end
-
-
-def silently(left: int) -> None:
-    """Ignore the number of runs that are still due."""
 
 
 class Recorder:
@@ -53,7 +51,8 @@ class Recorder:
         self._now = threading.Event()
         if not self.destination.server:
             try:
-                self.runs.open_database(store.root)
+                with FileLock(store.root / ".mlflow.lock"):  # two processes must not create it at once
+                    _ = self.runs.experiment.id
             except Exception as error:
                 reason = one_line(error)[:300].rstrip(".")
                 raise UserError(f"MLflow cannot open {store.root / 'mlflow.db'}: {reason}.") from None
@@ -68,20 +67,15 @@ class Recorder:
         """Find or create the parent run of a sweep; call this before `sync` for its trials."""
         if self.destination.server:
             write_atomically(folder / SERVER, f"{self.destination.uri}\n".encode())
-        self.runs.belong(manifest)
+        self.runs.sweep = manifest
         self._put(PARENT, lambda: self.runs.open_sweep(folder))
 
     def close_sweep(
-        self,
-        status: str,
-        metrics: Mapping[str, float],
-        artifacts: Path | None = None,
-        tell: Tell = silently,
-        patience: float = PATIENCE,
+        self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None, tell: Tell = lambda left: None
     ) -> None:
         """End the parent run with its summary and the report, then wait like `deliver`."""
         self._put(END, lambda: self.runs.close_sweep(status, metrics, artifacts))
-        self.deliver(patience, tell)
+        self.deliver(tell)
 
     def sync(self, trial: TrialRecord) -> None:
         """Queue the update of one trial's run."""
@@ -97,8 +91,8 @@ class Recorder:
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
 
-    def deliver(self, patience: float = PATIENCE, tell: Tell = silently) -> bool:
-        """Wait until MLflow has everything, no write succeeds for `patience` seconds, or Ctrl-C.
+    def deliver(self, tell: Tell = lambda left: None) -> bool:
+        """Wait until MLflow has everything, no write succeeds for `PATIENCE` seconds, or Ctrl-C.
 
         `tell` is called about once a second with the number of runs that are still due.
         """
@@ -108,17 +102,14 @@ class Recorder:
             self._put(what, job)
         self._now.set()
         left, deadline = -1, 0.0
-        try:
-            with self._news:
-                while self._due:
-                    if len(self._due) != left:
-                        left, deadline = len(self._due), time.monotonic() + patience
-                    if (remaining := deadline - time.monotonic()) <= 0:
-                        break
-                    tell(left)
-                    self._news.wait(min(remaining, 1.0))
-        except KeyboardInterrupt:
-            pass
+        with contextlib.suppress(KeyboardInterrupt), self._news:
+            while self._due:
+                if len(self._due) != left:
+                    left, deadline = len(self._due), time.monotonic() + PATIENCE
+                if (remaining := deadline - time.monotonic()) <= 0:
+                    break
+                tell(left)
+                self._news.wait(min(remaining, 1.0))
         return not self.unsynced
 
     def _put(self, what: str, job: Job) -> None:
@@ -133,8 +124,12 @@ class Recorder:
     def _write(self) -> None:
         """Run in the thread: write until nothing is due."""
         pause = FIRST_PAUSE
-        while (next_one := self._next()) is not None:
-            what, job = next_one
+        while True:
+            with self._news:
+                if not self._due:
+                    self._thread = None
+                    return
+                what, job = next(iter(self._due.items()))
             try:
                 job()
             except Exception as error:
@@ -144,35 +139,24 @@ class Recorder:
                 pause = FIRST_PAUSE if hurried else min(2 * pause, LONGEST_PAUSE)
             else:
                 pause = FIRST_PAUSE
-                self._done(what, job)
-
-    def _next(self) -> tuple[str, Job] | None:
-        with self._news:
-            if not self._due:
-                self._thread = None
-                return None
-            return next(iter(self._due.items()))
-
-    def _done(self, what: str, job: Job) -> None:
-        with self._news:
-            self.outage = None
-            self._errors.pop(what, None)
-            self._tries.pop(what, None)
-            if self._due[what] is job:  # otherwise a newer write is due
-                del self._due[what]
-            self._news.notify_all()
+                with self._news:
+                    self.outage = None
+                    self._errors.pop(what, None)
+                    self._tries.pop(what, None)
+                    if self._due[what] is job:  # otherwise a newer write is due
+                        del self._due[what]
+                    self._news.notify_all()
 
     def _failed(self, what: str, job: Job, error: Exception) -> None:
         """Distinguish an outage, which concerns all writes, from a write that MLflow rejects."""
-        text = "".join(traceback.format_exception(error))
+        outage = None
         try:
             self.runs.client.search_experiments(max_results=1)
-            outage = None
         except Exception as trouble:
             outage = error_sentence(self.destination, trouble)
         with self._news:
             self.outage = outage
-            self._errors[what] = text
+            self._errors[what] = "".join(traceback.format_exception(error))
             if outage is None:
                 self._tries[what] += 1
                 newest = self._due.pop(what)  # others first
@@ -184,7 +168,9 @@ class Recorder:
             self._news.notify_all()
 
 
-def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -> Iterator[tuple[str, dict[str, str]]]:
+def deliver_all(
+    store: Store, destination: Destination, tell: Tell = lambda left: None
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Write everything in a store to MLflow; yield the name of each sweep and run, and its `unsynced`.
 
     Sweeps that another process is running are skipped.
@@ -195,12 +181,12 @@ def deliver_all(store: Store, destination: Destination, tell: Tell = silently) -
             continue
         with contextlib.suppress(LockedError), locked(sweep.folder / ".lock", "taken"):
             yield f"{sweep.manifest().name} {sweep.manifest().id}", _deliver_sweep(store, sweep, destination, tell)
-    runs = store.root / "runs"
     for run in store.runs():
-        recorder = Recorder(store, run.folder.parent.relative_to(runs).as_posix(), destination)
+        path = run.folder.relative_to(store.root / "runs")
+        recorder = Recorder(store, path.parent.as_posix(), destination)
         recorder.sync(run.read())  # a run without an outcome may be running
-        recorder.deliver(tell=tell)
-        yield run.folder.relative_to(runs).as_posix(), recorder.unsynced
+        recorder.deliver(tell)
+        yield path.as_posix(), recorder.unsynced
 
 
 def _deliver_sweep(store: Store, sweep: SweepStore, destination: Destination, tell: Tell) -> dict[str, str]:

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedsweep.common.paths import summary
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import arm_label
 from fedsweep.results.records import TAKEN_FROM
-from fedsweep.tracking.trial_description import Images, images_of
+from fedsweep.tracking.trial_description import dataset_inputs
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
 
 MOST = 30  # dataset inputs of a parent run, at most; each trial has its own
 LONGEST_TAG = 500  # characters of a tag that summarises trials
@@ -22,13 +25,11 @@ LONGEST_TAG = 500  # characters of a tag that summarises trials
 
 def description_tags(manifest: SweepManifest) -> dict[str, str]:
     """Return the tags for searching and comparing sweeps."""
-    goals = [(manifest.metric, manifest.mode)]
-    if manifest.against is not None:
-        goals.append((manifest.against.metric, manifest.against.mode))
+    goals = [one for one in (manifest, manifest.against) if one]
     return {
         "fedsweep.varied": ", ".join(manifest.varied),
         "fedsweep.experiment": manifest.experiment,
-        "fedsweep.objective": ", ".join(f"{metric} {mode}" for metric, mode in goals),
+        "fedsweep.objective": ", ".join(f"{one.metric} {one.mode}" for one in goals),
         "fedsweep.seeds": ", ".join(map(str, manifest.seeds)),
         "fedsweep.search": manifest.search,
         "fedsweep.scheduler": manifest.scheduler,
@@ -40,7 +41,8 @@ def description_tags(manifest: SweepManifest) -> dict[str, str]:
 class TrialsSummary:
     """The images, metric ranges and provenance of all added trials."""
 
-    images: dict[Images, None] = field(default_factory=dict)
+    images: dict[tuple[str, str], DatasetInput] = field(default_factory=dict)
+    """The dataset inputs by name and digest."""
     extent: dict[str, tuple[float, float]] = field(default_factory=dict)
     """The smallest and the largest value of each metric."""
     _marks: dict[str, set[str]] = field(default_factory=dict)
@@ -51,7 +53,8 @@ class TrialsSummary:
             if name != TAKEN_FROM:  # of single trials
                 self._marks.setdefault(name, set()).add(mark)
         if len(self.images) < MOST:
-            self.images |= dict.fromkeys(images_of(trial.plan))
+            for one in dataset_inputs(trial.plan):
+                self.images.setdefault((one.dataset.name, one.dataset.digest), one)
         for record in trial.history:
             for name, value in (*record.metrics.items(), *record.system.items()):
                 low, high = self.extent.get(name, (value, value))
@@ -68,18 +71,10 @@ LONGEST_NOTE = 7800  # characters; MLflow's limit for a run's tag is 8,000
 REST = "\n\n(More than fits here: the whole table is `report/table.md` among the artifacts.)"
 
 
-def question(folder: Path) -> str:
-    """Return the first comment of a sweep's search space, or an empty string."""
-    path = folder / "search_space.yaml"
-    return summary(path) if path.exists() else ""
-
-
 def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) -> str:
     """Return the description of a parent run: the question, the table with its findings, and commands."""
-    table = report / "table.md" if report is not None else None
-    if table is not None and table.exists():
-        _, _, found = table.read_text(encoding="utf-8").partition("\n")  # its title is the run's name
-        body = found.strip()
+    if report is not None and (table := report / "table.md").exists():
+        body = table.read_text(encoding="utf-8").partition("\n")[2].strip()  # its title is the run's name
     else:
         body = f"No report yet. {len(manifest.seeds)} seeds, {manifest.rounds} rounds, around `{manifest.experiment}`."
     wanted = f"{manifest.name} --sweep {manifest.id}"
@@ -90,11 +85,7 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return at most `longest` characters of a Markdown text, cut between lines and with a note on the cut.
-
-    >>> shortened("a table", 100)
-    'a table'
-    """
+    """Return at most `longest` characters of a Markdown text, cut between lines and with a note on the cut."""
     if len(text) <= longest:
         return text
     kept = text[: longest - len(REST)]
@@ -112,19 +103,18 @@ def environment() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Return the commit of the checkout that contains the package, with `+` for uncommitted changes, or None."""
-    folder = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
+    source = Path(__file__)
+    tracked = ["git", "ls-files", "--error-unmatch", source.name]
+    described = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
     try:
-        tracked = git("ls-files", Path(__file__).name)
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "") if tracked else None
+        for command in (tracked, described):
+            done = subprocess.run(command, cwd=source.parent, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.strip()
 
 
-@cache  # called for every run, and starts three git processes
+@cache  # called for every run, and starts two git processes
 def origin() -> dict[str, str]:
     """Return the tags of every run: fedsweep's version, and the commit if there is one."""
     version, commit = {"fedsweep.version": metadata.version("fedsweep")}, git_commit()

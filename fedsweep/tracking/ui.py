@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.parse
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
+Extent = Mapping[str, tuple[float, float]]  # the smallest and the largest value of each metric
 TAG = "mlflow.sharedViewState."  # the prefix of the experiment's tag for a saved view
 BEYOND = ("accuracy/mean_of_last_4", "megabytes/sent", "seconds/round")
 """Metrics of a trial that are not in its records of rounds."""
@@ -39,13 +40,7 @@ BY_ROUND = ("accuracy/worst_domain", "loss/test", "loss/train")
 COST = "megabytes/sent"
 
 
-def save_view(
-    client: MlflowClient,
-    experiment_id: str,
-    manifest: SweepManifest,
-    parent: str,
-    extent: Mapping[str, tuple[float, float]],
-) -> bool:
+def save_view(client: MlflowClient, experiment_id: str, manifest: SweepManifest, parent: str, extent: Extent) -> bool:
     """Save the view of a sweep for MLflow's page, and return whether this succeeded.
 
     The format is undocumented, and some servers are read-only, so nothing depends on success.
@@ -62,11 +57,12 @@ def encoded(view: Json) -> str:
     return "deflate;" + base64.b64encode(zlib.compress(content, 9)).decode()
 
 
-def sweep_view(manifest: SweepManifest, parent: str, extent: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str, Any]:
     """Return charts of the trials below run `parent`, grouped by arm, with mean and range over seeds.
 
-    `extent` is the smallest and largest value of each metric; without it, vertical axes begin at zero.
+    Vertical axes of metrics without an extent begin at zero.
     """
+    parameters = [name for name in manifest.varied if name not in IN_WORDS]
     return {
         "searchFilter": tag_filter({PARENT: parent}),
         # The page folds trials below their parent unless they are ordered by a metric.
@@ -83,43 +79,37 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Mapping[str, tuple[
         "hideEmptyCharts": True,
         "isAccordionReordered": True,
         "compareRunSections": [_section("sweep", opened=True), *map(_section, _folded(extent))],
-        "compareRunCharts": _charts(manifest, extent),
+        "compareRunCharts": _charts(manifest, parameters, extent),
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
         "selectedColumns": [
             "attributes.`Dataset`",
-            *(f"params.`{name}`" for name in _parameters(manifest)),
+            *(f"params.`{name}`" for name in parameters),
             f"metrics.`{manifest.metric}`",
             "tags.`fedsweep.outcome`",
         ],
     }
 
 
-def _parameters(manifest: SweepManifest) -> list[str]:
-    return [name for name in manifest.varied if name not in IN_WORDS]
-
-
-def _folded(extent: Mapping[str, tuple[float, float]]) -> list[str]:
+def _folded(extent: Extent) -> list[str]:
     """Return the sections that the page derives from prefixes of metrics; they stay closed, below ours."""
     first = {name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)}
     return sorted({"System metrics" if name == "system" else name for name in first})
 
 
-def _charts(manifest: SweepManifest, extent: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
+def _charts(manifest: SweepManifest, parameters: Sequence[str], extent: Extent) -> list[dict[str, Any]]:
     objective, against = manifest.metric, manifest.against.metric if manifest.against else COST
     other = COST if against in ACCUMULATED else against  # the page only has the value of the last round
     by_round = dict.fromkeys([objective, *([other] if other != COST else []), *BY_ROUND])
-    parameters = _parameters(manifest)
-    charts = [
+    first, *curves = [
         _chart("LINE", f"curve {one}", metricKey=one, selectedMetricKeys=[one], range=_range(extent.get(one)), **LINE)
         for one in by_round
     ]
-    charts.insert(1, _chart("BAR", "bars", metricKey=objective))
     axes = {"xaxis": {"key": other, "type": "METRIC"}, "yaxis": {"key": objective, "type": "METRIC"}}
-    charts.insert(2, _chart("SCATTER", "scatter", **axes))
+    charts = [first, _chart("BAR", "bars", metricKey=objective), _chart("SCATTER", "scatter", **axes)]
     if len(parameters) > 1:
         parallel = {"selectedParams": parameters, "selectedMetrics": [objective], "showAllRuns": False}
-        charts.insert(3, _chart("PARALLEL", "parallel", **parallel))
-    return charts
+        charts.append(_chart("PARALLEL", "parallel", **parallel))
+    return charts + curves
 
 
 LINE: dict[str, Any] = {
@@ -245,17 +235,18 @@ def page_links(
     parent = find_run(client, number, sweep_tags(manifest.id))
     below = tag_filter({PARENT: parent} if parent else {"fedsweep.kind": "trial"})
     ids = ",".join(f'"{run.info.run_id}"' for run in client.search_runs([number], below, max_results=SIDE_BY_SIDE))
-    runs = f"{url}/#/experiments/{number}/runs?{TRAINING}"
-    # The page folds trials below their parent unless they are ordered by a metric.
-    metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")
-    ascending = "false" if manifest.mode == "max" else "true"
-    charts = f"{runs}&compareRunsMode=CHART&orderByKey={metric}&orderByAsc={ascending}"
-    compare = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]&{TRAINING}', safe="?=&")
-    links = {"sweeps and their trials": runs, "curves": charts, "trials side by side": f"{url}/#/compare-runs{compare}"}
+    runs = f"{url}/#/experiments/{number}/runs"
+    charts = f"{runs}?{TRAINING}&compareRunsMode=CHART"
+    metric = urllib.parse.quote(f"metrics.`{manifest.metric}`", safe="")  # without an order, trials are folded
+    compared = urllib.parse.quote(f'?runs=[{ids}]&experiments=["{number}"]&{TRAINING}', safe="?=&")
+    links = {
+        "sweeps and their trials": f"{runs}?{TRAINING}",
+        "curves": f"{charts}&orderByKey={metric}&orderByAsc={str(manifest.mode == 'min').lower()}",
+        "trials side by side": f"{url}/#/compare-runs{compared}",
+    }
     if parent is None:
         return links
     if TAG + manifest.id not in experiment.tags and not save_view(client, number, manifest, parent, {}):
         return links
-    by_arm = f"{runs}&compareRunsMode=CHART&viewStateShareKey={manifest.id}"
-    about = f"{url}/#/experiments/{number}/runs/{parent}?{TRAINING}"
-    return {"the sweep by arm": by_arm, "what it found": about, **links}
+    by_arm = f"{charts}&viewStateShareKey={manifest.id}"
+    return {"the sweep by arm": by_arm, "what it found": f"{runs}/{parent}?{TRAINING}", **links}

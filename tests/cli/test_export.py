@@ -155,7 +155,7 @@ def test_an_export_that_cannot_be_is_refused_and_leaves_nothing(refused: Refused
         (["predict", "here", "here"], "here is no export: it has no export.json; `fedsweep export TRIAL --to DIR` "
          "makes one."),
         (["predict", "out", "empty"], "IMAGES must be a folder, but empty is not there."),
-        (["predict", "out", "here", "--format", "xml"], "`--format` must be one of table, csv, json, but it is `xml`."),
+        (["predict", "out", "here", "--format", "xml"], "`--format` must be table, csv or json, but it is `xml`."),
     ],
 )  # fmt: skip
 def test_a_prediction_that_cannot_be_is_refused(refused: Refused, tmp_path, words, sentence):

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from fedsweep.cli import app
-from fedsweep.cli.options import page_command
+from fedsweep.cli.output import page_command
 from fedsweep.cli.tune import SPACE_OPTIONS
 from tests.cli.conftest import ROOT, Call
 

@@ -30,7 +30,7 @@ from fedsweep.sweep.cluster.cluster import available_cpus
 from fedsweep.sweep.cluster.ray_session import prepare_environment
 from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep
-from fedsweep.tracking import tracking_uri
+from fedsweep.tracking.destination import tracking_uri
 
 ROUNDS = 3
 SMALL: dict[str, Any] = {

@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_becomes_a_version_of_its_trial_s_run(place, folder, tmp_path, experiment, key, sweep):
     _, destination = place
     name = f"digits of {sweep}"
-    registration = Registration.of(destination, name, experiment, key, sweep)
+    registration = Registration(destination, name, experiment, key, sweep)
     assert registration.add(folder, "export-3", {"fedsweep.round": "3"}) == "1"
     assert registration.add(folder, "export-3", {}) == "2"
     client = destination.client()
@@ -71,12 +71,13 @@ def test_a_folder_becomes_a_version_of_its_trial_s_run(place, folder, tmp_path, 
 )
 def test_a_trial_without_a_run_is_told_before_anything_is_written(place, experiment, key, sweep):
     with pytest.raises(UserError) as refusal:
-        Registration.of(place[1], "digits", experiment, key, sweep)
+        Registration(place[1], "digits", experiment, key, sweep)
     assert str(refusal.value) == f"MLflow has no run of trial {key}; `fedsweep ui --deliver` brings it there."
 
 
 def test_what_mlflow_does_not_take_leaves_the_folder(place, folder):
-    registration = Registration(place[1].client(), "digits", "0" * 32)
+    registration = Registration(place[1], "digits", "tiny", "k1", "s1")
+    registration.run_id = "0" * 32
     with pytest.raises(UserError, match="is written, but MLflow did not register it: "):
         registration.add(folder, "export-3", {})
     assert (folder / "export.json").exists()

@@ -37,12 +37,12 @@ def opened(store: Store, request: pytest.FixtureRequest, tmp_path: Path) -> Iter
 
 
 def steps(runs: Runs, key: str = "k1") -> list[tuple[int, float]]:
-    (run,) = runs.client.search_runs([runs.experiment_id], f"tags.`fedsweep.key` = '{key}'")
+    (run,) = runs.client.search_runs([runs.experiment.id], f"tags.`fedsweep.key` = '{key}'")
     return [(one.step, one.value) for one in runs.client.get_metric_history(run.info.run_id, "accuracy/mean")]
 
 
 def parent(runs: Runs) -> Any:
-    (run,) = runs.client.search_runs([runs.experiment_id], "tags.`fedsweep.kind` = 'sweep'")
+    (run,) = runs.client.search_runs([runs.experiment.id], "tags.`fedsweep.kind` = 'sweep'")
     return run
 
 
@@ -69,7 +69,9 @@ def test_the_driver_does_not_wait_and_rounds_that_came_meanwhile_are_one_write(
     assert held.reached.wait(60)
     for rounds in range(2, 40):
         opened.sync(trial(rounds))
-    assert not opened.deliver(patience=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder, "PATIENCE", 0)
+        assert not opened.deliver()
     assert opened.unsynced == {"k1": "not written yet"}
     held.released.set()
     assert opened.deliver()
@@ -116,7 +118,8 @@ def test_what_came_during_an_outage_is_there_when_mlflow_answers_again(
         for rounds in range(5):
             opened.sync(trial(rounds))
         opened.sync(finished(3, PLAN.model_copy(update={"key": "k2"})))
-        opened.close_sweep("FINISHED", {"trials/finished": 1.0}, patience=0.2)
+        patch.setattr(recorder, "PATIENCE", 0.2)
+        opened.close_sweep("FINISHED", {"trials/finished": 1.0})
         deadline = time.monotonic() + 60
         while asked < 12 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -188,17 +191,20 @@ def test_a_sweep_whose_parent_could_not_be_opened_hangs_below_it_all_the_same(
     made.open_sweep(MANIFEST, sweep_folder(tmp_path))
     made.sync(trial(2))
     assert made.deliver()
-    (run,) = made.runs.client.search_runs([made.runs.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    (run,) = made.runs.client.search_runs([made.runs.experiment.id], "tags.`fedsweep.kind` = 'trial'")
     assert run.data.tags["mlflow.parentRunId"] == parent(made.runs).info.run_id
 
 
-def test_a_server_that_is_not_there_holds_nobody_up(store: Store, tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_holds_nobody_up(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "PATIENCE", 2)
     nowhere = Destination.of(store.root, "http://127.0.0.1:9")
     made = Recorder(store, "nobody", nowhere)
     made.open_sweep(MANIFEST, sweep_folder(tmp_path))
     for rounds in range(30):
         made.sync(trial(rounds))
-    assert not made.deliver(patience=2)
+    assert not made.deliver()
     assert made.outage == "the MLflow server http://127.0.0.1:9 does not answer: Connection refused."
     assert set(made.unsynced) == {"k1", "the parent run"}
     made._due.clear()  # or the thread goes on asking

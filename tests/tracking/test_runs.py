@@ -11,10 +11,12 @@ from mlflow import MlflowClient
 
 from fedsweep.results import Outcome, Store, SweepManifest
 from fedsweep.results.arms import Arm, Reference, ReferenceArm
-from fedsweep.tracking import Destination, run_name, server_command, tracking_uri
-from fedsweep.tracking.parent_and_child_runs import Runs
+from fedsweep.tracking import Destination
+from fedsweep.tracking.destination import tracking_uri
+from fedsweep.tracking.parent_and_child_runs import METRICS, Runs
 from fedsweep.tracking.sweep_description import git_commit
-from fedsweep.tracking.trial_description import METRICS
+from fedsweep.tracking.trial_description import run_name
+from fedsweep.tracking.ui import server_command
 from tests.fixtures import NewStore
 from tests.tracking.helpers import MANIFEST, PLAN, sweep_folder, trial
 
@@ -27,8 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Stor
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = MANIFEST) -> Runs:
     """As a session does it when it begins."""
     runs = Runs(Destination.of(store.root), experiment)
-    runs.open_database(store.root)
-    runs.belong(manifest)
+    runs.sweep = manifest
     runs.open_sweep(folder)
     return runs
 
@@ -40,7 +41,7 @@ def runs(store: Store, request: pytest.FixtureRequest, tmp_path: Path) -> Runs:
 
 
 def child(runs: Runs) -> Any:
-    (run,) = runs.client.search_runs([runs.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    (run,) = runs.client.search_runs([runs.experiment.id], "tags.`fedsweep.kind` = 'trial'")
     return run
 
 
@@ -57,7 +58,7 @@ def test_each_round_is_written_once_however_often_it_is_synced(runs: Runs) -> No
 
 def test_a_new_process_finds_the_run_and_goes_on(runs: Runs, store: Store, tmp_path: Path) -> None:
     runs.sync(trial(2))
-    again = opened(store, runs.experiment, tmp_path)
+    again = opened(store, runs.experiment.name, tmp_path)
     assert again.parent == runs.parent
     again.sync(trial(4, Outcome(outcome="finished", round=3)))
     assert steps(runs) == [(i, i / 7) for i in range(4)]
@@ -93,10 +94,10 @@ def test_outcomes_are_told_by_status_and_tags(runs: Runs, outcome: Any, status: 
 def test_what_a_trial_says_of_itself_is_a_tag_from_its_start(runs: Runs) -> None:
     runs.sync(trial(1, plan=PLAN.model_copy(update={"marks": {"synthetic": "surrogate"}})))
     runs.sync(trial(1, plan=PLAN.model_copy(update={"key": "k2"})))
-    found = runs.client.search_runs([runs.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    found = runs.client.search_runs([runs.experiment.id], "tags.`fedsweep.kind` = 'trial'")
     tags = {run.data.tags["fedsweep.key"]: run.data.tags.get("fedsweep.synthetic") for run in found}
     assert tags == {"k1": "surrogate", "k2": None}
-    (run,) = runs.client.search_runs([runs.experiment_id], "tags.`fedsweep.synthetic` = 'surrogate'")
+    (run,) = runs.client.search_runs([runs.experiment.id], "tags.`fedsweep.synthetic` = 'surrogate'")
     assert run.data.tags["fedsweep.outcome"] == "running"
 
 
@@ -108,7 +109,7 @@ def test_what_shows_only_on_the_way_becomes_a_tag_too(runs: Runs, store: Store, 
 
     assert at({}, runs) == (None, None)
     assert at({"gpus": "0.25"}, runs) == ("0.25", None)
-    again = opened(store, runs.experiment, tmp_path)
+    again = opened(store, runs.experiment.name, tmp_path)
     assert at({"gpus": "0.5", "out_of_memory": "1"}, again) == ("0.5", "1")
     assert at({"gpus": "1", "out_of_memory": "2"}, again) == ("1", "2")
 
@@ -139,24 +140,21 @@ def test_children_hang_below_their_parent_and_have_names_for_people(runs: Runs) 
     assert plan.label == "method=all_small (depth 3), federation.depths=[4, 4], lora.patch_embed=true"
 
 
-def test_a_long_table_of_a_paper_is_no_parameter_but_its_source_is(runs: Runs, tmp_path: Path) -> None:
+def test_a_long_table_of_a_paper_is_no_parameter_but_its_source_is(store: Store, tmp_path: Path) -> None:
     values = {"accuracy/mean": 77.17, "accuracy/domain/clipart": 85.01}
     arms = tuple(ReferenceArm(arm={"lora.rank": rank}, values=values) for rank in range(200))
     paper = Reference(source="A Paper, Table 1", arms=arms)
-    runs.belong(MANIFEST.model_copy(update={"id": "s3", "reference": paper}))
-    runs.open_sweep(tmp_path)
+    manifest = MANIFEST.model_copy(update={"id": "s3", "reference": paper})
+    runs = opened(store, "a paper", sweep_folder(tmp_path), manifest)
     assert runs.parent is not None
     params = runs.client.get_run(runs.parent).data.params
     assert {name: value for name, value in params.items() if "reference" in name} == {"reference.source": paper.source}
 
 
-def test_trials_of_two_sweeps_with_the_same_content_are_two_runs(runs: Runs, tmp_path: Path) -> None:
+def test_trials_of_two_sweeps_with_the_same_content_are_two_runs(runs: Runs, store: Store, tmp_path: Path) -> None:
     runs.sync(trial(1))
-    runs._written.clear()
-    runs.belong(MANIFEST.model_copy(update={"id": "s2"}))
-    runs.open_sweep(tmp_path)
-    runs.sync(trial(2))
-    both = runs.client.search_runs([runs.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    opened(store, runs.experiment.name, tmp_path, MANIFEST.model_copy(update={"id": "s2"})).sync(trial(2))
+    both = runs.client.search_runs([runs.experiment.id], "tags.`fedsweep.kind` = 'trial'")
     assert len(both) == 2
 
 
@@ -206,7 +204,7 @@ def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_store_is_a_database_and_a_folder(store: Store, runs: Runs) -> None:
     assert (store.root / "mlflow.db").exists()
-    assert MlflowClient(tracking_uri=tracking_uri(store.root)).get_experiment(runs.experiment_id) is not None
+    assert MlflowClient(tracking_uri=tracking_uri(store.root)).get_experiment(runs.experiment.id) is not None
     command, environment = server_command(store.root, 5001)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert environment["MLFLOW_DISABLE_TELEMETRY"] == "true"
@@ -270,7 +268,7 @@ def test_a_death_at_any_write_leaves_nothing_doubled_or_missing(
         dying(runs, patch, fatal, committed)
         with pytest.raises(Death):
             play(runs)
-    again = opened(store, runs.experiment, tmp_path)
+    again = opened(store, runs.experiment.name, tmp_path)
     again.sync(trial(4, FINISHED))
     assert_whole(runs)
 
@@ -293,7 +291,7 @@ def test_a_resumed_sweep_asks_once_for_all_trials_that_have_ended(
     trials = [trial(4, FINISHED, PLAN.model_copy(update={"key": f"k{number}"})) for number in range(5)]
     for one in trials:
         runs.sync(one)
-    again = opened(store, runs.experiment, tmp_path)
+    again = opened(store, runs.experiment.name, tmp_path)
     for name in (*WRITES, "search_runs", "get_run", "get_metric_history"):
         monkeypatch.setattr(again.client, name, None)
     for one in trials:
@@ -347,7 +345,7 @@ def test_a_failed_trial_that_goes_on_is_running_again(runs: Runs) -> None:
 
 
 def test_an_experiment_deleted_on_the_page_comes_back(runs: Runs, store: Store, tmp_path: Path) -> None:
-    runs.client.delete_experiment(runs.experiment_id)
-    again = opened(store, runs.experiment, tmp_path)
+    runs.client.delete_experiment(runs.experiment.id)
+    again = opened(store, runs.experiment.name, tmp_path)
     again.sync(trial(1))
     assert child(again).info.status == "RUNNING"

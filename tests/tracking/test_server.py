@@ -10,7 +10,8 @@ import pytest
 
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store, SweepStore
-from fedsweep.tracking import Destination, Recorder, check_server, deliver_all, page_links, recorder
+from fedsweep.tracking import Destination, Recorder, check_server, deliver_all, recorder
+from fedsweep.tracking.ui import page_links
 from tests.tracking.helpers import MANIFEST, PLAN, finished, trial
 from tests.tracking.servers import POSTGRES, Proxy, Server, mlflow_server, postgres
 
@@ -23,6 +24,7 @@ PLANS = [PLAN.model_copy(update={"key": f"k{number}", "number": number}) for num
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "FIRST_PAUSE", 0.05)
     monkeypatch.setattr(recorder, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(recorder, "PATIENCE", 60)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -49,7 +51,7 @@ def sweep(tmp_path: Path) -> tuple[Store, SweepStore]:
 def assert_whole(made: Recorder, rounds: int = 3) -> None:
     """One parent, one run per trial, each round once, and nothing that is left running."""
     runs = made.runs
-    found = runs.client.search_runs([runs.experiment_id])
+    found = runs.client.search_runs([runs.experiment.id])
     parents = [run for run in found if run.data.tags["fedsweep.kind"] == "sweep"]
     children = [run for run in found if run.data.tags["fedsweep.kind"] == "trial"]
     assert len(parents) == 1
@@ -92,10 +94,10 @@ def test_lost_answers_double_nothing(
         made = Recorder(store, f"{request.node.name}", Destination.of(store.root, proxy.url))
         play(made, stored.folder, pause=0.2)
         made.close_sweep("FINISHED", {"trials/finished": 4.0})
-        while not made.deliver(patience=60):
+        while not made.deliver():
             pass
     assert set(proxy.lost) >= WRITES
-    made = Recorder(store, made.runs.experiment, Destination.of(store.root, server.url))
+    made = Recorder(store, made.runs.experiment.name, Destination.of(store.root, server.url))
     assert_whole(made)
 
 
@@ -127,7 +129,7 @@ def test_artifacts_go_through_the_server(
 
 
 def test_a_server_that_is_away_for_a_while_misses_nothing(
-    server: Server, sweep: tuple[Store, SweepStore], request: pytest.FixtureRequest
+    server: Server, sweep: tuple[Store, SweepStore], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, stored = sweep
     made = Recorder(store, request.node.name, Destination.of(store.root, server.url))
@@ -137,10 +139,12 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(
     threading.Event().wait(0.05)  # in the middle of something
     server.stop()
     play(made, stored.folder)
-    assert not made.deliver(patience=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder, "PATIENCE", 0.5)
+        assert not made.deliver()
     assert made.outage == f"the MLflow server {server.url} does not answer: Connection refused."
     server.start()
-    assert made.deliver(patience=60)
+    assert made.deliver()
     assert_whole(made)
 
 
@@ -153,7 +157,7 @@ def test_what_a_store_holds_is_brought_to_another_server(server: Server, sweep: 
     for _ in range(2):
         assert list(deliver_all(store, destination)) == [("tiny s1", {})]
     made = Recorder(store, MANIFEST.name, destination)
-    found = made.runs.client.search_runs([made.runs.experiment_id], "tags.`fedsweep.kind` = 'trial'")
+    found = made.runs.client.search_runs([made.runs.experiment.id], "tags.`fedsweep.kind` = 'trial'")
     assert sorted(run.data.tags["fedsweep.key"] for run in found) == [plan.key for plan in PLANS]
     assert {run.data.tags["fedsweep.outcome"] for run in found} == {"interrupted"}
 

@@ -12,9 +12,10 @@ import pytest
 
 from fedsweep.results import Store, SweepManifest, TrialPlan
 from fedsweep.results.arms import Arm
-from fedsweep.tracking import Destination, page_links
+from fedsweep.tracking import Destination
 from fedsweep.tracking import ui as view
 from fedsweep.tracking.parent_and_child_runs import Runs
+from fedsweep.tracking.ui import page_links
 from tests.fixtures import NewStore
 from tests.tracking.helpers import MANIFEST, PLAN, finished, sweep_folder, trial
 
@@ -33,9 +34,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Store
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = SWEEP) -> Runs:
     """A session on an experiment of its own, whose search space asks something."""
     runs = Runs(Destination.of(store.root), experiment)
-    runs.open_database(store.root)
-    runs.belong(manifest)
-    (sweep_folder(folder) / "search_space.yaml").write_text("# Does it matter?\nseeds: [0, 1]\n")
+    runs.sweep = manifest
+    (sweep_folder(folder) / "search_space.yaml").write_text("# Does it matter?\n#\n# More.\nseeds: [0, 1]\n")
     runs.open_sweep(folder)
     return runs
 
@@ -51,7 +51,7 @@ def parent(runs: Runs) -> Any:
 
 
 def children(runs: Runs) -> Sequence[Any]:
-    return list(runs.client.search_runs([runs.experiment_id], "tags.`fedsweep.kind` = 'trial'"))
+    return list(runs.client.search_runs([runs.experiment.id], "tags.`fedsweep.kind` = 'trial'"))
 
 
 def datasets(run: Any) -> set[tuple[str, str, str]]:
@@ -61,7 +61,7 @@ def datasets(run: Any) -> set[tuple[str, str, str]]:
 
 def shown(runs: Runs) -> dict[str, Any]:
     """The saved view."""
-    value = runs.client.get_experiment(runs.experiment_id).tags[view.TAG + SWEEP.id]
+    value = runs.client.get_experiment(runs.experiment.id).tags[view.TAG + SWEEP.id]
     found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(value.removeprefix("deflate;"))))
     return found
 
@@ -91,7 +91,7 @@ def test_each_varied_hyperparameter_is_a_tag_under_its_short_name(runs: Runs) ->
     ],
 )  # fmt: skip
 def test_tags_to_group_by(runs: Runs, arm: Arm, varied: tuple[str, ...], expected: dict[str, str]) -> None:
-    runs.belong(SWEEP.model_copy(update={"varied": varied}))
+    runs.sweep = SWEEP.model_copy(update={"varied": varied})
     plan = PLAN.model_copy(update={"arm": arm})
     runs.sync(trial(1, plan=plan))
     tags = children(runs)[0].data.tags
@@ -118,7 +118,7 @@ def test_what_stood_in_for_a_generator_is_told_at_the_parent_too(runs: Runs) -> 
 def test_datasets_are_inputs_once_however_often_they_are_synced(runs: Runs, root: Store, tmp_path: Path) -> None:
     expected: set[tuple[str, str, str]] = set()
     for again in (False, True):
-        session = opened(root, runs.experiment, tmp_path / "again") if again else runs
+        session = opened(root, runs.experiment.name, tmp_path / "again") if again else runs
         for plan in PLANS:
             session.sync(finished(3, plan))
         session.close_sweep("FINISHED", {})
@@ -128,12 +128,12 @@ def test_datasets_are_inputs_once_however_often_they_are_synced(runs: Runs, root
         assert len(parent(session).inputs.dataset_inputs) == len(expected) == 3  # all images, and those of two seeds
         assert datasets(parent(session)) == expected
     assert {context for _, _, context in expected} == {"train", "eval"}
-    (one, *_) = runs.client.search_runs([runs.experiment_id], "dataset.name = 'digits' and dataset.context = 'eval'")
+    (one, *_) = runs.client.search_runs([runs.experiment.id], "dataset.name = 'digits' and dataset.context = 'eval'")
     assert one is not None
 
 
 def test_the_note_has_the_table_once_there_is_one(runs: Runs, tmp_path: Path) -> None:
-    experiment = runs.client.get_experiment(runs.experiment_id)
+    experiment = runs.client.get_experiment(runs.experiment.id)
     assert experiment.tags["mlflow.note.content"] == "Does it matter?"
     assert "No report yet" in parent(runs).data.tags["mlflow.note.content"]
     report = tmp_path / "report"
@@ -147,6 +147,15 @@ def test_the_note_has_the_table_once_there_is_one(runs: Runs, tmp_path: Path) ->
     assert [one.path for one in runs.client.list_artifacts(runs.parent, "report/figures")] == [
         "report/figures/curves.svg"
     ]
+
+
+def test_a_sweep_that_has_lost_its_search_space_asks_nothing(runs: Runs, root: Store, tmp_path: Path) -> None:
+    (tmp_path / "sweep" / "search_space.yaml").unlink()
+    again = Runs(Destination.of(root.root), runs.experiment.name)
+    again.sweep = SWEEP
+    again.open_sweep(tmp_path / "sweep")
+    again.close_sweep("FINISHED", {})
+    assert parent(again).data.tags["mlflow.note.content"].startswith("No report yet.")
 
 
 def test_the_view_is_there_from_the_start_and_knows_the_values_at_the_end(runs: Runs) -> None:
@@ -170,7 +179,7 @@ def test_a_view_that_cannot_be_made_or_saved_fails_nothing(
     runs.sync(finished(3, PLANS[0]))
     runs.close_sweep("FINISHED", {})
     assert parent(runs).info.status == "FINISHED"
-    assert not any(name.startswith(view.TAG) for name in runs.client.get_experiment(runs.experiment_id).tags)
+    assert not any(name.startswith(view.TAG) for name in runs.client.get_experiment(runs.experiment.id).tags)
 
 
 def test_a_rebuilt_database_has_the_same_content(tmp_path: Path, new_store: NewStore) -> None:

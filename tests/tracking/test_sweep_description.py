@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsweep.tracking.sweep_description import LONGEST_NOTE, question, shortened, sweep_note
+from fedsweep.tracking.sweep_description import LONGEST_NOTE, shortened, sweep_note
 from tests.tracking.helpers import MANIFEST
 
 TABLE = "# tiny around fedra_digits\n\n| lora.rank | n |\n| --- | --- |\n| 4 | 3 |\n\n- no detectable difference.\n"
@@ -45,9 +45,3 @@ def test_a_long_table_is_cut_at_a_row_and_says_so(report: Path) -> None:
 @pytest.mark.parametrize("longest", [200, 300])
 def test_a_shortened_text_is_never_longer(text: str, longest: int) -> None:
     assert len(shortened(text, longest)) <= max(longest, len("short"))
-
-
-def test_the_question_is_the_first_comment_of_the_search_space(tmp_path: Path) -> None:
-    assert question(tmp_path) == ""
-    (tmp_path / "search_space.yaml").write_text("# Does it matter?\n#\n# More.\nseeds: [0]\n")
-    assert question(tmp_path) == "Does it matter?"

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from mlflow.entities import Dataset
 
 from fedsweep.federation.build_and_run import content_digests, split
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results import TrialPlan
-from fedsweep.tracking.trial_description import Images, dataset_inputs, images_of
+from fedsweep.tracking.trial_description import dataset_inputs
 from tests.tracking.helpers import PLAN
 
 
@@ -21,9 +22,10 @@ def plan_of(config: RunConfig, marks: dict[str, str] | None = None) -> TrialPlan
     )
 
 
-def of(plan: TrialPlan, context: str) -> Images:
-    (found,) = [one for one in images_of(plan) if one.context == context and not one.name.startswith("synthetic")]
-    return found
+def of(plan: TrialPlan, context: str) -> Dataset:
+    """The data set of that context, without synthetic images."""
+    found = {one.tags[0].value: one.dataset for one in dataset_inputs(plan) if "synthetic/" not in one.dataset.name}
+    return found[context]
 
 
 def divided(config: RunConfig) -> str:
@@ -60,7 +62,7 @@ def test_the_digest_for_training_is_of_what_clients_hold(
 
 def test_the_digest_for_tests_is_that_of_all_images(tiny: RunConfig) -> None:
     first, second = of(plan_of(tiny), "eval"), of(plan_of(tiny.override({**IID, "seed": 1}, "test")), "eval")
-    assert first == second
+    assert dict(first) == dict(second)
     assert content_digests(tiny)["data"].startswith(first.digest)
     assert json.loads(first.profile)["names"] == ["plain", "inverted", "noisy"]
     fewer = of(plan_of(tiny.override({"data.domains": ["plain"], "federation.depths": [3]}, "test")), "eval")
@@ -85,14 +87,16 @@ def test_the_profile_counts_clients_as_the_split_does(tiny: RunConfig, partition
 
 def test_synthetic_images_are_an_input_of_their_own(tiny: RunConfig) -> None:
     plan = plan_of(tiny, {"synthetic": "surrogate"})
-    assert [one.name for one in images_of(plan)] == ["digits", "digits/feature_skew", "synthetic/surrogate"]
+    made = [one.dataset for one in dataset_inputs(plan)]
+    assert [one.name for one in made] == ["digits", "digits/feature_skew", "synthetic/surrogate"]
     filed = plan.model_copy(update={"digests": {"data": f"{plan.digests['data']} {'ab' * 32}"}})
-    assert images_of(filed)[2].digest == "ab" * 6
-    assert images_of(filed)[:2] == images_of(plan)[:2]
+    from_files = [one.dataset for one in dataset_inputs(filed)]
+    assert from_files[2].digest == "ab" * 6
+    assert [dict(one) for one in from_files[:2]] == [dict(one) for one in made[:2]]
 
 
 def test_mlflow_takes_them_and_a_plan_without_images_has_none(tiny: RunConfig) -> None:
-    made = dataset_inputs(images_of(plan_of(tiny)))
+    made = dataset_inputs(plan_of(tiny))
     assert [one.tags[0].value for one in made] == ["eval", "train"]
     assert all(len(one.dataset.digest) <= 36 and json.loads(one.dataset.source) for one in made)
-    assert images_of(PLAN.model_copy(update={"digests": {}})) == []
+    assert dataset_inputs(PLAN.model_copy(update={"digests": {}})) == []

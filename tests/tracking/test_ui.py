@@ -14,7 +14,8 @@ import pytest
 from fedsweep.report import write_report
 from fedsweep.results import Outcome, Store, TrialPlan, TrialRecord
 from fedsweep.results.history import RoundRecord
-from fedsweep.tracking import Recorder, page_links
+from fedsweep.tracking import Recorder
+from fedsweep.tracking.ui import page_links
 from scripts.browser import CHROMIUM, UNFOLD, VISITED, Browser
 from tests.sweep.helpers import command, environment
 from tests.tracking.helpers import MANIFEST, PLAN

@@ -16,7 +16,8 @@ import pytest
 from fedsweep.cli import run as verbs
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
-from fedsweep.tracking import Recorder, answers, check_free, page_url, server_command
+from fedsweep.tracking import Recorder
+from fedsweep.tracking.ui import answers, check_free, page_url, server_command
 from tests.sweep.helpers import command, environment
 from tests.tracking.helpers import MANIFEST, finished, sweep_folder
 from tests.tracking.servers import free_port

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fedsweep.report.arm_statistics import ArmStatistics
 from fedsweep.report.table import PROSE, AblationTable
-from fedsweep.report.units_and_labels import NOTHING, short_names
+from fedsweep.report.units_and_labels import NOTHING
+from fedsweep.results.arms import short_names
 
 PREAMBLE = r"\usepackage{booktabs,xcolor}"
 INTERVAL = "95% interval"

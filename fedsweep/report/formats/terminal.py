@@ -10,7 +10,8 @@ from rich.text import Text
 from fedsweep.report.arm_statistics import asked_columns
 from fedsweep.report.table import PROSE, AblationTable
 from fedsweep.report.text_tables import TextColumn, fitting, terminal_table, width_of
-from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, arm_words, short_names
+from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, arm_words
+from fedsweep.results.arms import short_names
 
 NOTE_WIDTH = 16  # least width of the column of notes; in a narrower terminal, notes are printed below the table
 DROPPED_FIRST = ("note", "worst client", "MB sent", "worst domain", "paper")

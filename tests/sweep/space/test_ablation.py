@@ -15,7 +15,7 @@ from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.running.open_sweep import new_sweep
 from fedsweep.sweep.space.designs import ablation_arms, left_out_values
 from fedsweep.sweep.space.search_space import SearchSpace
-from fedsweep.tracking import run_name
+from fedsweep.tracking.trial_description import run_name
 from tests.sweep.helpers import write_space
 
 LEFT_OUT = {

@@ -9,7 +9,7 @@ from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
 from fedsweep.results.arms import arm_label
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.tracking import run_name
+from fedsweep.tracking.trial_description import run_name
 from tests.sweep.helpers import write_space
 
 FILE: dict[str, Any] = {
