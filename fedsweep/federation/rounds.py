@@ -196,7 +196,7 @@ class Federation:
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
     """Yield the untuned model (round 0), then the result of every round; with `start`, only the rounds after it."""
     method, server, shares = federation.method, federation.server, federation.shares()
-    ids, malicious = [client.id for client in federation.clients], federation.malicious()
+    malicious = federation.malicious()
     if start is None:
         begun = time.monotonic()
         state = federation.initial_state()
@@ -230,7 +230,7 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         scores = federation.evaluate(state)
         # Evaluated last, the model holds the state's adapter.
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
-        own = OwnMetrics.of_method(method).measure(state, ids, updates)
+        own = OwnMetrics.of_method(method).measure(state, updates)
         loss = {"loss/train": _mean_loss(updates)}
         metrics = {**scores, **loss, **covered, **lora, **costs, **own, **drifted, **biased}
         yield RoundResult(round, state, metrics, time.monotonic() - begun)

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from pydantic import Field
 
-from fedsweep.methods.base import FederatedMethod, Server, first_blocks, state_as
+from fedsweep.methods.base import Allocations, FederatedMethod, Server, first_blocks, state_as
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of, moved_to
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.types import AdapterState, Client, ClientUpdate, ServerState
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,7 @@ class InclusiveFL(FederatedMethod):
         """Return a state without remembered updates."""
         return InclusiveState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the first L_i blocks."""
         return first_blocks(cohort)
 

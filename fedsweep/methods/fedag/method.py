@@ -6,11 +6,11 @@ the server injects what they learn into a frozen CLIP, by an adapter for each do
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.random import Generator
 from pydantic import Field
 from torch import Tensor
 
@@ -63,6 +63,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     """Models of two architectures that learn from each other; clients' capacities are ignored."""
 
     name: Literal["fedag"] = "fedag"
+    needs: ClassVar[Needs] = Needs(lora=False, head=True, synthetic=True)
     clip: ClipConfig = Field(default_factory=default_clip, description="the server's CLIP: digits_clip or clip")
     adapters: AdaptersConfig = Field(AdaptersConfig(), description="the server's adapters and their attention")
     server: ServerConfig = Field(ServerConfig(), description="how the server trains")
@@ -75,11 +76,6 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     regularizer: bool = Field(True, description="R in Eq. 10; false: the attention learns by the cross-entropy alone")
     strength: float = Field(0.1, ge=0, description="lambda, weight of R")
     delta: float = Field(0.001, ge=0, le=1, description="margin of the own adapter's attention (Eq. 9)")
-
-    @property
-    def needs(self) -> Needs:
-        """Whole client models with a head, and synthetic images, the only ones on which the server trains."""
-        return Needs(lora=False, head=True, synthetic=True)
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the server's CLIP."""
@@ -112,9 +108,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         self._learning().warm_up(adapters, lessons)
         return replace(state, adapter=state.adapter | _server_tensors(trainer.model), warm=True)
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the whole small model for every client."""
         return {one.id: LayerAllocation(state.layers, state.layers, excluded_prefixes=(SERVER,)) for one in cohort}
 
@@ -179,15 +173,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
 
     def predict(
-        self,
-        state: ServerState,
-        model: LayeredModel,
-        images: Images,
-        client: Client | None = None,
-        domain: str | None = None,
+        self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
         """Return phi_n for a known domain, eta for an unknown one (Section 3.5), and a client's logits for a client."""
-        if client is not None:
+        if personal:
             return super().predict(state, model, images)
         adapters, features = cast(DomainAdapters, model.server), cast(Batch, images).side_inputs["clip"]
         if domain in adapters.domains:
@@ -203,11 +192,9 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         """Return the names of the scores' metrics."""
         return [QUALITY, SPREAD] if self.quality else []
 
-    def measure(
-        self, state: ServerState, clients: Iterable[ClientId], updates: Sequence[ClientUpdate]
-    ) -> dict[str, float]:
+    def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return the mean and deviation of the scores over a domain's images, as means over the cohort."""
-        return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(clients)}
+        return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(())}
 
     def _start(self, state: FedAGState, client: ClientId) -> AdapterState:
         """W_n^t = gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1), where the client has trained before."""

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, cast
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ from fedsweep.models.layered import Images, LayeredModel, Step, Walk, completed
 from fedsweep.models.names import names_within
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective
-from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
+from fedsweep.types import AdapterState, Client, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 DepthMethod = Annotated[FedRA | InclusiveFL | DepthFL, Field(discriminator="name")]
 SHARED = "shared"
@@ -97,9 +97,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
                 adapter |= {each: part.clone() for each, part in zip(names[one], learned[one], strict=True)}
         return replace(state, adapter=adapter)
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the depth method's blocks, with all BRICKs of the client's own set and the heads of a whole walk."""
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
@@ -160,15 +158,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return self.over.aggregate(state, updates, server)
 
     def predict(
-        self,
-        state: ServerState,
-        model: LayeredModel,
-        images: Images,
-        client: Client | None = None,
-        domain: str | None = None,
+        self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
         """Return the depth method's logits of the global model, which has all blocks and needs no BRICK."""
-        return self.over.predict(state, model, images, client, domain)
+        return self.over.predict(state, model, images, personal, domain)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """Return the depth method's obstacle; the global model has all blocks and needs no BRICK."""

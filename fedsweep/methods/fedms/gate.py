@@ -1,21 +1,34 @@
-"""FedMS's gate: it weighs the global against the local expert for each image, and is averaged over clients (Eq. 7)."""
+"""FedMS's gate: it weighs the global against the local expert for each image."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
+from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.methods.fedms.trunk import TrunkConfig
-from fedsweep.models.layered import LayeredModel, Walk, draw_linears, standardize_
+from fedsweep.methods.fedms.trunk import TimmTrunk, TrunkConfig
+from fedsweep.models.layered import Images, LayeredModel, Walk, draw_linears, standardize_
 from fedsweep.models.weights_file import built
-from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.types import AdapterState, Batch, ClientUpdate
+from fedsweep.types import Batch
+
+
+class GateConfig(Config):
+    """The gate of the mixture (Section 3.3)."""
+
+    trunk: TrunkConfig = Field(
+        default_factory=TimmTrunk, description="the network below the gate's adapter: timm or digits_resnet"
+    )
+    hidden: int | None = Field(None, gt=0, description="width of the adapter; null for that of the trunk's features")
+    trained: Literal["adapter", "all"] = Field("adapter", description="the gate's adapter alone, or its trunk too")
+    weights: Literal["loss", "aggregation"] = Field(
+        "loss", description="a client's weight in the gate's mean: its loss (Eq. 7), or that of `aggregation.weights`"
+    )
 
 
 class Gate(nn.Module):
@@ -122,11 +135,7 @@ def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
     return mix * images.side_inputs["global"] + (1 - mix) * local
 
 
-def average_gates(
-    start: AdapterState, updates: Sequence[ClientUpdate], aggregation: AggregationConfig, by_loss: bool
-) -> AdapterState:
-    """Average the clients' gates: Z_g = sum_i (L_i / sum_j L_j) Z_i (FedMS, Eq. 7).
-
-    L_i is the loss of client i, or without `by_loss` its weight in the aggregation.
-    """
-    return layerwise_mean(start, updates, aggregation, (lambda update: update.metrics["loss"]) if by_loss else None)
+def mixture_loss(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+    """Return the cross-entropy of the mixture, or of the local expert alone for images without side inputs."""
+    logits = mixed(model, images, walk) if isinstance(images, Batch) else model(images, walk)
+    return F.cross_entropy(logits, labels)
