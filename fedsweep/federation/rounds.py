@@ -1,7 +1,7 @@
 """The outer loop of every paper. It yields after each round; the caller records, prunes or stops."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
@@ -23,16 +23,14 @@ from fedsweep.methods.capabilities import (
     predicted,
 )
 from fedsweep.models import LayeredModel, relative_norm
-from fedsweep.models.layered import completed
 from fedsweep.results.tsne_files import Embedding
 from fedsweep.training.aggregation import lora_residual
 from fedsweep.training.attacks import Attack, attacked, malicious_clients
 from fedsweep.training.base_optimizers import AnyBaseOptimizer
 from fedsweep.training.costs import round_costs
-from fedsweep.training.drift import drift
+from fedsweep.training.diagnostics import Placed, drift, structural_bias
 from fedsweep.training.evaluation import EvaluationConfig, accuracy, client_scores, evaluate
 from fedsweep.training.local_training import CohortTrainer
-from fedsweep.training.structural_bias import Placed, structural_bias
 from fedsweep.training.tsne import draw, embed
 from fedsweep.types import (
     AdapterState,
@@ -156,30 +154,22 @@ class Federation:
         return client_scores(found, self.malicious())
 
     def drifted(
-        self, sent: ServerState, state: ServerState, cohort: Sequence[Client], updates: Sequence[ClientUpdate]
+        self, sent: ServerState, state: ServerState, placed: Sequence[Placed], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
         """Measure client drift on the same test images of all domains, if `evaluation.metrics` asks for it."""
         if "drift" not in self.evaluation.metrics:
             return {}
-        held = {update.client: update.allocation.held for update in updates}
-        stand_ins = StandIns.of_method(self.method).stand_ins
-        walks = {client.id: completed(held[client.id], stand_ins(self.model, client)) for client in cohort}
         images = []
         for domain in self.domains:
-            rng = stream(self.seed, "probe", domain.name)
-            chosen = rng.permutation(len(domain.test))[:PROBED]
+            chosen = stream(self.seed, "probe", domain.name).permutation(len(domain.test))[:PROBED]
             images.append(domain.test.take(torch.from_numpy(chosen))[0])
-        return drift(self.model, sent.adapter, state.adapter, updates, walks, torch.cat(images))
+        return drift(self.model, sent.adapter, state.adapter, updates, placed, torch.cat(images))
 
-    def biased(
-        self, sent: ServerState, cohort: Sequence[Client], allocations: Mapping[ClientId, LayerAllocation], round: int
-    ) -> dict[str, float]:
-        """Measure structural bias before the clients train, if `evaluation.metrics` asks for it."""
+    def biased(self, sent: ServerState, placed: Sequence[Placed], round: int) -> dict[str, float]:
+        """Measure structural bias as before the clients train, if `evaluation.metrics` asks for it."""
         if "structural_bias" not in self.evaluation.metrics:
             return {}
         self.model.load_adapter(sent.adapter)
-        stand_ins = StandIns.of_method(self.method).stand_ins
-        placed = [Placed(client, allocations[client.id].held, stand_ins(self.model, client)) for client in cohort]
         objective = self.method.objective(round, self.config.rounds)
         return structural_bias(self.model, objective, sent.layers, placed, self.seed, round)
 
@@ -219,14 +209,16 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
         covered = coverage(state, list(allocations.values()))
-        biased = federation.biased(state, cohort, allocations, round)
+        stand_ins = StandIns.of_method(method).stand_ins
+        placed = [Placed(one, allocations[one.id].held, stand_ins(federation.model, one)) for one in cohort]
+        biased = federation.biased(state, placed, round)
         aggregate = method.aggregate(state, updates, server)
         state = federation.base.conclude(sent, aggregate, updates, shares)
         if malicious:  # who attacks remembers what it has trained, not what it has sent
             honest = federation.base.conclude(sent, aggregate, trained, shares)
             state = replace(state, client_memory=honest.client_memory)
         state = method.end_round(replace(state, gamma_star=int(covered[GAMMA_STAR])), server, trainer)
-        drifted = federation.drifted(sent, state, cohort, updates)
+        drifted = federation.drifted(sent, state, placed, updates)
         scores = federation.evaluate(state)
         # Evaluated last, the model holds the state's adapter.
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
