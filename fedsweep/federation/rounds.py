@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
 from fedsweep.methods import FederatedMethod, Server
+from fedsweep.methods.base import Allocations
 from fedsweep.methods.capabilities import (
     Messages,
     OwnMetrics,
@@ -153,6 +154,11 @@ class Federation:
             found[client.id] = accuracy(logits, images.labels)
         return client_scores(found, self.malicious())
 
+    def placed(self, cohort: Sequence[Client], allocations: Allocations) -> list[Placed]:
+        """Return the cohort with the blocks and stand-ins of each client, for what is measured beside the costs."""
+        stand_ins = StandIns.of_method(self.method).stand_ins
+        return [Placed(one, allocations[one.id].held, stand_ins(self.model, one)) for one in cohort]
+
     def drifted(
         self, sent: ServerState, state: ServerState, placed: Sequence[Placed], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
@@ -180,7 +186,7 @@ class Federation:
             return None
         sample = draw(self.domains, self.class_names, classes, images, self.seed)
         self.model.load_adapter(state.adapter)
-        return embed(self.model, state.layers, sample, self.evaluation.batch_size, self.seed)
+        return embed(self.model, state.layers, sample, self.class_names, self.evaluation.batch_size, self.seed)
 
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
@@ -209,8 +215,7 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
         covered = coverage(state, list(allocations.values()))
-        stand_ins = StandIns.of_method(method).stand_ins
-        placed = [Placed(one, allocations[one.id].held, stand_ins(federation.model, one)) for one in cohort]
+        placed = federation.placed(cohort, allocations)
         biased = federation.biased(state, placed, round)
         aggregate = method.aggregate(state, updates, server)
         state = federation.base.conclude(sent, aggregate, updates, shares)

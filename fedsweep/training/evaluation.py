@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.common.config import Config
+from fedsweep.models.layered import LayeredModel, Walk
 from fedsweep.types import ClientId, Domain, ImageSet
 
 Predict = Callable[[ImageSet, str | None], Tensor]
@@ -69,6 +70,11 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
         **{f"{OUT_OF_DOMAIN}/{name}": accuracy for name, accuracy in others.items()},
         "loss/test": sum(losses) / len(losses),
     }
+
+
+def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:
+    """Return the inputs (n, width) of the model's head after the steps of a walk."""
+    return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

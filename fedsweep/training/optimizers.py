@@ -1,6 +1,6 @@
 """SGD and Adam with torch's arithmetic, but without its import of the compiler, which takes seconds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Protocol
 
 import torch
@@ -96,6 +96,12 @@ class Adam:
         scale = torch._foreach_div(torch._foreach_sqrt(self.square), second**0.5)
         torch._foreach_add_(scale, config.eps)
         torch._foreach_addcdiv_(self.parameters, self.mean, scale, -config.lr / first)
+
+
+def plain_adam(lr: float, tensors: Iterable[Tensor]) -> Adam:
+    """Return an Adam of these tensors with the defaults of Kingma and Ba, without decay and clipping."""
+    config = AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None)
+    return Adam(config, [one.data for one in tensors])
 
 
 def clipped(gradients: Sequence[Tensor], largest: float | None) -> list[Tensor]:

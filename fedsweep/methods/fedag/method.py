@@ -25,12 +25,13 @@ from fedsweep.methods.fedag.domain_adapters import (
     check_clip,
     named_here,
 )
-from fedsweep.methods.fedag.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
+from fedsweep.methods.fedag.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised, warm_up
 from fedsweep.models import BackboneConfig
 from fedsweep.models.base import Reader
 from fedsweep.models.clip.backbone import ClipBackbone
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.training.aggregation import layerwise_mean
+from fedsweep.training.evaluation import features
 from fedsweep.training.local_training import CohortTrainer, LocalTask, cross_entropy
 from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
@@ -105,7 +106,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         adapters = cast(DomainAdapters, trainer.model.server)
         trainer.model.load_adapter(state.adapter)
         lessons = [self._lesson("adapter warm-up", name, server, trainer) for name in adapters.domains]
-        self._learning().warm_up(adapters, lessons)
+        warm_up(self.server, adapters, lessons)
         return replace(state, adapter=state.adapter | _server_tensors(trainer.model), warm=True)
 
     def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
@@ -150,12 +151,12 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
         """Minimise Eq. 10 over the domains that have sent a model so far."""
         state, model = of(state), trainer.model
-        present = sorted(state.copies)
-        scores = state.quality
+        present, scores = sorted(state.copies), state.quality
         lessons = [self._lesson("mutual learning", name, server, trainer, scores.get(name)) for name in present]
         copies = [{name: one.clone() for name, one in state.copies[name].items()} for name in present]
         model.load_adapter(state.adapter)
-        self._learning().learn(model, cast(DomainAdapters, model.server), copies, lessons)
+        strength = self.strength * self.regularizer
+        MutualLearning(self.server, self.cross_domain, strength, self.delta, model, copies, lessons).learn()
         learned = dict(zip(present, copies, strict=True))
         return replace(state, adapter=state.adapter | _server_tensors(model), copies=learned)
 
@@ -203,9 +204,6 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
             return given
         return given | {name: given[name].lerp(one, self.gamma) for name, one in state.own[client].items()}
 
-    def _learning(self) -> MutualLearning:
-        return MutualLearning(self.server, self.cross_domain, self.strength * self.regularizer, self.delta)
-
     def _lesson(
         self, purpose: str, domain: str, server: Server, trainer: CohortTrainer, scores: Tensor | None = None
     ) -> Lesson:
@@ -229,18 +227,14 @@ def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_siz
 
     A prototype is the mean feature of the client's own images of a class; images of a class without one score 0.
     """
-    seen, asked = (_features(model, images, batch_size) for images in (train, synthetic))
+    walk = range(model.num_layers)
+    seen, asked = (features(model, walk, images, batch_size) for images in (train, synthetic))
     labels, wanted = train.labels.to(seen.device), synthetic.labels.to(seen.device)
     classes = int(torch.cat([labels, wanted]).max()) + 1
     sums = F.one_hot(labels, classes).T.to(seen.dtype) @ seen  # index_add_ has no fixed order on a GPU
     counts = labels.bincount(minlength=classes).clamp(min=1)
     prototypes = sums / counts.unsqueeze(1)
     return F.cosine_similarity(asked, prototypes[wanted], dim=1).clamp(min=0)
-
-
-def _features(model: LayeredModel, images: ImageSet, batch_size: int) -> Tensor:
-    walk = range(model.num_layers)
-    return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 
 
 def _server_tensors(model: LayeredModel) -> AdapterState:

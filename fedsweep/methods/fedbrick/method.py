@@ -143,9 +143,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         """Train adapters, heads and the missing blocks' BRICKs in stage I, the other BRICKs in stage II."""
         if not self.brick:
             return self.over.local_updates(state, cohort, allocations, trainer)
-        parameters = trainer.model.trainable()
-        rows = [allocations[client.id] for client in cohort]
-        first = [self._stage_one(state, *one, trainer, parameters) for one in zip(cohort, rows, strict=True)]
+        live = trainer.model.movable()
+        first = [self._stage_one(state, one, allocations[one.id], trainer, live) for one in cohort]
         updates = trainer.fit(first)
         if not self.parallel:
             return updates
@@ -169,14 +168,12 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return ExportObstacle.of_method(self.over).export_obstacle(depths, num_layers, of_client)
 
     def _stage_one(
-        self,
-        state: ServerState,
-        client: Client,
-        row: LayerAllocation,
-        trainer: CohortTrainer,
-        parameters: Mapping[str, Tensor],
+        self, state: ServerState, client: Client, row: LayerAllocation, trainer: CohortTrainer, live: AdapterState
     ) -> LocalTask:
-        """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk."""
+        """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk.
+
+        `live` are the model's own tensors, in which w and theta move.
+        """
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
         base = self.objective(trainer.round, trainer.rounds)
@@ -184,16 +181,15 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         if not self.compensate:
             return LocalTask(client, start, row, base, names=[name for name in names if brick_of(name) is None])
         names = [name for name in names if brick_of(name) not in row.held]
-        tethers = [
-            Tether(self.lambda_w, [name for name in names if ".lora_" in name], parameters, start),
-            Tether(self.lambda_theta, [name for name in names if brick_of(name) is not None], parameters, start),
-        ]
+        adapters = [name for name in names if ".lora_" in name]
+        bricks = [name for name in names if brick_of(name) is not None]
         whole = completed(row.held, self.stand_ins(trainer.model, client))
 
         def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
             loss = base(model, images, labels, walk)
-            for tether in tethers:
-                loss = tether.added_to(loss)
+            for weight, tied in ((self.lambda_w, adapters), (self.lambda_theta, bricks)):
+                if weight and tied:
+                    loss = loss + weight * (_joined(live, tied) - _joined(start, tied)).square().sum()
             return loss
 
         return LocalTask(client, start, row, objective, lambda _: whole, names)
@@ -230,22 +226,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return own or list(server.proxy.values())
 
 
-class Tether:
-    """lambda ||x - x^t||^2 over several tensors, of which `parameters` are those in use and `start` the x^t."""
-
-    def __init__(
-        self, weight: float, names: Sequence[str], parameters: Mapping[str, Tensor], start: AdapterState
-    ) -> None:
-        self.weight = weight
-        self.tensors = [parameters[name] for name in names]
-        self.start = torch.cat([start[name].flatten() for name in names]) if names else None
-
-    def added_to(self, loss: Tensor) -> Tensor:
-        """Return the loss plus the tether."""
-        if self.start is None or not self.weight:
-            return loss
-        now = torch.cat([one.flatten() for one in self.tensors])
-        return loss + self.weight * (now - self.start).square().sum()
+def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    return torch.cat([tensors[name].flatten() for name in names])
 
 
 def brick_of(name: str) -> int | None:
