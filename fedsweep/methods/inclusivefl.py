@@ -86,9 +86,9 @@ def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: S
         classes.setdefault(len(update.allocation.held), []).append(update)
     steps: dict[int, AdapterState] = {}
     for depth, members in sorted(classes.items()):
-        blocks = {name: before[name] for name in members[0].adapter if layer_of(name) is not None}
-        mean = layerwise_mean(blocks, [_blocks_of(one) for one in members], server.aggregation)
-        steps[depth] = {name: mean[name] - old for name, old in blocks.items()}
+        mean = layerwise_mean(before, members, server.aggregation)
+        blocks = [name for name in members[0].adapter if layer_of(name) is not None]
+        steps[depth] = {name: mean[name] - before[name] for name in blocks}
     return steps
 
 
@@ -99,7 +99,3 @@ def mean_of_blocks(step: Mapping[str, torch.Tensor], blocks: range, place: int) 
         if layer_of(name) in blocks:
             gathered.setdefault(moved_to(name, place), []).append(tensor)
     return {name: torch.stack(tensors).mean(0) for name, tensors in gathered.items()}
-
-
-def _blocks_of(update: ClientUpdate) -> ClientUpdate:
-    return replace(update, adapter={name: one for name, one in update.adapter.items() if layer_of(name) is not None})

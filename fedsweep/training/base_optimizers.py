@@ -12,13 +12,13 @@ from fedsweep.common.config import Config
 from fedsweep.models.names import is_statistic
 from fedsweep.types import ClientId, ClientUpdate, ServerState
 
+Tensors = list[Tensor]
+
 
 class BaseOptimizer(Config):
     """A base optimizer decides how far a client moves from the global model, and what is remembered of it."""
 
-    def steer(
-        self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
-    ) -> list[Tensor]:
+    def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
         """Return the gradients of a client's objective, from those of its loss.
 
         The four lists are parallel: `start` is where the session began, `memory` what is remembered of the client.
@@ -47,9 +47,7 @@ class FedProx(BaseOptimizer):
     name: Literal["fedprox"] = "fedprox"
     mu: float = Field(0.01, ge=0, description="weight of the proximal term; 0 is FedAvg")
 
-    def steer(
-        self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
-    ) -> list[Tensor]:
+    def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
         """Add mu (theta - theta^t)."""
         return _pulled(gradients, parameters, start, self.mu)
 
@@ -64,9 +62,7 @@ class FedDyn(BaseOptimizer):
     name: Literal["feddyn"] = "feddyn"
     alpha: float = Field(0.1, gt=0, description="weight of the regulariser")
 
-    def steer(
-        self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
-    ) -> list[Tensor]:
+    def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
         """Return the gradient of L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2 (Eq. 1)."""
         pulled = _pulled(gradients, parameters, start, self.alpha)
         return [one if known is None else one - known for one, known in zip(pulled, memory, strict=True)]
@@ -97,7 +93,7 @@ class FedDyn(BaseOptimizer):
         return replace(after, adapter=adapter, client_memory=clients, server_memory=server)
 
 
-def _pulled(gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], strength: float) -> list[Tensor]:
+def _pulled(gradients: Tensors, parameters: Tensors, start: Tensors, strength: float) -> Tensors:
     return list(torch._foreach_add(gradients, torch._foreach_sub(parameters, start), alpha=strength))
 
 

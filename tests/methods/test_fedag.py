@@ -131,7 +131,7 @@ def test_no_score_is_below_zero(make, monkeypatch):
     asked = -torch.eye(6)
     asked[0] *= -1
     found = iter([torch.eye(6), asked])
-    monkeypatch.setattr(fedag, "_features", lambda *_: next(found))
+    monkeypatch.setattr(fedag, "features", lambda *_: next(found))
     labels = torch.arange(6)
     given = replace(images, labels=labels)
     assert quality(small.model, given, given, 16).tolist() == [1, 0, 0, 0, 0, 0]

@@ -6,6 +6,7 @@ the server injects what they learn into a frozen CLIP, by an adapter for each do
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -14,6 +15,7 @@ from numpy.random import Generator
 from pydantic import Field
 from torch import Tensor
 
+from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server, state_as, synthetic_of
 from fedsweep.methods.capabilities import ExportObstacle, OwnMetrics, OwnWeights, SeparateModels, SideInputs
@@ -22,7 +24,6 @@ from fedsweep.methods.fedag.domain_adapters import (
     ClipConfig,
     DomainAdapters,
     build_domain_adapters,
-    check_clip,
     named_here,
 )
 from fedsweep.methods.fedag.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised, warm_up
@@ -40,11 +41,6 @@ SERVER = "server."
 QUALITY, SPREAD = "synthetic/quality", "synthetic/quality_spread"
 
 
-def default_clip() -> ClipBackbone:
-    """Return CLIP ViT-B/32, only when FedAG needs it: checking its name imports transformers."""
-    return ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}")
-
-
 @dataclass(frozen=True)
 class FedAGState(ServerState):
     """The adapter holds the server's tensors, and under the clients' names W^0, from which all of them begin.
@@ -60,12 +56,18 @@ class FedAGState(ServerState):
     warm: bool = False
 
 
+of = partial(state_as, FedAGState)
+
+
 class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics, ExportObstacle):
     """Models of two architectures that learn from each other; clients' capacities are ignored."""
 
     name: Literal["fedag"] = "fedag"
     needs: ClassVar[Needs] = Needs(lora=False, head=True, synthetic=True)
-    clip: ClipConfig = Field(default_factory=default_clip, description="the server's CLIP: digits_clip or clip")
+    clip: ClipConfig = Field(  # made only when it is needed: checking its name imports transformers
+        default_factory=lambda: ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}"),
+        description="the server's CLIP: digits_clip or clip",
+    )
     adapters: AdaptersConfig = Field(AdaptersConfig(), description="the server's adapters and their attention")
     server: ServerConfig = Field(ServerConfig(), description="how the server trains")
     momentum: bool = Field(True, description="Eq. 1; false: a client goes on from the server's copy alone")
@@ -85,7 +87,13 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
         """Load the server's CLIP, which must take the backbone's images."""
-        check_clip(self.clip, backbone.image_size, tuple(class_names))
+        with named_here():
+            self.clip.check_weights(len(class_names), tuple(class_names))
+        if self.clip.image_size != backbone.image_size:
+            raise UserError(
+                f"`method.clip` takes images of {self.clip.image_size} pixels, but those of `backbone` have "
+                f"{backbone.image_size}."
+            )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Make the client's whole model trainable, and add CLIP, adapters and attention as `server`."""
@@ -214,11 +222,6 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         features = self.server_features(trainer.reader, images)["clip"]
         rng = stream(trainer.seed, purpose, trainer.round, domain)
         return Lesson(adapters.domains.index(domain), rng, images, features, weights.to(adapters.text.device))
-
-
-def of(state: ServerState) -> FedAGState:
-    """Return the state as this method's, or raise TypeError."""
-    return state_as(FedAGState, state)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from fedsweep.models.layered import Images, LayeredModel, Step, Walk, completed
 from fedsweep.models.names import names_within
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective
-from fedsweep.types import AdapterState, Client, ClientUpdate, ImageSet, LayerAllocation, ServerState
+from fedsweep.types import AdapterState, Client, ClientUpdate, LayerAllocation, ServerState
 
 DepthMethod = Annotated[FedRA | InclusiveFL | DepthFL, Field(discriminator="name")]
 SHARED = "shared"
@@ -90,7 +90,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         for name in sorted(model.bricks):
             names = {one: [f"bricks.{name}.{layer}.{one}" for layer in range(model.num_layers)] for one in FACTORS}
             stacked = {one: torch.stack([adapter[each] for each in names[one]]) for one in FACTORS}
-            passed = activations(model, self._proxies(name, server), size)
+            own = [images for domain, images in server.proxy.items() if self.set_of(domain) == name]
+            passed = activations(model, own or list(server.proxy.values()), size)
             rng = stream(trainer.seed, "distillation", trainer.round, name)
             learned = distil(stacked, passed, self.gate, self.server_epochs, self.server_lr, size, rng)
             for one in FACTORS:
@@ -219,11 +220,6 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def _in_place(self, model: LayeredModel, client: Client) -> list[InPlace]:
         bricks = cast(nn.ModuleList, model.bricks[self.set_of(client.domain)])
         return [InPlace(layer, cast(Brick, brick)) for layer, brick in enumerate(bricks)]
-
-    def _proxies(self, name: str, server: Server) -> list[ImageSet]:
-        """The server's images of a set's domain, or of all domains for a shared set."""
-        own = [images for domain, images in server.proxy.items() if self.set_of(domain) == name]
-        return own or list(server.proxy.values())
 
 
 def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

@@ -6,6 +6,7 @@ client, with adapters that are activated from the top down (SAL), and a gate tha
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -67,9 +68,7 @@ class FedMSState(ServerState):
     active: dict[ClientId, int] = field(default_factory=dict)
 
 
-def of(state: ServerState) -> FedMSState:
-    """Return the state as this method's, or raise TypeError."""
-    return state_as(FedMSState, state)
+of = partial(state_as, FedMSState)
 
 
 class FedMS(
