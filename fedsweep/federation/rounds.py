@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
@@ -27,23 +26,12 @@ from fedsweep.models import LayeredModel, relative_norm
 from fedsweep.results.tsne_files import Embedding
 from fedsweep.training.aggregation import lora_residual
 from fedsweep.training.attacks import Attack, attacked, malicious_clients
-from fedsweep.training.base_optimizers import AnyBaseOptimizer
 from fedsweep.training.costs import round_costs
 from fedsweep.training.diagnostics import Placed, drift, structural_bias
 from fedsweep.training.evaluation import EvaluationConfig, accuracy, client_scores, evaluate
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.tsne import draw, embed
-from fedsweep.types import (
-    AdapterState,
-    Client,
-    ClientId,
-    ClientUpdate,
-    Domain,
-    ImageSet,
-    LayerAllocation,
-    RoundResult,
-    ServerState,
-)
+from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, Domain, RoundResult, ServerState
 
 GAMMA, GAMMA_STAR, IDLE = "allocation/gamma", "allocation/gamma_star", "allocation/idle"
 RESIDUAL, NORM = "lora/residual", "lora/relative_norm"
@@ -78,7 +66,6 @@ class Federation:
     """Everything that stays the same over the rounds of one run."""
 
     method: FederatedMethod
-    base: AnyBaseOptimizer
     model: LayeredModel
     fresh: AdapterState
     clients: Sequence[Client]
@@ -133,10 +120,7 @@ class Federation:
         """Return the metrics of the global model on the domains, and of clients' models on their own test images."""
         of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
-
-        def predict(images: ImageSet, domain: str | None) -> Tensor:
-            return predicted(self.method, state, self.trainer.reader, images, domain=domain)
-
+        predict = partial(predicted, self.method, state, self.trainer.reader)
         return {**evaluate(predict, self.domains, self.held_out), **of_clients}
 
     def _evaluate_clients(self, state: ServerState) -> dict[str, float]:
@@ -214,13 +198,13 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         received = {client: messages.received_names(sent, client, row) for client, row in allocations.items()}
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
-        covered = coverage(state, list(allocations.values()))
+        covered = coverage(state, allocations)
         placed = federation.placed(cohort, allocations)
         biased = federation.biased(state, placed, round)
         aggregate = method.aggregate(state, updates, server)
-        state = federation.base.conclude(sent, aggregate, updates, shares)
+        state = federation.trainer.base.conclude(sent, aggregate, updates, shares)
         if malicious:  # who attacks remembers what it has trained, not what it has sent
-            honest = federation.base.conclude(sent, aggregate, trained, shares)
+            honest = federation.trainer.base.conclude(sent, aggregate, trained, shares)
             state = replace(state, client_memory=honest.client_memory)
         state = method.end_round(replace(state, gamma_star=int(covered[GAMMA_STAR])), server, trainer)
         drifted = federation.drifted(sent, state, placed, updates)
@@ -228,23 +212,19 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         # Evaluated last, the model holds the state's adapter.
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
         own = OwnMetrics.of_method(method).measure(state, updates)
-        loss = {"loss/train": _mean_loss(updates)}
-        metrics = {**scores, **loss, **covered, **lora, **costs, **own, **drifted, **biased}
+        images = sum(update.num_examples for update in updates)
+        loss = sum(update.metrics["loss"] * update.num_examples for update in updates) / images
+        metrics = {**scores, "loss/train": loss, **covered, **lora, **costs, **own, **drifted, **biased}
         yield RoundResult(round, state, metrics, time.monotonic() - begun)
 
 
-def coverage(state: ServerState, rows: Sequence[LayerAllocation]) -> dict[str, float]:
+def coverage(state: ServerState, allocations: Allocations) -> dict[str, float]:
     """Return the smallest number of clients that hold an active block, and the number of idle blocks.
 
     An active block of the server's model has a holder, an idle one has none. Gamma* of FedRA's Theorem 1 (second
     version) is the smallest number of all rounds so far.
     """
-    holders = [sum(layer in row.held for row in rows) for layer in state.layers]
+    holders = [sum(layer in row.held for row in allocations.values()) for layer in state.layers]
     fewest = min((count for count in holders if count), default=0)
     star = fewest if state.gamma_star is None else min(fewest, state.gamma_star)
     return {GAMMA: float(fewest), GAMMA_STAR: float(star), IDLE: float(holders.count(0))}
-
-
-def _mean_loss(updates: Sequence[ClientUpdate]) -> float:
-    total = sum(update.num_examples for update in updates)
-    return sum(update.metrics["loss"] * update.num_examples for update in updates) / total

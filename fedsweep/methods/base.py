@@ -126,6 +126,6 @@ def state_as(kind: type[OwnState], state: ServerState) -> OwnState:
     return state
 
 
-def first_blocks(cohort: Sequence[Client]) -> dict[ClientId, LayerAllocation]:
+def first_blocks(cohort: Sequence[Client]) -> Allocations:
     """Return each client's first L_i blocks: the standard depth-based split (FedRA, Section 3.1)."""
     return {client.id: LayerAllocation.of(tuple(range(client.capacity))) for client in cohort}

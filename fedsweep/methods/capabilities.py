@@ -130,10 +130,7 @@ class ExportObstacle(Capability):
     """Parts of the predicting model for which an export has no place."""
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return these parts of the global model, or of a client's, in words for the error message; None for none.
-
-        `depths` are all that a client can have.
-        """
+        """Return these parts of the global or a client's model in words, or None; `depths` are all of the clients'."""
         return None
 
 

@@ -112,8 +112,8 @@ class DepthFL(FederatedMethod, ExportObstacle):
     def absent_heads(self, state: ServerState, depth: int, num_layers: int) -> tuple[str, ...]:
         """Return the name prefixes of the heads that a client with `depth` blocks lacks."""
         depths, last = self.exits_of(depth, num_layers)
-        present = {name.split(".")[1] for name in state.adapter if name.startswith("heads.")}
-        missing = tuple(f"heads.{head}." for head in sorted(present, key=int) if int(head) not in depths)
+        present = {int(name.split(".")[1]) for name in state.adapter if name.startswith("heads.")}
+        missing = tuple(f"heads.{head}." for head in sorted(present - set(depths)))
         return missing if last else (*missing, LayeredModel.head_prefix)
 
 

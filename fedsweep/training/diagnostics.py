@@ -75,13 +75,11 @@ def representation(model: LayeredModel, adapter: AdapterState, walk: Walk, image
 
 
 def mean_pairwise_distance(features: Tensor) -> float:
-    """Return the mean of 1 - cos over all pairs of clients and all images; (clients, n, width). 0 for a single client.
-
-    By |sum of unit vectors|^2 = K + sum over ordered pairs of their cosines.
-    """
+    """Return the mean of 1 - cos over pairs of clients and images of features (clients, n, width); 0 for one client."""
     clients = len(features)
     if clients == 1:
         return 0.0
+    # |sum of unit vectors|^2 = K + sum over ordered pairs of their cosines
     total = F.normalize(features.double(), dim=-1).sum(0).square().sum(-1)
     return max(0.0, 1 - ((total - clients) / (clients * (clients - 1))).mean().item())
 

@@ -13,8 +13,8 @@ from fedsweep.common.config import Config
 from fedsweep.models.layered import LayeredModel, Walk
 from fedsweep.types import ClientId, Domain, ImageSet
 
-Predict = Callable[[ImageSet, str | None], Tensor]
-"""Images, and their domain where it is one of the clients', to logits (n, classes)."""
+Predict = Callable[..., Tensor]
+"""An image set, and as `domain` its domain where it is one of the clients', to logits (n, classes)."""
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
 OF_BOTTOM = "accuracy/clients/bottom_10"
 """Mean over the tenth of the clients that are worst, one at least (as q-FFL reports it)."""
@@ -56,11 +56,11 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
     accuracies: dict[str, float] = {}
     losses: list[float] = []
     for domain in domains:
-        logits = predict(domain.test, domain.name)
+        logits = predict(domain.test, domain=domain.name)
         labels = domain.test.labels.to(logits.device)
         accuracies[domain.name] = accuracy(logits, labels)
         losses.append(F.cross_entropy(logits, labels).item())
-    others = {domain.name: accuracy(predict(domain.test, None), domain.test.labels) for domain in held_out}
+    others = {domain.name: accuracy(predict(domain.test, domain=None), domain.test.labels) for domain in held_out}
     return {
         "accuracy/mean": sum(accuracies.values()) / len(accuracies),
         "accuracy/worst_domain": min(accuracies.values()),

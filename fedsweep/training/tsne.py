@@ -21,10 +21,8 @@ def draw(
 ) -> dict[str, ImageSet]:
     """Draw at most `images` test images of the first `classes` classes, as evenly over domains and classes as possible.
 
-    The draw, by domain, depends on neither method nor model, so that all arms of a seed show the same images.
-
-    Raises:
-        UserError: there are fewer classes, or too few images of them for a silhouette.
+    The draw, by domain, depends on neither method nor model, so that all arms of a seed show the same images. Raise
+    UserError if there are fewer classes, or too few images of them for a silhouette.
     """
     if classes > len(class_names):
         raise UserError(

@@ -95,8 +95,7 @@ def build_domain_adapters(
 ) -> DomainAdapters:
     """Return CLIP with its weights and fresh adapters; for a number of classes, on the meta device without weights.
 
-    Raises:
-        UserError: the checkpoint is missing, broken or none of a CLIP, or a prompt is too long.
+    Raise UserError if the checkpoint is missing, broken or none of a CLIP, or a prompt is too long.
     """
     if isinstance(class_names, int):
         return DomainAdapters(clip.outlined(class_names), config, domains, seed, "outlined")

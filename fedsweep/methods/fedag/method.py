@@ -125,10 +125,8 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
         """Train clients from Eq. 1's mixture by cross-entropy (Eq. 2), and score their domain's synthetic images."""
-        starts = [self._start(of(state), one.id) for one in cohort]
-        tasks = [
-            LocalTask(one, start, allocations[one.id], cross_entropy) for one, start in zip(cohort, starts, strict=True)
-        ]
+        state = of(state)
+        tasks = [LocalTask(one, self._start(state, one.id), allocations[one.id], cross_entropy) for one in cohort]
         updates = [replace(update, local_copy=update.adapter) for update in trainer.fit(tasks)]
         if not self.quality:
             return updates

@@ -91,10 +91,8 @@ def _normed(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
 def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, outlined: bool = False) -> Gate:
     """Return the gate with its trunk's weights and a fresh adapter, each tensor from a stream of its name.
 
-    With `whole` the trunk is trained too. With `outlined` it is on the meta device, without weights.
-
-    Raises:
-        UserError: the trunk's weights are missing or do not fit.
+    With `whole` the trunk is trained too. With `outlined` it is on the meta device, without weights; otherwise raise
+    UserError if they are missing or do not fit.
     """
     if outlined:
         with torch.device("meta"):
