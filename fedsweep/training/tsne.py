@@ -7,7 +7,7 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed, stream
-from fedsweep.models.layered import LayeredModel
+from fedsweep.models.layered import LayeredModel, Walk
 from fedsweep.results.tsne_files import Embedding, Point
 from fedsweep.training.evaluation import features
 from fedsweep.types import Domain, ImageSet
@@ -51,19 +51,14 @@ def draw(
 
 
 def embed(
-    model: LayeredModel,
-    layers: Sequence[int],
-    sample: Mapping[str, ImageSet],
-    class_names: Sequence[str],
-    batch_size: int,
-    seed: int,
+    model: LayeredModel, walk: Walk, sample: Mapping[str, ImageSet], classes: Sequence[str], batch_size: int, seed: int
 ) -> Embedding | None:
-    """Return the t-SNE of the inputs of the model's head after the given blocks, with the adapter that `model` holds.
+    """Return the t-SNE of the inputs of the model's head after a walk, with the adapter that `model` holds.
 
     Return None if the features are not finite or all equal, as in a diverged run, which must not end here.
     """
     with torch.inference_mode():
-        parts = [features(model, layers, images, batch_size).float().cpu() for images in sample.values()]
+        parts = [features(model, walk, images, batch_size).float().cpu() for images in sample.values()]
     found = torch.cat(parts).numpy()
     if not np.isfinite(found).all() or np.ptp(found, axis=0).max() == 0:
         return None
@@ -73,7 +68,7 @@ def embed(
     names, points = list(sample), []
     for i in np.lexsort((places, labels)):
         x, y = plane[i].tolist()
-        points.append(Point(x, y, class_names[labels[i]], names[places[i]], float(silhouettes[i])))
+        points.append(Point(x, y, classes[labels[i]], names[places[i]], float(silhouettes[i])))
     return Embedding(tuple(points))
 
 

@@ -59,12 +59,10 @@ class Gate(nn.Module):
         """Return the trunk's features (n, width) of uint8 images (n, 3, h, w)."""
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
         pixels = standardize_(pixels, self.mean, self.std)
-        alone = self.trunk.training and len(images) == 1  # has no variance: as in evaluation
-        if alone:
-            self.trunk.eval()
+        training = self.trunk.training
+        self.trunk.train(training and len(images) > 1)  # a single image has no variance: as in evaluation
         found: Tensor = self.trunk(pixels)
-        if alone:
-            self.trunk.train()
+        self.trunk.train(training)
         return found
 
     def forward(self, features: Tensor) -> Tensor:
