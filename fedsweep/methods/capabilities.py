@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
 from fedsweep.models import BackboneConfig
 from fedsweep.models.base import Reader
-from fedsweep.models.layered import LayeredModel, Step
+from fedsweep.models.layered import Images, LayeredModel, Step
 from fedsweep.models.names import names_within
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
@@ -164,14 +164,13 @@ def predicted(
     domain: str | None = None,
 ) -> Tensor:
     """Return logits (n, classes) of an image set by the client's or global model, which the reader's model holds."""
-    model, owner, personal = reader.model, client.id if client else None, client is not None
+    owner = client.id if client else None
     steps = FrozenBlocks.of_method(method).num_frozen_blocks(state, owner)
     if client is None and side_inputs is None:
         side_inputs = SideInputs.of_method(method).server_features(reader, images)
-    if not steps and not side_inputs:
-        views = images.batches(reader.batch_size)
-        return torch.cat([method.predict(state, model, pixels, personal, domain) for pixels, _ in views])
-    prefix = reader.prefix(state.layers, steps, adapter_of(method, state, owner)) if steps else None
-    parts = torch.split(torch.arange(len(images)), reader.batch_size)
-    batches = (reader.batch(images, index, prefix, steps, side_inputs or {}) for index in parts)
-    return torch.cat([method.predict(state, model, batch, personal, domain) for batch in batches])
+    parts: Iterable[Images] = (pixels for pixels, _ in images.batches(reader.batch_size))
+    if steps or side_inputs:
+        prefix = reader.prefix(state.layers, steps, adapter_of(method, state, owner)) if steps else None
+        places = torch.split(torch.arange(len(images)), reader.batch_size)
+        parts = (reader.batch(images, index, prefix, steps, side_inputs or {}) for index in places)
+    return torch.cat([method.predict(state, reader.model, part, client is not None, domain) for part in parts])

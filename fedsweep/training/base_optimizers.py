@@ -70,21 +70,20 @@ class FedDyn(BaseOptimizer):
     def conclude(
         self, before: ServerState, after: ServerState, updates: Sequence[ClientUpdate], shares: Mapping[ClientId, float]
     ) -> ServerState:
-        """g_k -= alpha (theta_k - theta^t); h -= alpha sum_k p_k (theta_k - theta^t); theta = mean - h / alpha."""
+        """g_k -= alpha (theta_k - theta^t); h -= alpha sum_k p_k (theta_k - theta^t); theta = mean - h / alpha.
+
+        p_k is client k's share of all, 1 / m in the paper.
+        """
         clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
         for update in sorted(updates, key=lambda one: one.client):
-            known = clients.get(update.client, {})
-            moved = {
-                name: tensor - before.adapter[name]
-                for name, tensor in update.adapter.items()
-                if not is_statistic(name)  # what nothing descends along has no gradient to remember
-            }
-            clients[update.client] = known | {
-                name: known.get(name, torch.zeros_like(step)) - self.alpha * step for name, step in moved.items()
-            }
-            for name, step in moved.items():
-                drift = server.get(name, torch.zeros_like(step))
-                server[name] = drift - self.alpha * shares[update.client] * step  # p_k is 1 / m in the paper
+            known = dict(clients.get(update.client, {}))
+            for name, tensor in update.adapter.items():
+                if not is_statistic(name):  # what nothing descends along has no gradient to remember
+                    step = tensor - before.adapter[name]
+                    nothing = torch.zeros_like(step)
+                    known[name] = known.get(name, nothing) - self.alpha * step
+                    server[name] = server.get(name, nothing) - self.alpha * shares[update.client] * step
+            clients[update.client] = known
         for name in {name for update in updates for name in update.adapter if not is_statistic(name)}:
             adapter[name] = adapter[name] - server[name] / self.alpha
         return replace(after, adapter=adapter, client_memory=clients, server_memory=server)

@@ -1,7 +1,8 @@
 """FedMS: Federated Learning with Mixture of Sparsely Activated Foundations Models.
 
-Panlong Wu, Kangshuo Li, Ting Wang, Fangxin Wang. Stage one trains a global expert, stage two a local expert for each
-client, with adapters that are activated from the top down (SAL), and a gate that mixes the two (MoFM).
+Panlong Wu, Kangshuo Li, Ting Wang, Fangxin Wang. Stage one trains a global expert (Section 3.1), stage two a local
+expert for each client, with adapters that are activated from the top down (SAL, Section 3.2), and a gate that mixes the
+two (MoFM, Section 3.3).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
