@@ -74,7 +74,7 @@ def check_content(config: RunConfig) -> None:
 def build(config: RunConfig, device: Device = "cpu") -> Federation:
     """Return a run's data, clients, model and trainer; the model on the device, the images where they are."""
     data, parts = split(config)
-    method, clients = config.method, parts.clients
+    method, clients = config.method, list(parts.clients)
     if method.needs.synthetic:
         clients = [replace(one, synthetic=synthetic_of(one.domain, parts.synthetic)) for one in clients]
     freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if method.needs.lora else None

@@ -215,5 +215,4 @@ class RunConfig(Config):
         of_clients = client_metric_names(clients) if self.partition.test_share else []
         domains = metric_names(self.data.training_domains, self.data.held_out_domains)
         own = OwnMetrics.of_method(self.method).metric_names(clients)
-        scores = [*domains, *of_clients, "loss/train"]
-        return [*scores, *ROUND_METRICS, *COST_METRICS, *own, *drift, *bias]
+        return [*domains, *of_clients, "loss/train", *ROUND_METRICS, *COST_METRICS, *own, *drift, *bias]

@@ -137,9 +137,8 @@ class MutualLearning:
 
     def cross_domain_step(self, batches: Sequence[Tensor]) -> None:
         """Descend the cross-domain part, by all adapters and their attention."""
-        present = [(number, rows) for number, rows in enumerate(batches) if len(rows)]
-        losses = torch.stack([self._cross_domain(number, rows) for number, rows in present])
-        self.of_shared.step(torch.autograd.grad(losses.sum() / len(self.lessons), self.shared))
+        losses = [self._cross_domain(number, rows) for number, rows in enumerate(batches) if len(rows)]
+        self.of_shared.step(torch.autograd.grad(torch.stack(losses).sum() / len(self.lessons), self.shared))
 
     def joint_step(self, batches: Sequence[Tensor]) -> None:
         """Descend G of Eq. 10, by all tensors, on a batch of each domain, which may be empty."""
