@@ -74,20 +74,17 @@ def check_content(config: RunConfig) -> None:
 def build(config: RunConfig, device: Device = "cpu") -> Federation:
     """Return a run's data, clients, model and trainer; the model on the device, the images where they are."""
     data, parts = split(config)
-    method = config.method
-    clients = [
-        replace(one, synthetic=synthetic_of(one.domain, parts.synthetic)) if method.needs.synthetic else one
-        for one in parts.clients
-    ]
-    freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if config.method.needs.lora else None
+    method, clients = config.method, list(parts.clients)
+    if method.needs.synthetic:
+        clients = [replace(one, synthetic=synthetic_of(one.domain, parts.synthetic)) for one in clients]
+    freeze_a, lora = config.aggregation.lora == "freeze_a", config.lora if method.needs.lora else None
     model = build_model(config.backbone, lora, len(data.class_names), config.seed, data.class_names, freeze_a)
-    config.method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
+    method.prepare(model, config.depths(), set(config.client_domains().values()), config.seed)
     model.to(device)
     depths = tuple(sorted(config.depths()))
     kept = FrozenRows.of(sources(data, parts.synthetic, _of_synthetic(config, data)))
     return Federation(
-        method=config.method,
-        base=config.base_optimizer,
+        method=method,
         model=model,
         fresh=model.adapter(),
         clients=clients,
@@ -135,10 +132,9 @@ def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None
     return found
 
 
-def run(config: RunConfig, device: Device = "cpu", resume: Checkpoint | None = None) -> Iterator[RoundResult]:
-    """Play a run round by round; with `resume` (its tensors on the device), only the rounds that are left."""
-    start = RoundResult(resume.round, resume.state) if resume else None
-    yield from federate(build(config, device), start)
+def run(config: RunConfig, device: Device = "cpu") -> Iterator[RoundResult]:
+    """Play a run round by round."""
+    yield from federate(build(config, device))
 
 
 def run_resumably(

@@ -1,18 +1,18 @@
 """The outer loop of every paper. It yields after each round; the caller records, prunes or stops."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.common.randomness import stream
 from fedsweep.methods import FederatedMethod, Server
+from fedsweep.methods.base import Allocations
 from fedsweep.methods.capabilities import (
     Messages,
     OwnMetrics,
@@ -23,28 +23,15 @@ from fedsweep.methods.capabilities import (
     predicted,
 )
 from fedsweep.models import LayeredModel, relative_norm
-from fedsweep.models.layered import completed
 from fedsweep.results.tsne_files import Embedding
 from fedsweep.training.aggregation import lora_residual
 from fedsweep.training.attacks import Attack, attacked, malicious_clients
-from fedsweep.training.base_optimizers import AnyBaseOptimizer
 from fedsweep.training.costs import round_costs
-from fedsweep.training.drift import drift
+from fedsweep.training.diagnostics import Placed, drift, structural_bias
 from fedsweep.training.evaluation import EvaluationConfig, accuracy, client_scores, evaluate
 from fedsweep.training.local_training import CohortTrainer
-from fedsweep.training.structural_bias import Placed, structural_bias
 from fedsweep.training.tsne import draw, embed
-from fedsweep.types import (
-    AdapterState,
-    Client,
-    ClientId,
-    ClientUpdate,
-    Domain,
-    ImageSet,
-    LayerAllocation,
-    RoundResult,
-    ServerState,
-)
+from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, Domain, RoundResult, ServerState
 
 GAMMA, GAMMA_STAR, IDLE = "allocation/gamma", "allocation/gamma_star", "allocation/idle"
 RESIDUAL, NORM = "lora/residual", "lora/relative_norm"
@@ -79,7 +66,6 @@ class Federation:
     """Everything that stays the same over the rounds of one run."""
 
     method: FederatedMethod
-    base: AnyBaseOptimizer
     model: LayeredModel
     fresh: AdapterState
     clients: Sequence[Client]
@@ -134,10 +120,7 @@ class Federation:
         """Return the metrics of the global model on the domains, and of clients' models on their own test images."""
         of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
-
-        def predict(images: ImageSet, domain: str | None) -> Tensor:
-            return predicted(self.method, state, self.trainer.reader, images, domain=domain)
-
+        predict = partial(predicted, self.method, state, self.trainer.reader)
         return {**evaluate(predict, self.domains, self.held_out), **of_clients}
 
     def _evaluate_clients(self, state: ServerState) -> dict[str, float]:
@@ -155,31 +138,28 @@ class Federation:
             found[client.id] = accuracy(logits, images.labels)
         return client_scores(found, self.malicious())
 
+    def placed(self, cohort: Sequence[Client], allocations: Allocations) -> list[Placed]:
+        """Return the cohort with the blocks and stand-ins of each client, for what is measured beside the costs."""
+        stand_ins = StandIns.of_method(self.method).stand_ins
+        return [Placed(one, allocations[one.id].held, stand_ins(self.model, one)) for one in cohort]
+
     def drifted(
-        self, sent: ServerState, state: ServerState, cohort: Sequence[Client], updates: Sequence[ClientUpdate]
+        self, sent: ServerState, state: ServerState, placed: Sequence[Placed], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
         """Measure client drift on the same test images of all domains, if `evaluation.metrics` asks for it."""
         if "drift" not in self.evaluation.metrics:
             return {}
-        held = {update.client: update.allocation.held for update in updates}
-        stand_ins = StandIns.of_method(self.method).stand_ins
-        walks = {client.id: completed(held[client.id], stand_ins(self.model, client)) for client in cohort}
         images = []
         for domain in self.domains:
-            rng = stream(self.seed, "probe", domain.name)
-            chosen = rng.permutation(len(domain.test))[:PROBED]
+            chosen = stream(self.seed, "probe", domain.name).permutation(len(domain.test))[:PROBED]
             images.append(domain.test.take(torch.from_numpy(chosen))[0])
-        return drift(self.model, sent.adapter, state.adapter, updates, walks, torch.cat(images))
+        return drift(self.model, sent.adapter, state.adapter, updates, placed, torch.cat(images))
 
-    def biased(
-        self, sent: ServerState, cohort: Sequence[Client], allocations: Mapping[ClientId, LayerAllocation], round: int
-    ) -> dict[str, float]:
-        """Measure structural bias before the clients train, if `evaluation.metrics` asks for it."""
+    def biased(self, sent: ServerState, placed: Sequence[Placed], round: int) -> dict[str, float]:
+        """Measure structural bias as before the clients train, if `evaluation.metrics` asks for it."""
         if "structural_bias" not in self.evaluation.metrics:
             return {}
         self.model.load_adapter(sent.adapter)
-        stand_ins = StandIns.of_method(self.method).stand_ins
-        placed = [Placed(client, allocations[client.id].held, stand_ins(self.model, client)) for client in cohort]
         objective = self.method.objective(round, self.config.rounds)
         return structural_bias(self.model, objective, sent.layers, placed, self.seed, round)
 
@@ -190,13 +170,13 @@ class Federation:
             return None
         sample = draw(self.domains, self.class_names, classes, images, self.seed)
         self.model.load_adapter(state.adapter)
-        return embed(self.model, state.layers, sample, self.evaluation.batch_size, self.seed)
+        return embed(self.model, state.layers, sample, self.class_names, self.evaluation.batch_size, self.seed)
 
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
     """Yield the untuned model (round 0), then the result of every round; with `start`, only the rounds after it."""
     method, server, shares = federation.method, federation.server, federation.shares()
-    ids, malicious = [client.id for client in federation.clients], federation.malicious()
+    malicious = federation.malicious()
     if start is None:
         begun = time.monotonic()
         state = federation.initial_state()
@@ -212,42 +192,39 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         sent = state
         trained = method.local_updates(state, cohort, allocations, trainer)
-        sent_to = partial(SeparateModels.of_method(method).sent_adapter, sent)
-        updates = attacked(sent_to, trained, malicious, federation.config.attack)
+        sent_to = {one: SeparateModels.of_method(method).sent_adapter(sent, one) for one in malicious}
+        updates = attacked(sent_to, trained, federation.config.attack)
         messages = Messages.of_method(method)
         received = {client: messages.received_names(sent, client, row) for client, row in allocations.items()}
         costs = round_costs(federation.model, state.adapter, allocations, received, updates)
         residual = lora_residual(state.adapter, updates, server.aggregation)
-        covered = coverage(state, list(allocations.values()))
-        biased = federation.biased(state, cohort, allocations, round)
+        covered = coverage(state, allocations)
+        placed = federation.placed(cohort, allocations)
+        biased = federation.biased(state, placed, round)
         aggregate = method.aggregate(state, updates, server)
-        state = federation.base.conclude(sent, aggregate, updates, shares)
+        state = federation.trainer.base.conclude(sent, aggregate, updates, shares)
         if malicious:  # who attacks remembers what it has trained, not what it has sent
-            honest = federation.base.conclude(sent, aggregate, trained, shares)
+            honest = federation.trainer.base.conclude(sent, aggregate, trained, shares)
             state = replace(state, client_memory=honest.client_memory)
         state = method.end_round(replace(state, gamma_star=int(covered[GAMMA_STAR])), server, trainer)
-        drifted = federation.drifted(sent, state, cohort, updates)
+        drifted = federation.drifted(sent, state, placed, updates)
         scores = federation.evaluate(state)
         # Evaluated last, the model holds the state's adapter.
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
-        own = OwnMetrics.of_method(method).measure(state, ids, updates)
-        loss = {"loss/train": _mean_loss(updates)}
-        metrics = {**scores, **loss, **covered, **lora, **costs, **own, **drifted, **biased}
+        own = OwnMetrics.of_method(method).measure(state, updates)
+        images = sum(update.num_examples for update in updates)
+        loss = sum(update.metrics["loss"] * update.num_examples for update in updates) / images
+        metrics = {**scores, "loss/train": loss, **covered, **lora, **costs, **own, **drifted, **biased}
         yield RoundResult(round, state, metrics, time.monotonic() - begun)
 
 
-def coverage(state: ServerState, rows: Sequence[LayerAllocation]) -> dict[str, float]:
+def coverage(state: ServerState, allocations: Allocations) -> dict[str, float]:
     """Return the smallest number of clients that hold an active block, and the number of idle blocks.
 
     An active block of the server's model has a holder, an idle one has none. Gamma* of FedRA's Theorem 1 (second
     version) is the smallest number of all rounds so far.
     """
-    holders = [sum(layer in row.held for row in rows) for layer in state.layers]
+    holders = [sum(layer in row.held for row in allocations.values()) for layer in state.layers]
     fewest = min((count for count in holders if count), default=0)
     star = fewest if state.gamma_star is None else min(fewest, state.gamma_star)
     return {GAMMA: float(fewest), GAMMA_STAR: float(star), IDLE: float(holders.count(0))}
-
-
-def _mean_loss(updates: Sequence[ClientUpdate]) -> float:
-    total = sum(update.num_examples for update in updates)
-    return sum(update.metrics["loss"] * update.num_examples for update in updates) / total

@@ -17,11 +17,10 @@ from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.attacks import malicious_clients
 from fedsweep.training.base_optimizers import BaseOptimizerConfig, FedAvg
 from fedsweep.training.costs import COST_METRICS
-from fedsweep.training.drift import DRIFT_METRICS
+from fedsweep.training.diagnostics import DRIFT_METRICS, bias_metrics
 from fedsweep.training.evaluation import EvaluationConfig, client_metric_names, metric_names
 from fedsweep.training.local_training import LocalConfig
 from fedsweep.training.optimizers import OptimizerConfig
-from fedsweep.training.structural_bias import bias_metrics
 from fedsweep.types import ClientId
 
 
@@ -216,5 +215,4 @@ class RunConfig(Config):
         of_clients = client_metric_names(clients) if self.partition.test_share else []
         domains = metric_names(self.data.training_domains, self.data.held_out_domains)
         own = OwnMetrics.of_method(self.method).metric_names(clients)
-        scores = [*domains, *of_clients, "loss/train"]
-        return [*scores, *ROUND_METRICS, *COST_METRICS, *own, *drift, *bias]
+        return [*domains, *of_clients, "loss/train", *ROUND_METRICS, *COST_METRICS, *own, *drift, *bias]

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
-import numpy as np
+from numpy.random import Generator
 from torch import Tensor
 
 from fedsweep.common.config import Config
@@ -79,9 +79,7 @@ class FederatedMethod(Config, ABC):
         """Return the state that the server sends, by default after no training of its own."""
         return state
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the blocks that each client runs and trains in this round: by default, all of the server's."""
         return {client.id: LayerAllocation.of(state.layers) for client in cohort}
 
@@ -105,14 +103,9 @@ class FederatedMethod(Config, ABC):
         return state
 
     def predict(
-        self,
-        state: ServerState,
-        model: LayeredModel,
-        images: Images,
-        client: Client | None = None,
-        domain: str | None = None,
+        self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return logits (batch, classes). `model` holds the adapter of the client, or of the state without one.
+        """Return logits (batch, classes). `model` holds the global adapter, or with `personal` a client's own.
 
         `domain` is the images' domain, if it is known and one of the clients'.
         """
@@ -133,11 +126,6 @@ def state_as(kind: type[OwnState], state: ServerState) -> OwnState:
     return state
 
 
-def first_blocks(cohort: Sequence[Client]) -> dict[ClientId, LayerAllocation]:
+def first_blocks(cohort: Sequence[Client]) -> Allocations:
     """Return each client's first L_i blocks: the standard depth-based split (FedRA, Section 3.1)."""
     return {client.id: LayerAllocation.of(tuple(range(client.capacity))) for client in cohort}
-
-
-def without_training(state: ServerState, cohort: Sequence[Client]) -> dict[ClientId, LayerAllocation]:
-    """Return an allocation in which every client runs all blocks and trains none."""
-    return {client.id: LayerAllocation(held=state.layers, trained=()) for client in cohort}

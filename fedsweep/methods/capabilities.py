@@ -5,15 +5,16 @@ Each class holds the answers of a method without the capability, so that the eng
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
-from fedsweep.methods.base import FederatedMethod
+from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
 from fedsweep.models import BackboneConfig
 from fedsweep.models.base import Reader
-from fedsweep.models.layered import LayeredModel, Step
+from fedsweep.models.layered import Images, LayeredModel, Step
 from fedsweep.models.names import names_within
 from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
@@ -120,9 +121,7 @@ class OwnMetrics(Capability):
         """Return their names, known before a run."""
         return []
 
-    def measure(
-        self, state: ServerState, clients: Iterable[ClientId], updates: Sequence[ClientUpdate]
-    ) -> dict[str, float]:
+    def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Measure a round, from the state after it and its updates."""
         return {}
 
@@ -131,11 +130,22 @@ class ExportObstacle(Capability):
     """Parts of the predicting model for which an export has no place."""
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Return these parts of the global model, or of a client's, in words for the error message; None for none.
-
-        `depths` are all that a client can have.
-        """
+        """Return these parts of the global or a client's model in words, or None; `depths` are all of the clients'."""
         return None
+
+
+class FrozenEncoders(FederatedMethod, FrozenBlocks):
+    """The base of methods that train nothing within CLIP's encoders: an image is encoded once for all rounds."""
+
+    needs: ClassVar[Needs] = Needs(lora=False, text=True)
+
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
+        """Return all blocks, of which none is trained."""
+        return {client.id: LayerAllocation(held=state.layers, trained=()) for client in cohort}
+
+    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
+        """Return the number of all blocks."""
+        return len(state.layers)
 
 
 def adapter_of(method: FederatedMethod, state: ServerState, client: ClientId | None) -> AdapterState:
@@ -154,14 +164,13 @@ def predicted(
     domain: str | None = None,
 ) -> Tensor:
     """Return logits (n, classes) of an image set by the client's or global model, which the reader's model holds."""
-    model, owner = reader.model, client.id if client else None
+    owner = client.id if client else None
     steps = FrozenBlocks.of_method(method).num_frozen_blocks(state, owner)
     if client is None and side_inputs is None:
         side_inputs = SideInputs.of_method(method).server_features(reader, images)
-    if not steps and not side_inputs:
-        views = images.batches(reader.batch_size)
-        return torch.cat([method.predict(state, model, pixels, client, domain) for pixels, _ in views])
-    prefix = reader.prefix(state.layers, steps, adapter_of(method, state, owner)) if steps else None
-    parts = torch.split(torch.arange(len(images)), reader.batch_size)
-    batches = (reader.batch(images, index, prefix, steps, side_inputs or {}) for index in parts)
-    return torch.cat([method.predict(state, model, batch, client, domain) for batch in batches])
+    parts: Iterable[Images] = (pixels for pixels, _ in images.batches(reader.batch_size))
+    if steps or side_inputs:
+        prefix = reader.prefix(state.layers, steps, adapter_of(method, state, owner)) if steps else None
+        places = torch.split(torch.arange(len(images)), reader.batch_size)
+        parts = (reader.batch(images, index, prefix, steps, side_inputs or {}) for index in places)
+    return torch.cat([method.predict(state, reader.model, part, client is not None, domain) for part in parts])

@@ -8,26 +8,27 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import permutations
-from typing import Literal
+from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.random import Generator
 from pydantic import Field
 from torch import Tensor
 
-from fedsweep.methods.base import FederatedMethod, Needs, Server, first_blocks
+from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server, first_blocks
 from fedsweep.methods.capabilities import ExportObstacle
 from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.local_training import Objective
-from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
+from fedsweep.types import Client, ServerState
 
 
 class DepthFL(FederatedMethod, ExportObstacle):
     """InclusiveFL's split with extra heads and mutual self-distillation (FedRA, Section 4.1, baseline 4)."""
 
     name: Literal["depthfl"] = "depthfl"
+    needs: ClassVar[Needs] = Needs(head=True)
     heads: tuple[int, ...] = Field(
         (3, 6, 9), min_length=1, description="blocks after which a head sits (FedRA's released code: 4, 7, 10)"
     )
@@ -41,11 +42,6 @@ class DepthFL(FederatedMethod, ExportObstacle):
     prediction: Literal["mean", "last"] = Field(
         "mean", description="mean of all heads' logits, or the last head alone (FedRA's released code)"
     )
-
-    @property
-    def needs(self) -> Needs:
-        """A head, which the extra ones resemble."""
-        return Needs(head=True)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Raise ValueError unless all heads sit between blocks, in ascending order."""
@@ -65,9 +61,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         blocks = max(server.depths) if self.own_head == "by_depth" else server.num_layers
         return ServerState(adapter=model.adapter(), layers=tuple(range(blocks)))
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the first L_i blocks, with the heads within them and the client's own."""
         rows = first_blocks(cohort)
         return {
@@ -86,12 +80,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return objective
 
     def predict(
-        self,
-        state: ServerState,
-        model: LayeredModel,
-        images: Images,
-        client: Client | None = None,
-        domain: str | None = None,
+        self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
         """Return the mean of the logits of the server's heads, or those of the last one."""
         depths, last = self._exits_in(model, len(state.layers))
@@ -123,8 +112,8 @@ class DepthFL(FederatedMethod, ExportObstacle):
     def absent_heads(self, state: ServerState, depth: int, num_layers: int) -> tuple[str, ...]:
         """Return the name prefixes of the heads that a client with `depth` blocks lacks."""
         depths, last = self.exits_of(depth, num_layers)
-        present = {name.split(".")[1] for name in state.adapter if name.startswith("heads.")}
-        missing = tuple(f"heads.{head}." for head in sorted(present, key=int) if int(head) not in depths)
+        present = {int(name.split(".")[1]) for name in state.adapter if name.startswith("heads.")}
+        missing = tuple(f"heads.{head}." for head in sorted(present - set(depths)))
         return missing if last else (*missing, LayeredModel.head_prefix)
 
 

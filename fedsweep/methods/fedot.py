@@ -5,30 +5,27 @@ the model around an emulator, in which blocks of the middle are dropped; the end
 """
 
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.random import Generator
 from pydantic import Field
 
-from fedsweep.methods.base import FederatedMethod, Needs, Server
+from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of
 from fedsweep.training.aggregation import AggregationConfig
-from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
+from fedsweep.types import Client, LayerAllocation, ServerState
 
 
 class FedOT(FederatedMethod):
     """FedAvg on the lowest and the topmost blocks, whole; clients' capacities are ignored."""
 
     name: Literal["fedot"] = "fedot"
+    needs: ClassVar[Needs] = Needs(lora=False)
     bottom: int = Field(2, ge=0, description="blocks of the lower end, which are trained")
     top: int = Field(2, ge=0, description="blocks of the upper end, which are trained")
     kept: float = Field(0.5, gt=0, le=1, description="share of the blocks between them that the emulator keeps, frozen")
-
-    @property
-    def needs(self) -> Needs:
-        """No adapters: whole blocks are trained."""
-        return Needs(lora=False)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Raise ValueError unless there is at least one block to train and one block between the two ends."""
@@ -59,9 +56,7 @@ class FedOT(FederatedMethod):
             layer = layer_of(name)
             parameter.requires_grad_(layer in ends if layer is not None else name.startswith(model.head_prefix))
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the ends, which are trained, with the emulator between them."""
         ends = self.ends(state.layers)
         row = LayerAllocation(held=tuple(sorted({*ends, *self.emulator(state.layers)})), trained=ends)

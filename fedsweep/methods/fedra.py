@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.random import Generator
 from pydantic import Field
 
-from fedsweep.methods.base import FederatedMethod, Server
+from fedsweep.methods.base import Allocations, FederatedMethod, Server
 from fedsweep.training.aggregation import AggregationConfig
-from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
+from fedsweep.types import Client, LayerAllocation, ServerState
 
 
 class FedRA(FederatedMethod):
@@ -34,9 +35,7 @@ class FedRA(FederatedMethod):
                 f"but {list(capacities)} sum to {sum(capacities)}"
             )
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Draw rows of M in {0, 1}^{N x L} with sum_j M_ij = L_i (Section 3.5, step 1)."""
         matrix = np.zeros((len(cohort), server.num_layers), dtype=bool)
         for row, client in zip(matrix, cohort, strict=True):

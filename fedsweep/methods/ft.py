@@ -3,13 +3,13 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
-import numpy as np
+from numpy.random import Generator
 from pydantic import Field
 
 from fedsweep.data.partition.base import POOL, pool
-from fedsweep.methods.base import FederatedMethod, Needs, Server
+from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server
 from fedsweep.methods.capabilities import FrozenBlocks
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of
@@ -52,12 +52,8 @@ class LFFT(FederatedMethod, FrozenBlocks):
     """Layer-freeze fine-tuning: FedAvg on the blocks from some height on, and on the layers above them."""
 
     name: Literal["lfft"] = "lfft"
+    needs: ClassVar[Needs] = Needs(lora=False)
     frozen: float = Field(0.5, ge=0, le=1, description="share of the blocks, from the lowest on, that stay as they are")
-
-    @property
-    def needs(self) -> Needs:
-        """No adapters."""
-        return Needs(lora=False)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Raise ValueError unless some block is trained."""
@@ -79,9 +75,7 @@ class LFFT(FederatedMethod, FrozenBlocks):
                 place, depth = model.height(name)
                 parameter.requires_grad_(place >= self.first(depth))
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return all blocks, of which the upper ones are trained."""
         row = LayerAllocation(held=state.layers, trained=state.layers[self.first(server.num_layers) :])
         return {client.id: row for client in cohort}

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from pydantic import Field
 
-from fedsweep.methods.base import FederatedMethod, Server, first_blocks, state_as
+from fedsweep.methods.base import Allocations, FederatedMethod, Server, first_blocks, state_as
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of, moved_to
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
-from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.types import AdapterState, Client, ClientUpdate, ServerState
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,7 @@ class InclusiveFL(FederatedMethod):
         """Return a state without remembered updates."""
         return InclusiveState(adapter=model.adapter(), layers=tuple(range(server.num_layers)))
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the first L_i blocks."""
         return first_blocks(cohort)
 
@@ -88,9 +86,9 @@ def class_steps(before: AdapterState, updates: Sequence[ClientUpdate], server: S
         classes.setdefault(len(update.allocation.held), []).append(update)
     steps: dict[int, AdapterState] = {}
     for depth, members in sorted(classes.items()):
-        blocks = {name: before[name] for name in members[0].adapter if layer_of(name) is not None}
-        mean = layerwise_mean(blocks, [_blocks_of(one) for one in members], server.aggregation)
-        steps[depth] = {name: mean[name] - old for name, old in blocks.items()}
+        mean = layerwise_mean(before, members, server.aggregation)
+        blocks = [name for name in members[0].adapter if layer_of(name) is not None]
+        steps[depth] = {name: mean[name] - before[name] for name in blocks}
     return steps
 
 
@@ -101,7 +99,3 @@ def mean_of_blocks(step: Mapping[str, torch.Tensor], blocks: range, place: int) 
         if layer_of(name) in blocks:
             gathered.setdefault(moved_to(name, place), []).append(tensor)
     return {name: torch.stack(tensors).mean(0) for name, tensors in gathered.items()}
-
-
-def _blocks_of(update: ClientUpdate) -> ClientUpdate:
-    return replace(update, adapter={name: one for name, one in update.adapter.items() if layer_of(name) is not None})

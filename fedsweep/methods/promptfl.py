@@ -8,28 +8,20 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Literal, cast
 
-import numpy as np
 from pydantic import Field
 
 from fedsweep.common.errors import UserError
-from fedsweep.methods.base import FederatedMethod, Needs, Server, without_training
-from fedsweep.methods.capabilities import ExportObstacle, FrozenBlocks, OwnWeights
+from fedsweep.methods.capabilities import ExportObstacle, FrozenEncoders, OwnWeights
 from fedsweep.models import BackboneConfig
 from fedsweep.models.clip.model import LayeredClip
 from fedsweep.models.layered import LayeredModel
-from fedsweep.types import Client, ClientId, LayerAllocation, ServerState
 
 
-class PromptFL(FederatedMethod, OwnWeights, FrozenBlocks, ExportObstacle):
+class PromptFL(FrozenEncoders, OwnWeights, ExportObstacle):
     """FedAvg on context vectors shared by all classes; an image is encoded once for all rounds."""
 
     name: Literal["promptfl"] = "promptfl"
     context: int = Field(16, gt=0, description="learned vectors before a class's name, in place of the prompt's words")
-
-    @property
-    def needs(self) -> Needs:
-        """A text encoder, and no adapters."""
-        return Needs(lora=False, text=True)
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
         """Raise UserError unless there is room for the vectors before the longest name."""
@@ -39,19 +31,9 @@ class PromptFL(FederatedMethod, OwnWeights, FrozenBlocks, ExportObstacle):
         """Add the vectors, as `prompt.context` (context, width of the text encoder)."""
         cast(LayeredClip, model).add_context(self.context, seed)
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
-        """Return an allocation in which every client runs all blocks and trains none."""
-        return without_training(state, cohort)
-
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """Return the vectors, for which CLIPModel has no place."""
         return "learned vectors before the classes' names"
-
-    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return the number of all blocks."""
-        return len(state.layers)
 
 
 @lru_cache(maxsize=16)  # asked for every arm and seed of a search space

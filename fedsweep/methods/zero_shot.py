@@ -3,30 +3,18 @@
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 import torch.nn.functional as F
 
-from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server, without_training
-from fedsweep.methods.capabilities import FrozenBlocks, predicted
+from fedsweep.methods.base import Allocations, Server
+from fedsweep.methods.capabilities import FrozenEncoders, predicted
 from fedsweep.training.local_training import CohortTrainer
-from fedsweep.types import Client, ClientId, ClientUpdate, LayerAllocation, ServerState
+from fedsweep.types import Client, ClientUpdate, ServerState
 
 
-class ZeroShot(FederatedMethod, FrozenBlocks):
+class ZeroShot(FrozenEncoders):
     """Each image gets the class with the nearest prompt, in every round alike."""
 
     name: Literal["zero_shot"] = "zero_shot"
-
-    @property
-    def needs(self) -> Needs:
-        """A text encoder, and no adapters."""
-        return Needs(lora=False, text=True)
-
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
-        """Return an allocation in which every client runs all blocks and trains none."""
-        return without_training(state, cohort)
 
     def local_updates(
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
@@ -43,7 +31,3 @@ class ZeroShot(FederatedMethod, FrozenBlocks):
     def aggregate(self, state: ServerState, updates: Sequence[ClientUpdate], server: Server) -> ServerState:
         """Return the state as it is."""
         return state
-
-    def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return the number of all blocks."""
-        return len(state.layers)

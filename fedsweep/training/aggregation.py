@@ -45,10 +45,7 @@ def layerwise_mean(
 
     Weights are those of `config`, unless `weigh` gives others. With `lora: product_svd` r_j is the product B A of an
     adapted layer, which is factored again at the same rank. The sum runs in the order of the clients' ids, so that the
-    result does not depend on the order of arrival.
-
-    Raises:
-        KeyError: an update holds a tensor that the full model does not have.
+    result does not depend on the order of arrival. Raise KeyError for a tensor that the full model does not have.
     """
     for update in updates:
         if unknown := sorted(set(update.adapter) - set(previous)):

@@ -1,6 +1,6 @@
 """Malicious clients, which send the reverse of what they trained (FedMS, Section 4.2.2)."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -23,23 +23,20 @@ def malicious_clients(clients: Iterable[ClientId], share: float, seed: int) -> f
 
 
 def attacked(
-    sent: Callable[[ClientId], AdapterState],
-    updates: Sequence[ClientUpdate],
-    malicious: Collection[ClientId],
-    attack: Attack,
+    sent: Mapping[ClientId, AdapterState], updates: Sequence[ClientUpdate], attack: Attack
 ) -> list[ClientUpdate]:
-    """Return the updates as the server receives them; `sent` gives the tensors that a client began the round with.
+    """Return the updates as the server receives them; `sent` are the tensors that each malicious client began with.
 
     `reversed_update` goes as far in the other direction, theta^t - (theta_i - theta^t); `reversed_weights` is the
     paper's wording taken literally, -theta_i. Private tensors and running statistics are not reversed.
     """
 
     def reverse(update: ClientUpdate) -> ClientUpdate:
-        given = sent(update.client)
+        given = sent[update.client]
         own = {
             name: one if is_statistic(name) else (2 * given[name] - one if attack == "reversed_update" else -one)
             for name, one in update.adapter.items()
         }
         return replace(update, adapter=own)
 
-    return [reverse(update) if update.client in malicious else update for update in updates]
+    return [reverse(update) if update.client in sent else update for update in updates]

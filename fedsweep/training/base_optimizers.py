@@ -12,13 +12,13 @@ from fedsweep.common.config import Config
 from fedsweep.models.names import is_statistic
 from fedsweep.types import ClientId, ClientUpdate, ServerState
 
+Tensors = list[Tensor]
+
 
 class BaseOptimizer(Config):
     """A base optimizer decides how far a client moves from the global model, and what is remembered of it."""
 
-    def steer(
-        self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
-    ) -> list[Tensor]:
+    def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
         """Return the gradients of a client's objective, from those of its loss.
 
         The four lists are parallel: `start` is where the session began, `memory` what is remembered of the client.
@@ -47,9 +47,7 @@ class FedProx(BaseOptimizer):
     name: Literal["fedprox"] = "fedprox"
     mu: float = Field(0.01, ge=0, description="weight of the proximal term; 0 is FedAvg")
 
-    def steer(
-        self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
-    ) -> list[Tensor]:
+    def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
         """Add mu (theta - theta^t)."""
         return _pulled(gradients, parameters, start, self.mu)
 
@@ -64,9 +62,7 @@ class FedDyn(BaseOptimizer):
     name: Literal["feddyn"] = "feddyn"
     alpha: float = Field(0.1, gt=0, description="weight of the regulariser")
 
-    def steer(
-        self, gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], memory: list[Tensor | None]
-    ) -> list[Tensor]:
+    def steer(self, gradients: Tensors, parameters: Tensors, start: Tensors, memory: list[Tensor | None]) -> Tensors:
         """Return the gradient of L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^t||^2 (Eq. 1)."""
         pulled = _pulled(gradients, parameters, start, self.alpha)
         return [one if known is None else one - known for one, known in zip(pulled, memory, strict=True)]
@@ -80,24 +76,20 @@ class FedDyn(BaseOptimizer):
         """
         clients, server, adapter = dict(before.client_memory), dict(before.server_memory), dict(after.adapter)
         for update in sorted(updates, key=lambda one: one.client):
-            known = clients.get(update.client, {})
-            moved = {
-                name: tensor - before.adapter[name]
-                for name, tensor in update.adapter.items()
-                if not is_statistic(name)  # what nothing descends along has no gradient to remember
-            }
-            clients[update.client] = known | {
-                name: known.get(name, torch.zeros_like(step)) - self.alpha * step for name, step in moved.items()
-            }
-            for name, step in moved.items():
-                drift = server.get(name, torch.zeros_like(step))
-                server[name] = drift - self.alpha * shares[update.client] * step
+            known = dict(clients.get(update.client, {}))
+            for name, tensor in update.adapter.items():
+                if not is_statistic(name):  # what nothing descends along has no gradient to remember
+                    step = tensor - before.adapter[name]
+                    nothing = torch.zeros_like(step)
+                    known[name] = known.get(name, nothing) - self.alpha * step
+                    server[name] = server.get(name, nothing) - self.alpha * shares[update.client] * step
+            clients[update.client] = known
         for name in {name for update in updates for name in update.adapter if not is_statistic(name)}:
             adapter[name] = adapter[name] - server[name] / self.alpha
         return replace(after, adapter=adapter, client_memory=clients, server_memory=server)
 
 
-def _pulled(gradients: list[Tensor], parameters: list[Tensor], start: list[Tensor], strength: float) -> list[Tensor]:
+def _pulled(gradients: Tensors, parameters: Tensors, start: Tensors, strength: float) -> Tensors:
     return list(torch._foreach_add(gradients, torch._foreach_sub(parameters, start), alpha=strength))
 
 

@@ -51,14 +51,11 @@ def round_costs(
     its BRICKs. Up: all that it trained and does not keep, and its extra tensors. Frozen blocks are not counted, because
     a client has the public backbone on its disk, nor are synthetic images, which are sent once.
     """
-    rows = allocations.values()
-    down = [{name: sent[name] for name in names} for names in received.values()]
-    returned = [part for update in updates for part in (update.adapter, update.extra)]
     sizes = sizes_of(model)
-    held = [held_parameters(sizes, row.held, row.excluded_prefixes) for row in rows]
+    held = [held_parameters(sizes, row.held, row.excluded_prefixes) for row in allocations.values()]
     return {
-        "bytes/down": float(sum(map(size_in_bytes, down))),
-        "bytes/up": float(sum(map(size_in_bytes, returned))),
+        "bytes/down": float(sum(size_in_bytes({name: sent[name] for name in names}) for names in received.values())),
+        "bytes/up": float(sum(size_in_bytes(one.adapter) + size_in_bytes(one.extra) for one in updates)),
         "parameters/held": sum(held) / len(held),
         "parameters/trained": sum(count(one.adapter) + count(one.private) for one in updates) / len(held),
     }

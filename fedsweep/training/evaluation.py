@@ -10,10 +10,11 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedsweep.common.config import Config
+from fedsweep.models.layered import LayeredModel, Walk
 from fedsweep.types import ClientId, Domain, ImageSet
 
-Predict = Callable[[ImageSet, str | None], Tensor]
-"""Images, and their domain where it is one of the clients', to logits (n, classes)."""
+Predict = Callable[..., Tensor]
+"""An image set, and as `domain` its domain where it is one of the clients', to logits (n, classes)."""
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
 OF_BOTTOM = "accuracy/clients/bottom_10"
 """Mean over the tenth of the clients that are worst, one at least (as q-FFL reports it)."""
@@ -52,23 +53,23 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
 
     `accuracy/out_of_domain/<domain>` and their mean are those of `held_out` domains, which count nowhere else.
     """
-    accuracies: dict[str, float] = {}
-    losses: list[float] = []
+    accuracies, losses = [], []
     for domain in domains:
-        logits = predict(domain.test, domain.name)
+        logits = predict(domain.test, domain=domain.name)
         labels = domain.test.labels.to(logits.device)
-        accuracies[domain.name] = accuracy(logits, labels)
+        accuracies.append(accuracy(logits, labels))
         losses.append(F.cross_entropy(logits, labels).item())
-    others = {domain.name: accuracy(predict(domain.test, None), domain.test.labels) for domain in held_out}
-    return {
-        "accuracy/mean": sum(accuracies.values()) / len(accuracies),
-        "accuracy/worst_domain": min(accuracies.values()),
-        DOMAIN_SPREAD: pstdev(accuracies.values()),
-        **{f"accuracy/domain/{name}": accuracy for name, accuracy in accuracies.items()},
-        **({OUT_OF_DOMAINS: sum(others.values()) / len(others)} if others else {}),
-        **{f"{OUT_OF_DOMAIN}/{name}": accuracy for name, accuracy in others.items()},
-        "loss/test": sum(losses) / len(losses),
-    }
+    others = [accuracy(predict(domain.test, domain=None), domain.test.labels) for domain in held_out]
+    values = [sum(accuracies) / len(accuracies), min(accuracies), pstdev(accuracies), *accuracies]
+    if others:
+        values += [sum(others) / len(others), *others]
+    names = metric_names([domain.name for domain in domains], [domain.name for domain in held_out])
+    return dict(zip(names, [*values, sum(losses) / len(losses)], strict=True))
+
+
+def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:
+    """Return the inputs (n, width) of the model's head after the steps of a walk."""
+    return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -95,7 +96,7 @@ def client_metric_names(clients: Collection[ClientId]) -> list[str]:
 
 
 def metric_names(domains: Sequence[str], held_out: Sequence[str] = ()) -> list[str]:
-    """Return the names of the metrics of `evaluate`."""
+    """Return the names of the metrics of `evaluate`, in its order."""
     others = [*([OUT_OF_DOMAINS] if held_out else []), *(f"{OUT_OF_DOMAIN}/{name}" for name in held_out)]
     own = [f"accuracy/domain/{name}" for name in domains]
     return ["accuracy/mean", "accuracy/worst_domain", DOMAIN_SPREAD, *own, *others, "loss/test"]

@@ -40,14 +40,12 @@ class LocalConfig(Config):
 
     def steps_for(self, images: int, fewest: int) -> int:
         """Return the steps of a session on `images` images, if the smallest of all clients has `fewest`."""
+        if isinstance(self.steps, int):
+            return self.steps
         epoch = math.ceil(images / self.batch_size)
-        match self.steps:
-            case "epoch":
-                return self.epochs * epoch
-            case "min_client":
-                return self.epochs * min(epoch, math.ceil(fewest / self.batch_size) + 1)
-            case int(steps):
-                return steps
+        if self.steps == "min_client":
+            epoch = min(epoch, math.ceil(fewest / self.batch_size) + 1)
+        return self.epochs * epoch
 
 
 @dataclass(frozen=True)

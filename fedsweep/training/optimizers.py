@@ -1,20 +1,15 @@
 """SGD and Adam with torch's arithmetic, but without its import of the compiler, which takes seconds."""
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.config import Config
-
-
-class Stepper(Protocol):
-    """The optimizer of one local session, without memory of earlier ones."""
-
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """Move the parameters in place."""
 
 
 class SGDConfig(Config):
@@ -26,7 +21,7 @@ class SGDConfig(Config):
     weight_decay: float = Field(1e-5, ge=0, description="L2 penalty added to the gradient")
     clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; null for none")
 
-    def over(self, parameters: list[Tensor]) -> Stepper:
+    def over(self, parameters: list[Tensor]) -> SGD:
         """Return a fresh optimizer of these tensors."""
         return SGD(self, parameters)
 
@@ -46,13 +41,13 @@ class AdamConfig(Config):
     )
     clip_norm: float | None = Field(10.0, gt=0, description="largest norm of the whole gradient; null for none")
 
-    def over(self, parameters: list[Tensor]) -> Stepper:
+    def over(self, parameters: list[Tensor]) -> Adam:
         """Return a fresh optimizer of these tensors."""
         return Adam(self, parameters)
 
 
 class SGD:
-    """torch.optim.SGD's arithmetic on a list of tensors."""
+    """torch.optim.SGD's arithmetic on a list of tensors, which one local session moves in place."""
 
     def __init__(self, config: SGDConfig, parameters: list[Tensor]) -> None:
         self.config, self.parameters = config, parameters
@@ -74,7 +69,7 @@ class SGD:
 
 
 class Adam:
-    """torch.optim.Adam's arithmetic on a list of tensors; with `decoupled` torch.optim.AdamW's."""
+    """torch.optim.Adam's arithmetic in the same way; with `decoupled` torch.optim.AdamW's."""
 
     def __init__(self, config: AdamConfig, parameters: list[Tensor]) -> None:
         self.config, self.parameters, self.taken = config, parameters, 0
@@ -96,6 +91,12 @@ class Adam:
         scale = torch._foreach_div(torch._foreach_sqrt(self.square), second**0.5)
         torch._foreach_add_(scale, config.eps)
         torch._foreach_addcdiv_(self.parameters, self.mean, scale, -config.lr / first)
+
+
+def plain_adam(lr: float, tensors: Iterable[Tensor]) -> Adam:
+    """Return an Adam of these tensors with the defaults of Kingma and Ba, without decay and clipping."""
+    config = AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None)
+    return Adam(config, [one.data for one in tensors])
 
 
 def clipped(gradients: Sequence[Tensor], largest: float | None) -> list[Tensor]:

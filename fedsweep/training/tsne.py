@@ -1,39 +1,28 @@
 """t-SNE of the features of test images after the last round."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed, stream
-from fedsweep.models.layered import LayeredModel
+from fedsweep.models.layered import LayeredModel, Walk
 from fedsweep.results.tsne_files import Embedding, Point
+from fedsweep.training.evaluation import features
 from fedsweep.types import Domain, ImageSet
 
 PERPLEXITY = 30.0
 """Neighbours that count, scikit-learn's default; fewer where there are fewer than 91 images."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The images of a t-SNE by domain, and the names of their classes."""
-
-    images: dict[str, ImageSet]
-    classes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return sum(map(len, self.images.values()))
-
-
-def draw(domains: Sequence[Domain], class_names: Sequence[str], classes: int, images: int, seed: int) -> Sample:
+def draw(
+    domains: Sequence[Domain], class_names: Sequence[str], classes: int, images: int, seed: int
+) -> dict[str, ImageSet]:
     """Draw at most `images` test images of the first `classes` classes, as evenly over domains and classes as possible.
 
-    The draw depends on neither method nor model, so that all arms of a seed show the same images.
-
-    Raises:
-        UserError: there are fewer classes, or too few images of them for a silhouette.
+    The draw, by domain, depends on neither method nor model, so that all arms of a seed show the same images. Raise
+    UserError if there are fewer classes, or too few images of them for a silhouette.
     """
     if classes > len(class_names):
         raise UserError(
@@ -58,35 +47,29 @@ def draw(domains: Sequence[Domain], class_names: Sequence[str], classes: int, im
             f"`evaluation.tsne_classes` {classes} needs two classes with test images and more images than classes, "
             f"but {len(chosen)} images of {len(present)} were drawn."
         )
-    return Sample(parts, tuple(class_names[:classes]))
+    return parts
 
 
-def embed(model: LayeredModel, layers: Iterable[int], sample: Sample, batch_size: int, seed: int) -> Embedding | None:
-    """Return the t-SNE of the inputs of the model's head after the given blocks, with the adapter that `model` holds.
+def embed(
+    model: LayeredModel, walk: Walk, sample: Mapping[str, ImageSet], classes: Sequence[str], batch_size: int, seed: int
+) -> Embedding | None:
+    """Return the t-SNE of the inputs of the model's head after a walk, with the adapter that `model` holds.
 
     Return None if the features are not finite or all equal, as in a diverged run, which must not end here.
     """
-    found = features(model, layers, sample, batch_size)
+    with torch.inference_mode():
+        parts = [features(model, walk, images, batch_size).float().cpu() for images in sample.values()]
+    found = torch.cat(parts).numpy()
     if not np.isfinite(found).all() or np.ptp(found, axis=0).max() == 0:
         return None
-    labels = np.concatenate([part.labels.numpy() for part in sample.images.values()])
-    places = np.repeat(np.arange(len(sample.images)), [len(part) for part in sample.images.values()])
+    labels = np.concatenate([part.labels.numpy() for part in sample.values()])
+    places = np.repeat(np.arange(len(sample)), [len(part) for part in sample.values()])
     plane, silhouettes = _plane(found, labels, seed)
-    names, points = list(sample.images), []
+    names, points = list(sample), []
     for i in np.lexsort((places, labels)):
         x, y = plane[i].tolist()
-        points.append(Point(x, y, sample.classes[labels[i]], names[places[i]], float(silhouettes[i])))
+        points.append(Point(x, y, classes[labels[i]], names[places[i]], float(silhouettes[i])))
     return Embedding(tuple(points))
-
-
-@torch.inference_mode()
-def features(model: LayeredModel, layers: Iterable[int], sample: Sample, batch_size: int) -> np.ndarray:
-    """Return features (images, width) of the sample, domain by domain."""
-    held, found = tuple(layers), []
-    for part in sample.images.values():
-        for images, _ in part.batches(batch_size):
-            found.append(model.features(model.walk(images, held)).float().cpu())
-    return torch.cat(found).numpy()
 
 
 def _plane(found: np.ndarray, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -96,8 +79,7 @@ def _plane(found: np.ndarray, labels: np.ndarray, seed: int) -> tuple[np.ndarray
     from threadpoolctl import threadpool_limits
 
     perplexity = min(PERPLEXITY, (len(found) - 1) / 3)
-    # scikit-learn takes 32 bits.
-    state = derived_seed(seed, "tsne", "start") % 2**32
+    state = derived_seed(seed, "tsne", "start") % 2**32  # scikit-learn takes 32 bits
     with threadpool_limits(1):  # several threads add in no fixed order, and t-SNE makes the last bit visible
         plane = TSNE(2, init="pca", perplexity=perplexity, random_state=state).fit_transform(found)
         return plane, silhouette_samples(found, labels)

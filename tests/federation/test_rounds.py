@@ -142,8 +142,8 @@ def test_dynamic_depths_that_may_not_cover_are_refused(tiny):
         tiny.override({"federation.depths": "dynamic", "method.missing_layers": "ensure_cover"}, "test")
 
 
-def holding(*rows: list[int]) -> list[LayerAllocation]:
-    return [LayerAllocation.of(row) for row in rows]
+def holding(*rows: list[int]) -> dict[str, LayerAllocation]:
+    return {f"client {number}": LayerAllocation.of(row) for number, row in enumerate(rows)}
 
 
 def test_gamma_is_the_fewest_holders_of_an_active_block():

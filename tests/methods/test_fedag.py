@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -131,7 +130,7 @@ def test_no_score_is_below_zero(make, monkeypatch):
     asked = -torch.eye(6)
     asked[0] *= -1
     found = iter([torch.eye(6), asked])
-    monkeypatch.setattr(fedag, "_features", lambda *_: next(found))
+    monkeypatch.setattr(fedag, "features", lambda *_: next(found))
     labels = torch.arange(6)
     given = replace(images, labels=labels)
     assert quality(small.model, given, given, 16).tolist() == [1, 0, 0, 0, 0, 0]
@@ -252,7 +251,7 @@ def test_an_attack_reverses_what_the_server_gets_of_a_client_which_goes_on_from_
     sent = small.method.sent_adapter(first.state, attacker)
     assert moved(first.state.copies[domain], {name: first.state.adapter[name] for name in own.adapter})
     assert identical(second.state.own[attacker], own.adapter)
-    (got,) = attacked(partial(small.method.sent_adapter, first.state), [own], {attacker}, "reversed_update")
+    (got,) = attacked({attacker: small.method.sent_adapter(first.state, attacker)}, [own], "reversed_update")
     for name, tensor in got.adapter.items():
         torch.testing.assert_close(tensor, 2 * sent[name] - own.adapter[name])
     after = small.method.aggregate(first.state, [got], small.server)

@@ -14,10 +14,10 @@ from fedsweep.methods.fedag.mutual_learning import (
     Lesson,
     MutualLearning,
     ServerConfig,
-    Session,
     margin,
     mutual_divergence,
     normalised,
+    warm_up,
 )
 from fedsweep.models.clip.backbone import DigitsClip
 from fedsweep.models.layered import copy_into
@@ -119,8 +119,7 @@ class Server:
         self.model.add_module("server", adapters)
         self.model.eval().backbone.requires_grad_(True)
         server = ServerConfig(epochs=1, batch_size=5, lr=1e-3, update=learning.pop("update", "joint"))
-        given = {"cross": True, "strength": 0.5, "delta": 0.01, **learning}
-        self.learning = MutualLearning(server, **given)
+        self.given = {"config": server, "cross": True, "strength": 0.5, "delta": 0.01, **learning}
         names = [name for name in self.model.movable() if not name.startswith("server.")]
         self.copies = [self._copy(names, seed) for seed in (0, 1)]
         self.lessons = [self._lesson(0, 15), self._lesson(2, 5)]
@@ -137,8 +136,9 @@ class Server:
         return Lesson(place, np.random.default_rng(place), images, self.adapters.seen()(pixels), normalised(alpha))
 
     @property
-    def session(self) -> Session:
-        return Session(self.learning, self.model, self.adapters, self.copies, self.lessons)
+    def learning(self) -> MutualLearning:
+        """A round of its learning, which has not begun."""
+        return MutualLearning(**self.given, model=self.model, copies=self.copies, lessons=self.lessons)
 
     def values(self) -> dict[str, AdapterState]:
         adapters = {
@@ -163,26 +163,26 @@ ALL = {*DOMAINS, "attention", "copy 0", "copy 1"}
 
 def test_an_in_domain_step_moves_its_own_adapter_and_copy_and_nothing_else(cosines):
     server = Server(cosines)
-    session = server.session
+    session = server.learning
     assert server.moved_by(partial(session.in_domain_step, 0, ROWS)) == {"art", "copy 0"}
     assert server.moved_by(partial(session.in_domain_step, 1, ROWS)) == {"sketch", "copy 1"}
 
 
 def test_a_cross_domain_step_moves_all_adapters_and_their_attention_and_no_copy(cosines):
     server = Server(cosines)
-    assert server.moved_by(partial(server.session.cross_domain_step, [ROWS, ROWS])) == {*DOMAINS, "attention"}
-    assert server.moved_by(partial(server.session.cross_domain_step, [ROWS, NONE])) == {*DOMAINS, "attention"}
+    assert server.moved_by(partial(server.learning.cross_domain_step, [ROWS, ROWS])) == {*DOMAINS, "attention"}
+    assert server.moved_by(partial(server.learning.cross_domain_step, [ROWS, NONE])) == {*DOMAINS, "attention"}
 
 
 def test_a_joint_step_moves_everything_but_clip(cosines):
     server = Server(cosines)
-    assert server.moved_by(partial(server.session.joint_step, [ROWS, ROWS])) == ALL
-    assert server.moved_by(partial(server.session.joint_step, [NONE, ROWS])) == ALL - {"copy 0"}
+    assert server.moved_by(partial(server.learning.joint_step, [ROWS, ROWS])) == ALL
+    assert server.moved_by(partial(server.learning.joint_step, [NONE, ROWS])) == ALL - {"copy 0"}
 
 
 def test_without_the_cross_domain_part_only_what_is_of_a_domain_moves(cosines):
     server = Server(cosines, cross=False)
-    assert server.moved_by(partial(server.session.joint_step, [ROWS, ROWS])) == {"art", "sketch", "copy 0", "copy 1"}
+    assert server.moved_by(partial(server.learning.joint_step, [ROWS, ROWS])) == {"art", "sketch", "copy 0", "copy 1"}
 
 
 @pytest.mark.parametrize("cross", [True, False])
@@ -190,15 +190,13 @@ def test_alternating_epochs_move_what_joint_ones_do(cosines, cross):
     moved = []
     for update in ("joint", "alternating"):
         server = Server(cosines, update=update, cross=cross)
-        moved.append(
-            server.moved_by(partial(server.learning.learn, server.model, cosines, server.copies, server.lessons))
-        )
+        moved.append(server.moved_by(server.learning.learn))
     assert moved[0] == moved[1] == (ALL if cross else {"art", "sketch", "copy 0", "copy 1"})
 
 
 def test_warming_up_moves_the_adapters_of_the_lessons_and_lowers_their_loss(cosines):
     server = Server(cosines)
-    learning = replace(server.learning, config=ServerConfig(warmup_epochs=60, batch_size=5, lr=0.01))
+    config = ServerConfig(warmup_epochs=60, batch_size=5, lr=0.01)
     (lesson, _) = server.lessons
 
     def loss() -> float:
@@ -206,13 +204,13 @@ def test_warming_up_moves_the_adapters_of_the_lessons_and_lowers_their_loss(cosi
         return torch.nn.functional.cross_entropy(found, lesson.images.labels).item()
 
     before = loss()
-    assert server.moved_by(partial(learning.warm_up, cosines, server.lessons)) == {"art", "sketch"}
+    assert server.moved_by(partial(warm_up, config, cosines, server.lessons)) == {"art", "sketch"}
     assert loss() < before / 2
 
 
 def test_the_joint_loss_is_equation_10_with_means_over_images(cosines):
     server = Server(cosines)
-    session, phis = server.session, []
+    session, phis = server.learning, []
     weights = numpy_of(*cosines.attention.parameters())
     for number, lesson in enumerate(server.lessons):
         count = len(lesson.images)
@@ -235,7 +233,7 @@ def test_the_joint_loss_is_equation_10_with_means_over_images(cosines):
 def test_a_joint_step_descends_the_mean_over_domains(cosines):
     """Adam's first step goes against the sign of the gradient of G, which is computed here in one piece."""
     server = Server(cosines)
-    session = server.session
+    session = server.learning
     total = torch.zeros(())
     for number in (0, 1):
         total = total + (session._in_domain(number, ROWS) + session._cross_domain(number, ROWS)) / 2
@@ -246,7 +244,7 @@ def test_a_joint_step_descends_the_mean_over_domains(cosines):
         gradients += own
     moving = [*session.shared, *(one for copy in server.copies for one in copy.values())]
     before = [one.detach().clone() for one in moving]
-    server.session.joint_step([ROWS, ROWS])
+    server.learning.joint_step([ROWS, ROWS])
     for old, new, gradient in zip(before, moving, gradients, strict=True):
         large = gradient.abs() > 1e-5
         assert torch.equal((new - old).sign()[large], -gradient.sign()[large])
@@ -257,9 +255,9 @@ def test_no_step_is_of_some_domains_alone_and_an_epoch_is_all_images_once(cosine
     """One domain has three times the images of the other; together they take as many steps as the larger."""
     server, seen = Server(cosines, update=update), []
     step = "joint_step" if update == "joint" else "cross_domain_step"
-    done = getattr(Session, step)
-    monkeypatch.setattr(Session, step, lambda self, batches: (seen.append(batches), done(self, batches)))
-    server.learning.learn(server.model, cosines, server.copies, server.lessons)
+    done = getattr(MutualLearning, step)
+    monkeypatch.setattr(MutualLearning, step, lambda self, batches: (seen.append(batches), done(self, batches)))
+    server.learning.learn()
     assert len(seen) == 3
     for number, lesson in enumerate(server.lessons):
         rows = [batches[number] for batches in seen]
@@ -269,8 +267,8 @@ def test_no_step_is_of_some_domains_alone_and_an_epoch_is_all_images_once(cosine
 
 def test_a_server_that_leaves_the_range_of_numbers_says_which_rate_to_lower(cosines):
     server = Server(cosines)
-    wild = replace(server.learning, config=ServerConfig(epochs=1, warmup_epochs=3, batch_size=5, lr=1e30))
+    wild = ServerConfig(epochs=1, warmup_epochs=3, batch_size=5, lr=1e30)
     with pytest.raises(DivergenceError, match=r"try a smaller `method\.server\.lr`"):
-        wild.learn(server.model, cosines, server.copies, server.lessons)
+        replace(server.learning, config=wild).learn()
     with pytest.raises(DivergenceError, match=r"try a smaller `method\.server\.lr`"):
-        wild.warm_up(cosines, server.lessons)
+        warm_up(wild, cosines, server.lessons)

@@ -195,11 +195,11 @@ def test_the_server_distils_the_bricks_of_every_domain_and_nothing_else(make):
     after = small.method.begin_round(before, small.server, small.trainer.at(1))
     assert identical(others_in(before.adapter), others_in(after.adapter))
     assert len(moved(bricks_in(before.adapter), bricks_in(after.adapter))) == 3 * 12 * 4
+    cohort = small.cohort(1)
+    rows = small.method.allocate(before, cohort, small.server, stream(0, "allocation", 1))
     errors = [
-        small.biased(state, small.cohort(1), small.method.allocate(state, small.cohort(1), small.server,
-                     stream(0, "allocation", 1)), 1)["structural_bias/brick_error"]
-        for state in (before, after)
-    ]  # fmt: skip
+        small.biased(state, small.placed(cohort, rows), 1)["structural_bias/brick_error"] for state in (before, after)
+    ]
     assert errors[1] < 0.9 < 0.95 < errors[0] < 1.05
     again = small.method.begin_round(before, small.server, small.trainer.at(2))
     assert not identical(after.adapter, again.adapter)  # batches of its own in each round

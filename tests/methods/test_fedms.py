@@ -14,7 +14,7 @@ from fedsweep.federation.rounds import Federation, federate
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods.capabilities import predicted
 from fedsweep.methods.fedms.gate import mixing
-from fedsweep.methods.fedms.stages import FedMSState
+from fedsweep.methods.fedms.method import FedMSState
 from fedsweep.models.activation_cache import FrozenFunction
 from fedsweep.models.names import is_statistic, layer_of
 from fedsweep.types import Batch, ClientUpdate, RoundResult

@@ -9,8 +9,7 @@ from fedsweep.report.effects import Effects
 from fedsweep.report.figures import importance, panels
 from fedsweep.report.importance import Share
 from fedsweep.report.units_and_labels import PERCENT
-from fedsweep.training.drift import DRIFT_METRICS
-from fedsweep.training.structural_bias import bias_metrics
+from fedsweep.training.diagnostics import DRIFT_METRICS, bias_metrics
 
 
 def test_every_metric_that_can_be_asked_for_has_a_panel():

@@ -34,7 +34,7 @@ def test_another_seed_has_other_attackers_and_a_larger_share_the_same_and_more()
 def test_only_attackers_updates_are_reversed(federation, attack):
     start, updates = one_round(federation())
     sent = start.state.adapter
-    after = attacked(lambda _: sent, updates, {"noisy"}, attack)
+    after = attacked({"noisy": sent}, updates, attack)
     assert len(after) == len(updates) == 3
     for before, now in zip(updates, after, strict=True):
         if before.client != "noisy":
@@ -62,7 +62,7 @@ def test_statistics_and_what_is_kept_stay_honest(federation, random_clip):
     start, updates = one_round(federation({"method": method, **clip, "partition.validation_share": 0.02}))
     (before, *_), (now, *_) = (
         updates,
-        attacked(lambda _: start.state.adapter, updates, {updates[0].client}, "reversed_weights"),
+        attacked({updates[0].client: start.state.adapter}, updates, "reversed_weights"),
     )
     statistics = [name for name in before.adapter if is_statistic(name)]
     assert len(statistics) == 4

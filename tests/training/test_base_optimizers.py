@@ -149,6 +149,6 @@ def test_a_base_optimizer_changes_neither_states_nor_updates(federation):
     after = small.method.aggregate(before.state, updates, small.server)
     given = [before.state, after, updates]
     kept = [copy.deepcopy(one) for one in given]
-    concluded = small.base.conclude(before.state, after, updates, small.shares())
+    concluded = small.trainer.base.conclude(before.state, after, updates, small.shares())
     assert identical(given, kept)
     assert not memory(concluded.adapter) & memory(given)

@@ -9,7 +9,7 @@ import torch
 from fedsweep.federation.rounds import federate
 from fedsweep.methods.capabilities import StandIns
 from fedsweep.models.layered import completed
-from fedsweep.training.drift import (
+from fedsweep.training.diagnostics import (
     DRIFT_METRICS,
     head_distance,
     mean_pairwise_distance,

@@ -95,8 +95,7 @@ def build_domain_adapters(
 ) -> DomainAdapters:
     """Return CLIP with its weights and fresh adapters; for a number of classes, on the meta device without weights.
 
-    Raises:
-        UserError: the checkpoint is missing, broken or none of a CLIP, or a prompt is too long.
+    Raise UserError if the checkpoint is missing, broken or none of a CLIP, or a prompt is too long.
     """
     if isinstance(class_names, int):
         return DomainAdapters(clip.outlined(class_names), config, domains, seed, "outlined")
@@ -113,13 +112,3 @@ def named_here() -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(str(error).replace("`backbone.", "`method.clip.")) from None
-
-
-def check_clip(config: ClipConfig, image_size: int, class_names: tuple[str, ...]) -> None:
-    """Raise UserError unless the CLIP can be loaded and takes the same images as the clients' backbone."""
-    with named_here():
-        config.check_weights(len(class_names), class_names)
-    if config.image_size != image_size:
-        raise UserError(
-            f"`method.clip` takes images of {config.image_size} pixels, but those of `backbone` have {image_size}."
-        )

@@ -6,14 +6,16 @@ the server injects what they learn into a frozen CLIP, by an adapter for each do
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from functools import partial
+from typing import ClassVar, Literal, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.random import Generator
 from pydantic import Field
 from torch import Tensor
 
+from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.methods.base import Allocations, FederatedMethod, Needs, Server, state_as, synthetic_of
 from fedsweep.methods.capabilities import ExportObstacle, OwnMetrics, OwnWeights, SeparateModels, SideInputs
@@ -22,26 +24,21 @@ from fedsweep.methods.fedag.domain_adapters import (
     ClipConfig,
     DomainAdapters,
     build_domain_adapters,
-    check_clip,
     named_here,
 )
-from fedsweep.methods.fedag.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised
+from fedsweep.methods.fedag.mutual_learning import Lesson, MutualLearning, ServerConfig, normalised, warm_up
 from fedsweep.models import BackboneConfig
 from fedsweep.models.base import Reader
 from fedsweep.models.clip.backbone import ClipBackbone
 from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.training.aggregation import layerwise_mean
+from fedsweep.training.evaluation import features
 from fedsweep.training.local_training import CohortTrainer, LocalTask, cross_entropy
 from fedsweep.types import AdapterState, Batch, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
 
 SERVER = "server."
 """Prefix of the tensors that no client has."""
 QUALITY, SPREAD = "synthetic/quality", "synthetic/quality_spread"
-
-
-def default_clip() -> ClipBackbone:
-    """Return CLIP ViT-B/32, only when FedAG needs it: checking its name imports transformers."""
-    return ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}")
 
 
 @dataclass(frozen=True)
@@ -59,11 +56,18 @@ class FedAGState(ServerState):
     warm: bool = False
 
 
+of = partial(state_as, FedAGState)
+
+
 class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics, ExportObstacle):
     """Models of two architectures that learn from each other; clients' capacities are ignored."""
 
     name: Literal["fedag"] = "fedag"
-    clip: ClipConfig = Field(default_factory=default_clip, description="the server's CLIP: digits_clip or clip")
+    needs: ClassVar[Needs] = Needs(lora=False, head=True, synthetic=True)
+    clip: ClipConfig = Field(  # made only when it is needed: checking its name imports transformers
+        default_factory=lambda: ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}"),
+        description="the server's CLIP: digits_clip or clip",
+    )
     adapters: AdaptersConfig = Field(AdaptersConfig(), description="the server's adapters and their attention")
     server: ServerConfig = Field(ServerConfig(), description="how the server trains")
     momentum: bool = Field(True, description="Eq. 1; false: a client goes on from the server's copy alone")
@@ -76,11 +80,6 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     strength: float = Field(0.1, ge=0, description="lambda, weight of R")
     delta: float = Field(0.001, ge=0, le=1, description="margin of the own adapter's attention (Eq. 9)")
 
-    @property
-    def needs(self) -> Needs:
-        """Whole client models with a head, and synthetic images, the only ones on which the server trains."""
-        return Needs(lora=False, head=True, synthetic=True)
-
     def fingerprint(self) -> str:
         """Return the fingerprint of the server's CLIP."""
         with named_here():
@@ -88,7 +87,13 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
         """Load the server's CLIP, which must take the backbone's images."""
-        check_clip(self.clip, backbone.image_size, tuple(class_names))
+        with named_here():
+            self.clip.check_weights(len(class_names), tuple(class_names))
+        if self.clip.image_size != backbone.image_size:
+            raise UserError(
+                f"`method.clip` takes images of {self.clip.image_size} pixels, but those of `backbone` have "
+                f"{backbone.image_size}."
+            )
 
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Make the client's whole model trainable, and add CLIP, adapters and attention as `server`."""
@@ -109,12 +114,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         adapters = cast(DomainAdapters, trainer.model.server)
         trainer.model.load_adapter(state.adapter)
         lessons = [self._lesson("adapter warm-up", name, server, trainer) for name in adapters.domains]
-        self._learning().warm_up(adapters, lessons)
+        warm_up(self.server, adapters, lessons)
         return replace(state, adapter=state.adapter | _server_tensors(trainer.model), warm=True)
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the whole small model for every client."""
         return {one.id: LayerAllocation(state.layers, state.layers, excluded_prefixes=(SERVER,)) for one in cohort}
 
@@ -122,10 +125,8 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         self, state: ServerState, cohort: Sequence[Client], allocations: Allocations, trainer: CohortTrainer
     ) -> list[ClientUpdate]:
         """Train clients from Eq. 1's mixture by cross-entropy (Eq. 2), and score their domain's synthetic images."""
-        starts = [self._start(of(state), one.id) for one in cohort]
-        tasks = [
-            LocalTask(one, start, allocations[one.id], cross_entropy) for one, start in zip(cohort, starts, strict=True)
-        ]
+        state = of(state)
+        tasks = [LocalTask(one, self._start(state, one.id), allocations[one.id], cross_entropy) for one in cohort]
         updates = [replace(update, local_copy=update.adapter) for update in trainer.fit(tasks)]
         if not self.quality:
             return updates
@@ -156,12 +157,12 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def end_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedAGState:
         """Minimise Eq. 10 over the domains that have sent a model so far."""
         state, model = of(state), trainer.model
-        present = sorted(state.copies)
-        scores = state.quality
+        present, scores = sorted(state.copies), state.quality
         lessons = [self._lesson("mutual learning", name, server, trainer, scores.get(name)) for name in present]
         copies = [{name: one.clone() for name, one in state.copies[name].items()} for name in present]
         model.load_adapter(state.adapter)
-        self._learning().learn(model, cast(DomainAdapters, model.server), copies, lessons)
+        strength = self.strength * self.regularizer
+        MutualLearning(self.server, self.cross_domain, strength, self.delta, model, copies, lessons).learn()
         learned = dict(zip(present, copies, strict=True))
         return replace(state, adapter=state.adapter | _server_tensors(model), copies=learned)
 
@@ -179,15 +180,10 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return {"clip": reader.kept.all(adapters.seen(), images, reader.batch_size).to(adapters.text.device)}
 
     def predict(
-        self,
-        state: ServerState,
-        model: LayeredModel,
-        images: Images,
-        client: Client | None = None,
-        domain: str | None = None,
+        self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
         """Return phi_n for a known domain, eta for an unknown one (Section 3.5), and a client's logits for a client."""
-        if client is not None:
+        if personal:
             return super().predict(state, model, images)
         adapters, features = cast(DomainAdapters, model.server), cast(Batch, images).side_inputs["clip"]
         if domain in adapters.domains:
@@ -203,11 +199,9 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         """Return the names of the scores' metrics."""
         return [QUALITY, SPREAD] if self.quality else []
 
-    def measure(
-        self, state: ServerState, clients: Iterable[ClientId], updates: Sequence[ClientUpdate]
-    ) -> dict[str, float]:
+    def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return the mean and deviation of the scores over a domain's images, as means over the cohort."""
-        return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(clients)}
+        return {name: sum(one.metrics[name] for one in updates) / len(updates) for name in self.metric_names(())}
 
     def _start(self, state: FedAGState, client: ClientId) -> AdapterState:
         """W_n^t = gamma W_n^{t-1} + (1 - gamma) W^_n^{t-1} (Eq. 1), where the client has trained before."""
@@ -215,9 +209,6 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         if not self.momentum or client not in state.own:
             return given
         return given | {name: given[name].lerp(one, self.gamma) for name, one in state.own[client].items()}
-
-    def _learning(self) -> MutualLearning:
-        return MutualLearning(self.server, self.cross_domain, self.strength * self.regularizer, self.delta)
 
     def _lesson(
         self, purpose: str, domain: str, server: Server, trainer: CohortTrainer, scores: Tensor | None = None
@@ -231,29 +222,20 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
         return Lesson(adapters.domains.index(domain), rng, images, features, weights.to(adapters.text.device))
 
 
-def of(state: ServerState) -> FedAGState:
-    """Return the state as this method's, or raise TypeError."""
-    return state_as(FedAGState, state)
-
-
 @torch.no_grad()
 def quality(model: LayeredModel, train: ImageSet, synthetic: ImageSet, batch_size: int) -> Tensor:
     """Return alpha_n (n,): cosines of synthetic images' features with their class's prototype, none below 0 (Sec. 3.3).
 
     A prototype is the mean feature of the client's own images of a class; images of a class without one score 0.
     """
-    seen, asked = (_features(model, images, batch_size) for images in (train, synthetic))
+    walk = range(model.num_layers)
+    seen, asked = (features(model, walk, images, batch_size) for images in (train, synthetic))
     labels, wanted = train.labels.to(seen.device), synthetic.labels.to(seen.device)
     classes = int(torch.cat([labels, wanted]).max()) + 1
     sums = F.one_hot(labels, classes).T.to(seen.dtype) @ seen  # index_add_ has no fixed order on a GPU
     counts = labels.bincount(minlength=classes).clamp(min=1)
     prototypes = sums / counts.unsqueeze(1)
     return F.cosine_similarity(asked, prototypes[wanted], dim=1).clamp(min=0)
-
-
-def _features(model: LayeredModel, images: ImageSet, batch_size: int) -> Tensor:
-    walk = range(model.num_layers)
-    return torch.cat([model.features(model.walk(pixels, walk)) for pixels, _ in images.batches(batch_size)])
 
 
 def _server_tensors(model: LayeredModel) -> AdapterState:

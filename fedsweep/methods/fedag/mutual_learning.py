@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import DivergenceError
 from fedsweep.methods.fedag.domain_adapters import DomainAdapters
 from fedsweep.models.layered import LayeredModel, copy_into
-from fedsweep.training.optimizers import Adam, AdamConfig
+from fedsweep.training.optimizers import plain_adam
 from fedsweep.types import AdapterState, ImageSet
 
 
@@ -71,90 +71,62 @@ def normalised(quality: Tensor) -> Tensor:
     return quality * len(quality) / total if total > 0 else torch.ones_like(quality)
 
 
-@dataclass(frozen=True)
+def warm_up(config: ServerConfig, adapters: DomainAdapters, lessons: Sequence[Lesson]) -> None:
+    """Train each adapter in place to classify its domain's images; raise DivergenceError if one diverges."""
+    for lesson in lessons:
+        parameters = list(adapters.adapters[lesson.place].parameters())
+        adam = plain_adam(config.lr, parameters)
+        labels = lesson.images.labels.to(adapters.text.device)
+        for _ in range(config.warmup_epochs):
+            for rows in torch.split(_shuffled(lesson), config.batch_size):
+                loss = F.cross_entropy(adapters.logits_of(lesson.place, lesson.features[rows]), labels[rows])
+                adam.step(torch.autograd.grad(loss, parameters))
+        _check_finite(parameters)
+
+
+@dataclass
 class MutualLearning:
-    """The minimisation of Eq. 10. `cross` includes the second of its two parts, `strength` and `delta` belong to R."""
+    """A round's minimisation of Eq. 10. `cross` includes its second part, `strength` and `delta` belong to R.
+
+    The adapters of the model's server and the `copies` of the clients' models, one for each lesson, are trained in
+    place. Within the losses the model holds one copy after the other, and afterwards any of them.
+    """
 
     config: ServerConfig
     cross: bool
     strength: float
     delta: float
+    model: LayeredModel
+    copies: Sequence[AdapterState]
+    lessons: Sequence[Lesson]
 
-    def warm_up(self, adapters: DomainAdapters, lessons: Sequence[Lesson]) -> None:
-        """Train each adapter in place to classify its domain's images; raise DivergenceError if one diverges."""
-        for lesson in lessons:
-            parameters = list(adapters.adapters[lesson.place].parameters())
-            adam = self.optimizer([one.data for one in parameters])
-            labels = lesson.images.labels.to(adapters.text.device)
-            for _ in range(self.config.warmup_epochs):
-                for rows in torch.split(_shuffled(lesson), self.config.batch_size):
-                    loss = F.cross_entropy(adapters.logits_of(lesson.place, lesson.features[rows]), labels[rows])
-                    adam.step(torch.autograd.grad(loss, parameters))
-            _check_finite(parameters)
+    def __post_init__(self) -> None:
+        self.adapters, movable = cast(DomainAdapters, self.model.server), self.model.movable()
+        self.trained = {name: movable[name] for name in self.copies[0]}
+        self.shared = [*self.adapters.adapters.parameters(), *self.adapters.attention.parameters()]
+        self.own = [list(self.adapters.adapters[lesson.place].parameters()) for lesson in self.lessons]
+        self.of_copies = [plain_adam(self.config.lr, copy.values()) for copy in self.copies]
+        self.of_shared = plain_adam(self.config.lr, self.shared)
+        self.of_own = [plain_adam(self.config.lr, part) for part in self.own]
 
-    def learn(
-        self, model: LayeredModel, adapters: DomainAdapters, copies: Sequence[AdapterState], lessons: Sequence[Lesson]
-    ) -> None:
-        """Train the adapters and the `copies` of the clients' models, one for each lesson, in place.
-
-        Within the losses the model holds one copy after the other, and afterwards any of them.
-
-        Raises:
-            DivergenceError: a tensor leaves the range of numbers.
-        """
-        session = Session(self, model, adapters, copies, lessons)
+    def learn(self) -> None:
+        """Train for a round's epochs; raise DivergenceError if a tensor leaves the range of numbers."""
         size = self.config.batch_size
-        steps = math.ceil(max(len(lesson.images) for lesson in lessons) / size)
+        steps = math.ceil(max(len(lesson.images) for lesson in self.lessons) / size)
         for _ in range(self.config.epochs):
-            order = [_shuffled(lesson) for lesson in lessons]
+            order = [_shuffled(lesson) for lesson in self.lessons]
             # As many parts of each domain as the largest has batches: no step is of some domains alone.
             together = list(zip(*(torch.tensor_split(rows, steps) for rows in order), strict=True))
             if self.config.update == "joint":
                 for batches in together:
-                    session.joint_step(batches)
+                    self.joint_step(batches)
                 continue
             for number, own in enumerate(order):
                 for rows in torch.split(own, size):
-                    session.in_domain_step(number, rows)
+                    self.in_domain_step(number, rows)
             for batches in together if self.cross else ():
-                session.cross_domain_step(batches)
-        _check_finite([*session.shared, *(one for copy in copies for one in copy.values())])
-
-    def optimizer(self, tensors: list[Tensor]) -> Adam:
-        """Return FedAG's Adam (Section 4.3)."""
-        lr = self.config.lr
-        return Adam(AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None), tensors)
-
-
-def _shuffled(lesson: Lesson) -> Tensor:
-    return torch.from_numpy(lesson.rng.permutation(len(lesson.images)))
-
-
-def _check_finite(tensors: Sequence[Tensor]) -> None:
-    norms = torch.stack(torch._foreach_norm([one.detach() for one in tensors]))
-    if not norms.isfinite().all():
-        raise DivergenceError("the server's training left the range of numbers; try a smaller `method.server.lr`")
-
-
-class Session:
-    """One round of mutual learning: the trained tensors, and an optimizer for each part."""
-
-    def __init__(
-        self,
-        learning: MutualLearning,
-        model: LayeredModel,
-        adapters: DomainAdapters,
-        copies: Sequence[AdapterState],
-        lessons: Sequence[Lesson],
-    ) -> None:
-        self.learning, self.model, self.adapters, self.copies, self.lessons = learning, model, adapters, copies, lessons
-        movable = model.movable()
-        self.trained = {name: movable[name] for name in copies[0]}
-        self.shared = [one for part in (adapters.adapters, adapters.attention) for one in part.parameters()]
-        self.own = [list(adapters.adapters[lesson.place].parameters()) for lesson in lessons]
-        self.of_copies = [learning.optimizer(list(copy.values())) for copy in copies]
-        self.of_shared = learning.optimizer([one.data for one in self.shared])
-        self.of_own = [learning.optimizer([one.data for one in part]) for part in self.own]
+                self.cross_domain_step(batches)
+        _check_finite([*self.shared, *(one for copy in self.copies for one in copy.values())])
 
     def in_domain_step(self, number: int, rows: Tensor) -> None:
         """Descend J_n and the in-domain cross-entropy, by a domain's adapter and its client's copy."""
@@ -165,9 +137,8 @@ class Session:
 
     def cross_domain_step(self, batches: Sequence[Tensor]) -> None:
         """Descend the cross-domain part, by all adapters and their attention."""
-        present = [(number, rows) for number, rows in enumerate(batches) if len(rows)]
-        losses = torch.stack([self._cross_domain(number, rows) for number, rows in present])
-        self.of_shared.step(torch.autograd.grad(losses.sum() / len(self.lessons), self.shared))
+        losses = [self._cross_domain(number, rows) for number, rows in enumerate(batches) if len(rows)]
+        self.of_shared.step(torch.autograd.grad(torch.stack(losses).sum() / len(self.lessons), self.shared))
 
     def joint_step(self, batches: Sequence[Tensor]) -> None:
         """Descend G of Eq. 10, by all tensors, on a batch of each domain, which may be empty."""
@@ -176,7 +147,7 @@ class Session:
             if not len(rows):
                 continue
             loss = self._in_domain(number, rows)
-            if self.learning.cross:
+            if self.cross:
                 loss = loss + self._cross_domain(number, rows)
             inputs = [*self.shared, *self.trained.values()]
             gradients = torch.autograd.grad(loss / len(self.lessons), inputs, materialize_grads=True)
@@ -196,4 +167,14 @@ class Session:
         lesson = self.lessons[number]
         labels = lesson.images.labels[rows].to(self.adapters.text.device)
         eta, beta = self.adapters.attended(self.adapters.all_logits(lesson.features[rows]))
-        return F.cross_entropy(eta, labels) + self.learning.strength * margin(beta, lesson.place, self.learning.delta)
+        return F.cross_entropy(eta, labels) + self.strength * margin(beta, lesson.place, self.delta)
+
+
+def _shuffled(lesson: Lesson) -> Tensor:
+    return torch.from_numpy(lesson.rng.permutation(len(lesson.images)))
+
+
+def _check_finite(tensors: Sequence[Tensor]) -> None:
+    norms = torch.stack(torch._foreach_norm([one.detach() for one in tensors]))
+    if not norms.isfinite().all():
+        raise DivergenceError("the server's training left the range of numbers; try a smaller `method.server.lr`")

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor, nn
 
 from fedsweep.common.randomness import derived_seed
 from fedsweep.models.layered import LayeredModel
-from fedsweep.training.optimizers import Adam, AdamConfig
+from fedsweep.training.optimizers import plain_adam
 from fedsweep.types import ImageSet
 
 Gate = Literal["softmax", "sigmoid"]
@@ -110,13 +110,7 @@ def activations(model: LayeredModel, sets: Sequence[ImageSet], batch_size: int) 
 
 
 def distil(
-    bricks: Mapping[str, Tensor],
-    passed: Tensor,
-    gate: Gate,
-    epochs: int,
-    lr: float,
-    batch_size: int,
-    rng: np.random.Generator,
+    bricks: Mapping[str, Tensor], passed: Tensor, gate: Gate, epochs: int, lr: float, batch_size: int, rng: Generator
 ) -> dict[str, Tensor]:
     """min over theta_l of the mean of (E_l(a_{l-1}) - a_l)^2, for all blocks l at once (FedBRICK, Eq. 20).
 
@@ -126,8 +120,7 @@ def distil(
     """
     layers, images = len(passed) - 1, passed.shape[1]
     factors = {name: bricks[name].clone().requires_grad_() for name in FACTORS}
-    config = AdamConfig(lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, clip_norm=None)
-    adam = Adam(config, [factors[name].data for name in FACTORS])
+    adam = plain_adam(lr, factors.values())
     for _ in range(epochs):
         order = torch.from_numpy(rng.permutation(images)).to(passed.device)
         for chosen in torch.split(order, batch_size):

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal, cast
 
-import numpy as np
 import torch
+from numpy.random import Generator
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ from fedsweep.models.layered import Images, LayeredModel, Step, Walk, completed
 from fedsweep.models.names import names_within
 from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.local_training import CohortTrainer, LocalTask, Objective
-from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, ImageSet, LayerAllocation, ServerState
+from fedsweep.types import AdapterState, Client, ClientUpdate, LayerAllocation, ServerState
 
 DepthMethod = Annotated[FedRA | InclusiveFL | DepthFL, Field(discriminator="name")]
 SHARED = "shared"
@@ -90,16 +90,15 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         for name in sorted(model.bricks):
             names = {one: [f"bricks.{name}.{layer}.{one}" for layer in range(model.num_layers)] for one in FACTORS}
             stacked = {one: torch.stack([adapter[each] for each in names[one]]) for one in FACTORS}
-            passed = activations(model, self._proxies(name, server), size)
+            own = [images for domain, images in server.proxy.items() if self.set_of(domain) == name]
+            passed = activations(model, own or list(server.proxy.values()), size)
             rng = stream(trainer.seed, "distillation", trainer.round, name)
             learned = distil(stacked, passed, self.gate, self.server_epochs, self.server_lr, size, rng)
             for one in FACTORS:
                 adapter |= {each: part.clone() for each, part in zip(names[one], learned[one], strict=True)}
         return replace(state, adapter=adapter)
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return the depth method's blocks, with all BRICKs of the client's own set and the heads of a whole walk."""
         rows = self.over.allocate(state, cohort, server, rng)
         if not self.brick:
@@ -145,9 +144,8 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         """Train adapters, heads and the missing blocks' BRICKs in stage I, the other BRICKs in stage II."""
         if not self.brick:
             return self.over.local_updates(state, cohort, allocations, trainer)
-        parameters = trainer.model.trainable()
-        rows = [allocations[client.id] for client in cohort]
-        first = [self._stage_one(state, *one, trainer, parameters) for one in zip(cohort, rows, strict=True)]
+        live = trainer.model.movable()
+        first = [self._stage_one(state, one, allocations[one.id], trainer, live) for one in cohort]
         updates = trainer.fit(first)
         if not self.parallel:
             return updates
@@ -160,15 +158,10 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return self.over.aggregate(state, updates, server)
 
     def predict(
-        self,
-        state: ServerState,
-        model: LayeredModel,
-        images: Images,
-        client: Client | None = None,
-        domain: str | None = None,
+        self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
         """Return the depth method's logits of the global model, which has all blocks and needs no BRICK."""
-        return self.over.predict(state, model, images, client, domain)
+        return self.over.predict(state, model, images, personal, domain)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """Return the depth method's obstacle; the global model has all blocks and needs no BRICK."""
@@ -176,14 +169,12 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return ExportObstacle.of_method(self.over).export_obstacle(depths, num_layers, of_client)
 
     def _stage_one(
-        self,
-        state: ServerState,
-        client: Client,
-        row: LayerAllocation,
-        trainer: CohortTrainer,
-        parameters: Mapping[str, Tensor],
+        self, state: ServerState, client: Client, row: LayerAllocation, trainer: CohortTrainer, live: AdapterState
     ) -> LocalTask:
-        """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk."""
+        """Eq. 21: L_task + lambda_w sum ||w - w^t||^2 + lambda_theta sum ||theta - theta^t||^2 on the whole walk.
+
+        `live` are the model's own tensors, in which w and theta move.
+        """
         within = names_within(state.adapter, range(trainer.model.num_layers), row.excluded_prefixes)
         start = {name: state.adapter[name] for name in within}
         base = self.objective(trainer.round, trainer.rounds)
@@ -191,16 +182,15 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         if not self.compensate:
             return LocalTask(client, start, row, base, names=[name for name in names if brick_of(name) is None])
         names = [name for name in names if brick_of(name) not in row.held]
-        tethers = [
-            Tether(self.lambda_w, [name for name in names if ".lora_" in name], parameters, start),
-            Tether(self.lambda_theta, [name for name in names if brick_of(name) is not None], parameters, start),
-        ]
+        adapters = [name for name in names if ".lora_" in name]
+        bricks = [name for name in names if brick_of(name) is not None]
         whole = completed(row.held, self.stand_ins(trainer.model, client))
 
         def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
             loss = base(model, images, labels, walk)
-            for tether in tethers:
-                loss = tether.added_to(loss)
+            for weight, tied in ((self.lambda_w, adapters), (self.lambda_theta, bricks)):
+                if weight and tied:
+                    loss = loss + weight * (_joined(live, tied) - _joined(start, tied)).square().sum()
             return loss
 
         return LocalTask(client, start, row, objective, lambda _: whole, names)
@@ -231,28 +221,9 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         bricks = cast(nn.ModuleList, model.bricks[self.set_of(client.domain)])
         return [InPlace(layer, cast(Brick, brick)) for layer, brick in enumerate(bricks)]
 
-    def _proxies(self, name: str, server: Server) -> list[ImageSet]:
-        """The server's images of a set's domain, or of all domains for a shared set."""
-        own = [images for domain, images in server.proxy.items() if self.set_of(domain) == name]
-        return own or list(server.proxy.values())
 
-
-class Tether:
-    """lambda ||x - x^t||^2 over several tensors, of which `parameters` are those in use and `start` the x^t."""
-
-    def __init__(
-        self, weight: float, names: Sequence[str], parameters: Mapping[str, Tensor], start: AdapterState
-    ) -> None:
-        self.weight = weight
-        self.tensors = [parameters[name] for name in names]
-        self.start = torch.cat([start[name].flatten() for name in names]) if names else None
-
-    def added_to(self, loss: Tensor) -> Tensor:
-        """Return the loss plus the tether."""
-        if self.start is None or not self.weight:
-            return loss
-        now = torch.cat([one.flatten() for one in self.tensors])
-        return loss + self.weight * (now - self.start).square().sum()
+def _joined(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    return torch.cat([tensors[name].flatten() for name in names])
 
 
 def brick_of(name: str) -> int | None:

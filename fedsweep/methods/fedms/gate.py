@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
+from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, one_line
-from fedsweep.methods.fedms.trunk import TrunkConfig
-from fedsweep.models.layered import LayeredModel, Walk, draw_linears, standardize_
+from fedsweep.methods.fedms.trunk import TimmTrunk, TrunkConfig
+from fedsweep.models.layered import Images, LayeredModel, Walk, draw_linears, standardize_
 from fedsweep.models.weights_file import built
 from fedsweep.training.aggregation import AggregationConfig, layerwise_mean
 from fedsweep.types import AdapterState, Batch, ClientUpdate
+
+
+class GateConfig(Config):
+    """The gate of the mixture (Section 3.3)."""
+
+    trunk: TrunkConfig = Field(
+        default_factory=TimmTrunk, description="the network below the gate's adapter: timm or digits_resnet"
+    )
+    hidden: int | None = Field(None, gt=0, description="width of the adapter; null for that of the trunk's features")
+    trained: Literal["adapter", "all"] = Field("adapter", description="the gate's adapter alone, or its trunk too")
+    weights: Literal["loss", "aggregation"] = Field(
+        "loss", description="a client's weight in the gate's mean: its loss (Eq. 7), or that of `aggregation.weights`"
+    )
 
 
 class Gate(nn.Module):
@@ -46,12 +61,10 @@ class Gate(nn.Module):
         """Return the trunk's features (n, width) of uint8 images (n, 3, h, w)."""
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
         pixels = standardize_(pixels, self.mean, self.std)
-        alone = self.trunk.training and len(images) == 1  # has no variance: as in evaluation
-        if alone:
-            self.trunk.eval()
+        training = self.trunk.training
+        self.trunk.train(training and len(images) > 1)  # a single image has no variance: as in evaluation
         found: Tensor = self.trunk(pixels)
-        if alone:
-            self.trunk.train()
+        self.trunk.train(training)
         return found
 
     def forward(self, features: Tensor) -> Tensor:
@@ -78,10 +91,8 @@ def _normed(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
 def build_gate(config: TrunkConfig, hidden: int | None, whole: bool, seed: int, outlined: bool = False) -> Gate:
     """Return the gate with its trunk's weights and a fresh adapter, each tensor from a stream of its name.
 
-    With `whole` the trunk is trained too. With `outlined` it is on the meta device, without weights.
-
-    Raises:
-        UserError: the trunk's weights are missing or do not fit.
+    With `whole` the trunk is trained too. With `outlined` it is on the meta device, without weights; otherwise raise
+    UserError if they are missing or do not fit.
     """
     if outlined:
         with torch.device("meta"):
@@ -120,6 +131,12 @@ def mixed(model: LayeredModel, images: Batch, walk: Walk) -> Tensor:
     mix = mixing(model, images).unsqueeze(1)
     local: Tensor = model(images, walk)
     return mix * images.side_inputs["global"] + (1 - mix) * local
+
+
+def mixture_loss(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
+    """Return the cross-entropy of the mixture, or of the local expert alone for images without side inputs."""
+    logits = mixed(model, images, walk) if isinstance(images, Batch) else model(images, walk)
+    return F.cross_entropy(logits, labels)
 
 
 def average_gates(

@@ -6,9 +6,9 @@ client, with adapters that are activated from the top down (SAL), and a gate tha
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
-import numpy as np
+from numpy.random import Generator
 from pydantic import Field
 from torch import Tensor
 
@@ -23,8 +23,8 @@ from fedsweep.methods.capabilities import (
     SideInputs,
     Stages,
 )
-from fedsweep.methods.fedms.gate import average_gates, build_gate, check_gate
-from fedsweep.methods.fedms.stages import MIX, SPREAD, FedMSState, GateConfig, GlobalStage, LocalStage, SALConfig, of
+from fedsweep.methods.fedms.gate import GateConfig, average_gates, build_gate, check_gate
+from fedsweep.methods.fedms.stages import MIX, SPREAD, FedMSState, GlobalStage, LocalStage, SALConfig, of
 from fedsweep.models import BackboneConfig
 from fedsweep.models.base import Reader
 from fedsweep.models.layered import Images, LayeredModel
@@ -42,14 +42,10 @@ class FedMS(
     """Two stages; clients' capacities are ignored. Between a client and the server go adapters, later gates alone."""
 
     name: Literal["fedms"] = "fedms"
+    needs: ClassVar[Needs] = Needs(text=True, validation=True)
     global_rounds: int = Field(25, ge=0, description="rounds of stage one; those after them, if any, are stage two")
     sal: SALConfig = Field(SALConfig(), description="when local experts' adapters become active")
     gate: GateConfig = Field(default_factory=GateConfig, description="what mixes the experts")
-
-    @property
-    def needs(self) -> Needs:
-        """A CLIP, and images that clients hold out, by which SAL is steered."""
-        return Needs(text=True, validation=True)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Raise ValueError unless there are as many blocks as are active from the start."""
@@ -89,9 +85,7 @@ class FedMS(
             return of(state)
         return replace(of(state), stage=2, client_memory={}, server_memory={})
 
-    def allocate(
-        self, state: ServerState, cohort: Sequence[Client], server: Server, rng: np.random.Generator
-    ) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, state: ServerState, cohort: Sequence[Client], server: Server, rng: Generator) -> Allocations:
         """Return all blocks; stage one trains all adapters, stage two those of the active blocks."""
         stage = self.stage(of(state).stage)
         return {one.id: stage.row(of(state), one.id) for one in cohort}
@@ -150,17 +144,11 @@ class FedMS(
         return self.stage(of(state).stage).side_inputs(of(state), reader, sets)
 
     def predict(
-        self,
-        state: ServerState,
-        model: LayeredModel,
-        images: Images,
-        client: Client | None = None,
-        domain: str | None = None,
+        self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits of a client's mixture, or without a client of the global expert."""
-        if client is None:
-            return super().predict(state, model, images)
-        return self.stage(of(state).stage).predict(of(state), model, images)
+        """Return the logits of a client's mixture, or of the global expert."""
+        stage = self.stage(of(state).stage if personal else 1)
+        return stage.predict(of(state), model, images)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
         """Return a client's gate; the global model is a CLIP with LoRA in both stages."""
@@ -170,12 +158,8 @@ class FedMS(
         """Return the names of the active blocks of every client, their mean, and the gate's metrics."""
         return [ACTIVE, *(f"{ACTIVE}/{client}" for client in sorted(clients)), MIX, SPREAD]
 
-    def measure(
-        self, state: ServerState, clients: Iterable[ClientId], updates: Sequence[ClientUpdate]
-    ) -> dict[str, float]:
+    def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Measure the active blocks, of clients outside the cohort in their next round, and lambda over images."""
         stage = self.stage(of(state).stage)
-        now = stage.active(of(state), updates)
-        active = {one: float(now[one]) for one in sorted(clients)}
-        mean = sum(active.values()) / len(active)
-        return {ACTIVE: mean, **{f"{ACTIVE}/{one}": n for one, n in active.items()}, **stage.gate_metrics(updates)}
+        each = {f"{ACTIVE}/{one}": float(count) for one, count in sorted(stage.active(of(state), updates).items())}
+        return {ACTIVE: sum(each.values()) / len(each), **each, **stage.gate_metrics(updates)}

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from functools import partial
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from fedsweep.common.config import Config
 from fedsweep.methods.base import Allocations, FederatedMethod, state_as
 from fedsweep.methods.capabilities import adapter_of, predicted
-from fedsweep.methods.fedms.gate import Gate, mixed, mixing
-from fedsweep.methods.fedms.trunk import TimmTrunk, TrunkConfig
+from fedsweep.methods.fedms.gate import Gate, GateConfig, mixed, mixing, mixture_loss
 from fedsweep.models.activation_cache import FrozenFunction, digest_of
 from fedsweep.models.base import Reader
-from fedsweep.models.layered import Images, LayeredModel, Walk
+from fedsweep.models.layered import Images, LayeredModel
 from fedsweep.models.names import names_within
 from fedsweep.training.evaluation import accuracy
 from fedsweep.training.local_training import CohortTrainer, LocalTask, cross_entropy
@@ -38,19 +37,6 @@ class SALConfig(Config):
         return len(past) == self.queue and accuracy - sum(past) / self.queue < self.threshold
 
 
-class GateConfig(Config):
-    """The gate of the mixture (Section 3.3)."""
-
-    trunk: TrunkConfig = Field(
-        default_factory=TimmTrunk, description="the network below the gate's adapter: timm or digits_resnet"
-    )
-    hidden: int | None = Field(None, gt=0, description="width of the adapter; null for that of the trunk's features")
-    trained: Literal["adapter", "all"] = Field("adapter", description="the gate's adapter alone, or its trunk too")
-    weights: Literal["loss", "aggregation"] = Field(
-        "loss", description="a client's weight in the gate's mean: its loss (Eq. 7), or that of `aggregation.weights`"
-    )
-
-
 @dataclass(frozen=True)
 class FedMSState(ServerState):
     """The clients' memory besides the server's adapter, which holds the global expert and the gate.
@@ -65,19 +51,13 @@ class FedMSState(ServerState):
     active: dict[ClientId, int] = field(default_factory=dict)
 
 
-def of(state: ServerState) -> FedMSState:
-    """Return the state as this method's, or raise TypeError."""
-    return state_as(FedMSState, state)
+of = partial(state_as, FedMSState)
 
 
-@dataclass(frozen=True)
 class GlobalStage:
     """Stage one: FedAvg on the adapters of the global expert (Section 3.1). The gate rests."""
 
-    @staticmethod
-    def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-        """Return the cross-entropy of the global expert."""
-        return cross_entropy(model, images, labels, walk)
+    objective = staticmethod(cross_entropy)
 
     def row(self, state: FedMSState, client: ClientId) -> LayerAllocation:
         """Return an allocation in which all blocks are run and trained."""
@@ -131,15 +111,10 @@ class LocalStage:
     The global expert is frozen. The local expert stays with its client; only gates are sent and averaged.
     """
 
+    objective = staticmethod(mixture_loss)
     method: FederatedMethod
     sal: SALConfig
     gate: GateConfig
-
-    @staticmethod
-    def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
-        """Return the cross-entropy of the mixture, or of the local expert alone for images without side inputs."""
-        logits = mixed(model, images, walk) if isinstance(images, Batch) else model(images, walk)
-        return F.cross_entropy(logits, labels)
 
     def row(self, state: FedMSState, client: ClientId) -> LayerAllocation:
         """Return an allocation in which all blocks are run, and the active ones trained."""

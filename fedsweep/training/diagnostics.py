@@ -1,0 +1,182 @@
+"""What is measured of a round beside its costs, both as FedBRICK does.
+
+Client drift are the distances between the clients' models and heads after the round (Fig. 4), structural bias is the
+effect of missing blocks on a client's gradients before it (Definition 1 and Remark 2).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedsweep.common.randomness import derived_seed, stream
+from fedsweep.models.layered import LayeredModel, Step, Walk, completed
+from fedsweep.models.names import layer_of, names_within
+from fedsweep.training.local_training import Objective
+from fedsweep.types import AdapterState, Client, ClientUpdate
+
+REPRESENTATION, HEAD = "drift/representation", "drift/head"
+DRIFT_METRICS = [REPRESENTATION, HEAD]
+IMAGES = 16
+"""Of each client's training images, drawn for each round for its structural bias."""
+GRADIENT, GROWTH = "structural_bias/gradient", "structural_bias/gradient_per_missing_block"
+IDENTITY, BRICK = "structural_bias/jacobian/identity", "structural_bias/jacobian/brick"
+ERROR = "structural_bias/brick_error"
+
+
+def bias_metrics(stand_ins: bool) -> list[str]:
+    """Return the names of the structural bias of every round, without those of single blocks."""
+    return [GRADIENT, GROWTH, IDENTITY, *([BRICK, ERROR] if stand_ins else [])]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A client of a round: the blocks that it holds and its stand-ins for others."""
+
+    client: Client
+    held: tuple[int, ...]
+    stand_ins: Mapping[int, Step]
+
+    @property
+    def walk(self) -> Walk:
+        """The steps of its own model."""
+        return completed(self.held, self.stand_ins)
+
+
+def drift(
+    model: LayeredModel,
+    before: AdapterState,
+    after: AdapterState,
+    updates: Sequence[ClientUpdate],
+    placed: Sequence[Placed],
+    images: Tensor,
+) -> dict[str, float]:
+    """Cosine distances 1 - cos: between clients' representations of the same images, and from the server's head update.
+
+    `before` is the state that the server sent, `after` the one that it made of the updates; `images` are uint8
+    (n, 3, h, w). One forward pass of the images for each client.
+    """
+    ordered, walks = sorted(updates, key=lambda update: update.client), {one.client.id: one.walk for one in placed}
+    features = [representation(model, before | one.adapter, walks[one.client], images) for one in ordered]
+    heads = [head_distance(before, after, one.adapter) for one in ordered]
+    return {REPRESENTATION: mean_pairwise_distance(torch.stack(features)), HEAD: sum(heads) / len(heads)}
+
+
+@torch.inference_mode()
+def representation(model: LayeredModel, adapter: AdapterState, walk: Walk, images: Tensor) -> Tensor:
+    """Return the input of the head in a client's own model: its tokens normalised and pooled, (n, width)."""
+    model.load_adapter(adapter)
+    return model.features(model.walk(images, walk))
+
+
+def mean_pairwise_distance(features: Tensor) -> float:
+    """Return the mean of 1 - cos over pairs of clients and images of features (clients, n, width); 0 for one client."""
+    clients = len(features)
+    if clients == 1:
+        return 0.0
+    # |sum of unit vectors|^2 = K + sum over ordered pairs of their cosines
+    total = F.normalize(features.double(), dim=-1).sum(0).square().sum(-1)
+    return max(0.0, 1 - ((total - clients) / (clients * (clients - 1))).mean().item())
+
+
+def head_distance(before: AdapterState, after: AdapterState, update: AdapterState) -> float:
+    """Return 1 - cos between a client's and the server's change of the heads that the client trains."""
+    names = [name for name in update if name.startswith((LayeredModel.head_prefix, "heads."))]
+    own, global_ = (
+        torch.cat([(state[name] - before[name]).flatten().double() for name in names]) for state in (update, after)
+    )
+    return max(0.0, 1 - F.cosine_similarity(own, global_, dim=0).item())  # 0 but for rounding
+
+
+def structural_bias(
+    model: LayeredModel, objective: Objective, layers: Sequence[int], placed: Sequence[Placed], seed: int, round: int
+) -> dict[str, float]:
+    """Measure one round with the adapter that `model` holds; `layers` are the blocks of the server's model.
+
+    For each client two passes forward and back on `IMAGES` images, a third forward through all blocks, and one back
+    through each missing block and its stand-in.
+    """
+    ordered = sorted(placed, key=lambda one: one.client.id)
+    by_block: dict[int, list[float]] = {}
+    relative, jacobians = [], []
+    for one in ordered:
+        rng = stream(seed, "structural bias", round, one.client.id)
+        chosen = rng.choice(len(one.client.train), size=min(IMAGES, len(one.client.train)), replace=False)
+        images, labels = one.client.train.take(torch.from_numpy(chosen))
+        errors, share = gradient_distortion(model, objective, layers, one, images, labels.to(model.mean.device))
+        relative.append(share)
+        for layer, error in errors.items():
+            by_block.setdefault(layer, []).append(error)
+        generator = torch.Generator().manual_seed(derived_seed(seed, "jacobian", round, one.client.id))
+        jacobians += list(jacobian_discrepancy(model, layers, one, images, generator))
+    missing = [len(set(layers) - set(one.held)) for one in ordered]
+    found = {GRADIENT: sum(relative) / len(relative), GROWTH: slope(missing, relative)}
+    for name in bias_metrics(any(one.stand_ins for one in placed))[2:]:
+        found[name] = sum(one[name] for one in jacobians) / len(jacobians) if jacobians else 0.0
+    return found | {f"{GRADIENT}/block/{layer}": sum(all_) / len(all_) for layer, all_ in sorted(by_block.items())}
+
+
+def gradient_distortion(
+    model: LayeredModel, objective: Objective, layers: Sequence[int], placed: Placed, images: Tensor, labels: Tensor
+) -> tuple[dict[int, float], float]:
+    """epsilon_l = g~_l - g*_l (Eq. 9) in the adapters of the blocks held: on the client's walk, and on all `layers`.
+
+    Return ||epsilon_l|| by block, and over all of them as a share of ||g*||.
+    """
+    trainable = model.trainable()
+    within = (name for name in names_within(trainable, placed.held) if layer_of(name) is not None)
+    names = sorted(within, key=lambda name: cast(int, layer_of(name)))
+    if not names:
+        return {}, 0.0
+    parameters, walks = [trainable[name] for name in names], (placed.walk, tuple(layers))
+    own, full = (torch.autograd.grad(objective(model, images, labels, walk), parameters) for walk in walks)
+    squares = [
+        ((a - b).double().square().sum().item(), b.double().square().sum().item())
+        for a, b in zip(own, full, strict=True)
+    ]
+    by_block = {
+        cast(int, layer): sum(error for _, (error, _) in group) ** 0.5
+        for layer, group in groupby(zip(names, squares, strict=True), key=lambda pair: layer_of(pair[0]))
+    }
+    error, whole = (sum(column) for column in zip(*squares, strict=True))
+    return by_block, (error / whole) ** 0.5 if whole else 0.0
+
+
+def jacobian_discrepancy(
+    model: LayeredModel, layers: Sequence[int], placed: Placed, images: Tensor, generator: torch.Generator
+) -> Iterator[dict[str, float]]:
+    """Yield, for each missing block, Delta_l = E ||J - J_l||_F^2 / d of the identity and of the stand-in (Remark 2).
+
+    By Hutchinson: E_v ||(J - J_l)^T v||^2 is the squared Frobenius norm for random signs v; one v for each image, at
+    the activations of the full model. d is an activation's number of values. With a stand-in also ||E - f||^2 /
+    ||x - f||^2 of the outputs: 1 is as far from the block as skipping it.
+    """
+    with torch.no_grad():
+        tokens = model.embed(model.normalize(images))
+    for layer in layers:
+        x = tokens.detach().requires_grad_()
+        out = model.block(layer, x)
+        tokens = out.detach()
+        if layer in placed.held:
+            continue
+        signs = torch.randint(2, x.shape, generator=generator).mul_(2).sub_(1).to(x)
+        (pulled,) = torch.autograd.grad(out, x, signs)
+        found = {IDENTITY: (signs - pulled).square().mean().item()}
+        if step := placed.stand_ins.get(layer):
+            instead = model.step(step, x)
+            (other,) = torch.autograd.grad(instead, x, signs)
+            found[BRICK] = (other - pulled).square().mean().item()
+            found[ERROR] = ((instead - out).square().sum() / (x - out).square().sum()).item()
+        yield found
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the slope of the least-squares line through the points; 0 if all x are equal."""
+    across, up = np.asarray(x) - np.mean(x), np.asarray(y) - np.mean(y)
+    spread = float(across @ across)
+    return float(across @ up) / spread if spread else 0.0
