@@ -12,7 +12,7 @@ from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
 from fedsweep.report.formats import data_frame
 from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
 from fedsweep.report.sentences import about_comparison
-from fedsweep.report.text_tables import HEAD, Section, cells, explained
+from fedsweep.report.text_tables import HEAD, Section, cells, texts
 from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label
@@ -104,7 +104,9 @@ class Pairing:
             for letter, side in zip("AB", self.sides, strict=True)
         ]
         tested = [one for one in self.comparisons if one.p is not None]
-        said = " ".join([*who, "Differences are B minus A.", *explained(tested, units)])
+        said = " ".join(
+            [*who, "Differences are B minus A.", *texts("comparisons", tested=tested, percent=units.percent)]
+        )
         return Section("Comparison", head, rows, 1, said)
 
     def csv(self) -> str:

@@ -15,7 +15,7 @@ from fedsweep.report.arm_statistics import ArmStatistics, group_by_arm
 from fedsweep.report.holm_corrected_tests import holm
 from fedsweep.report.importance import FORESTS, Share, importances
 from fedsweep.report.intervals_and_power import LEVEL, Interval, t_interval
-from fedsweep.report.text_tables import Section
+from fedsweep.report.text_tables import Section, texts
 from fedsweep.report.units_and_labels import NOTHING, Units, names, short_names, shown_p
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import agrees, identity, setting
@@ -270,14 +270,8 @@ def _variation(found: Factorial) -> Section:
         for one in found.effects
     ]  # fmt: skip
     rows += [[name, f"{100 * share:.1f}", *[NOTHING] * 4] for name, share in _rest(found).items()]
-    explained = (
-        f"Analysis of variance with repeated measures over the {len(found.seeds)} seeds that every arm finished: each "
-        "effect against its own interaction with the seeds, degrees of freedom by Greenhouse and Geisser, Holm's "
-        "correction over all effects. Share: of all variation between trials, in percent; those of effects that are "
-        "nothing but noise are above zero too."
-    )
     head = ["effect", "share", "F", "degrees of freedom", "p", "Holm p"]
-    return Section("Main effects and interactions", head, rows, 1, explained)
+    return Section("Main effects and interactions", head, rows, 1, *texts("variation", seeds=len(found.seeds)))
 
 
 def _marginal(found: Factorial, units: Units) -> Section:
@@ -286,11 +280,8 @@ def _marginal(found: Factorial, units: Units) -> Section:
         value = ", ".join(setting(short_names(one.names)[name], given) for name, given in one.value.items())
         apart = [units.difference(one.difference), units.interval(one.difference_interval)]
         rows.append([value, units.value(one.mean), units.interval(one.interval), *apart])
-    explained = (
-        "Mean of every level over all values of the other factors; difference to the baseline's level over the same "
-        "seeds. Where an interaction is large, a marginal mean says little of any single arm."
-    )
-    return Section("Marginal means", ["level", "mean", "95% interval", "difference", "95% of it"], rows, 1, explained)
+    head = ["level", "mean", "95% interval", "difference", "95% of it"]
+    return Section("Marginal means", head, rows, 1, *texts("marginal_means"))
 
 
 def _importance(found: Sequence[Share]) -> Section:
@@ -298,8 +289,10 @@ def _importance(found: Sequence[Share]) -> Section:
         [one.name, f"{100 * one.share:.1f}", " to ".join(f"{100 * end:.1f}" for end in one.spread or ()) or NOTHING]
         for one in found
     ]
-    explained = (
-        f"fANOVA: percent of a random forest's variance over the ranges searched that each hyperparameter explains "
-        f"alone, mean of {FORESTS} forests, and their least and most. Trials that were pruned are in none."
+    return Section(
+        "Importance of hyperparameters",
+        ["hyperparameter", "share", "forests"],
+        rows,
+        1,
+        *texts("importance", forests=FORESTS),
     )
-    return Section("Importance of hyperparameters", ["hyperparameter", "share", "forests"], rows, 1, explained)

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ended, final, recorded
+from fedsweep.report.text_tables import texts
 from fedsweep.results import SweepManifest, TrialRecord
 
 POPULATION = "pbt"  # the scheduler whose trials continue one another
@@ -73,33 +73,27 @@ def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -
         return []
     found = lineages(trials)
     goes_on = sum(one.plan.start is not None for one in trials)
-    said = [
-        f"Population: {goes_on} of {len(trials)} trials go on from another one's state with other values; an arm's "
-        "values are those of its last rounds, and population.csv has those of every round."
-    ]
+    schedules = []
     if (one := best(manifest, found)) is not None and len(one.trials) > 1:
         schedules = [
             f"{name.rsplit('.', 1)[-1]} "
             + ", ".join(f"{value:.4g} from {first}" for first, _, value in one.values(name))
             for name in manifest.varied
         ]
-        said.append(f"The best member by round: {'; '.join(schedules)}.")
-    return said
+    return texts("population", continued=goes_on, trials=len(trials), schedules=schedules)
 
 
-def write_schedules(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> bool:
-    """Write a population's hyperparameters as CSV; return whether a population has played a round.
+def schedules(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> str | None:
+    """Return a population's hyperparameters as CSV; None if no population has played a round.
 
     Each member has one row per round: the trial that played it, its hyperparameters, and the objective after it.
     """
     rows: list[dict[str, Json]] = []
-    for lineage in (found := played(manifest, trials)):
+    for lineage in played(manifest, trials):
         objective = recorded(lineage.end.history, manifest.metric)
         for first, last, one in lineage.segments():
             for round in range(first, last + 1):
                 place: dict[str, Json] = {"member": lineage.end.plan.number, "round": round, "trial": one.plan.number}
                 rows.append({**place, **one.plan.arm, manifest.metric: objective.get(round)})
-    if found:
-        columns = ["member", "round", "trial", *manifest.varied, manifest.metric]
-        pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
-    return bool(found)
+    columns = ["member", "round", "trial", *manifest.varied, manifest.metric]
+    return pd.DataFrame(rows, columns=columns).to_csv(index=False) if rows else None

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import (
     MEAN_ACCURACY,
-    MEAN_OUT_OF_DOMAIN,
     ArmStatistics,
     asked_columns,
     efficient_arms,
@@ -16,8 +15,8 @@ from fedsweep.report.arm_statistics import (
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.report.population_schedule import schedule_sentences
-from fedsweep.report.text_tables import exact
-from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, Units, arm_words, names, shown_p
+from fedsweep.report.text_tables import texts
+from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
 from fedsweep.results.history import ACCUMULATED
@@ -25,10 +24,6 @@ from fedsweep.results.records import stand_in, warning
 
 SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
 LABELLED = 8  # efficient arms that a sentence names at most; the table marks all of them
-PAPER = (
-    "Paper: {}, as printed there and in no mean or test; "
-    "from other data, weights or seeds than these unless they were made the same."
-)
 
 
 def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
@@ -65,78 +60,33 @@ def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
     """Return sentences on objective, rounds, seeds, baseline, test, shown columns, and unfinished trials."""
-    units = Units.of(manifest.metric, arms)
-    seeds = ", ".join(map(str, manifest.seeds))
-    return [
-        *_about_stand_ins(arms, names(manifest, arms)),
-        f"Objective: {manifest.metric} at the last round{', in percent' if units.percent else ''}, "
-        f"{'higher' if manifest.mode == 'max' else 'lower'} is better; {manifest.rounds} rounds; "
-        f"seed{'s' * (len(manifest.seeds) > 1)} {seeds}; mean and sd (n-1) over finished trials.",
-        *_about_second(manifest),
-        *(
-            [_about_tests(manifest.baseline, names(manifest, arms), arms, units)]
-            if manifest.baseline is not None and any(one.is_baseline for one in arms)
-            else []
-        ),
-        *_about_columns(manifest, shown),
-        *_about_held_out(manifest.metric, arms, shown),
-        *([PAPER.format(manifest.reference.source)] if manifest.reference else []),
-        *schedule_sentences(manifest, [trial for one in arms for trial in one.arm.trials]),
-        _about_lost(arms),
-    ]
-
-
-def _about_columns(manifest: SweepManifest, shown: Collection[str]) -> list[str]:
-    if asked := asked_columns(manifest):
-        return [f"Columns, means over seeds: {', '.join(f'{one.heading} ({one.meaning})' for one in asked)}."]
-    usual = {
-        "worst client": "accuracy of each seed's worst client with its own model, in percent, mean over seeds",
-        "worst domain": "accuracy on each seed's worst domain in percent, mean over seeds, and the domain that is "
-        "worst on average",
-        "MB sent": "10^6 bytes, both directions, whole run",
-    }
-    return [f"{name[0].upper()}{name[1:]}: {meaning}." for name, meaning in usual.items() if name in shown]
-
-
-def _about_second(manifest: SweepManifest) -> list[str]:
-    if manifest.against is None:
-        return []
-    metric, mode = manifest.against.metric, manifest.against.mode
-    when = "summed over all rounds" if metric in ACCUMULATED else "at the last round"
-    return [
-        f"Second objective: {metric}, {when}, {'higher' if mode == 'max' else 'lower'} is better. "
-        "Efficient: no other arm is as good in both means and better in one."
-    ]
-
-
-def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatistics], units: Units) -> str:
-    shown = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
-    there = {name for one in arms if one.is_baseline for name in one.arm.values}
-    if shared := ", ".join(name for name in dotted if name in there and name not in baseline):
-        shown += f" at the same {shared}"
-    tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
-    points = " in percentage points" if units.percent else ""
-    # Where exact tests are shown, the section that shows them says what they are.
-    without = "" if not tested or any(one.exact_can_tell for one in tested) else f" {exact(tested)}"
-    return (
-        f"Baseline: {shown}. Difference: arm minus baseline{points}, paired over the seeds that both "
-        "finished; 95% t interval, uncorrected; two-sided paired t-test, "
-        f"Holm-corrected over {len(tested)} arm{'s' * (len(tested) != 1)}." + without
+    dotted, trials = names(manifest, arms), [trial for one in arms for trial in one.arm.trials]
+    return texts(
+        "caption",
+        manifest=manifest,
+        percent=is_accuracy(manifest.metric),
+        accumulated=ACCUMULATED,
+        stand_ins=_about_stand_ins(arms, dotted),
+        baseline=_baseline(manifest.baseline, arms, dotted),
+        tested=[one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None],
+        columns=asked_columns(manifest),
+        shown=shown,
+        held_out=any(one.held_out for one in arms),
+        same_images=same_images(MEAN_ACCURACY, arms),
+        population=schedule_sentences(manifest, trials),
+        counts=Counter(map(ended, trials)),
+        survivors=any(one.n and any(ended(trial) == "pruned" for trial in one.arm.trials) for one in arms),
     )
 
 
-def _about_held_out(metric: str, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
-    if not any(one.held_out for one in arms):
-        return []
-    inside, outside = "the domains of an arm's clients", "the domains that no client of an arm has"
-    said = {
-        MEAN_ACCURACY: f"Out of domain: mean accuracy in percent over {outside}; the objective is over the others.",
-        MEAN_OUT_OF_DOMAIN: f"In domain: mean accuracy in percent over {inside}; the objective is over the others.",
-    }
-    found = said.get(metric, f"In domain: mean accuracy in percent over {inside}. Out of domain: over {outside}.")
-    columns = [found] if {IN_DOMAIN, OUT_OF_DOMAIN} & {*shown} else []
-    differ = not same_images(MEAN_ACCURACY, arms)
-    return [*columns, *(["Arms hold out different domains: their means are over different images."] if differ else [])]
+def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
+    """Describe the baseline, with the hyperparameters that it leaves open; None if it is no arm."""
+    there = {name for one in arms if one.is_baseline for name in one.arm.values}
+    if baseline is None or not any(one.is_baseline for one in arms):
+        return None
+    shared = ", ".join(name for name in dotted if name in there and name not in baseline)
+    named = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
+    return f"{named} at the same {shared}" if shared else named
 
 
 def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> list[str]:
@@ -150,14 +100,6 @@ def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> li
         which = "all arms" if len(members) == len(arms) else f"arm{'s' * (len(members) > 1)}: {named}"
         said.append(warning(made, which))
     return said
-
-
-def _about_lost(arms: Sequence[ArmStatistics]) -> str:
-    counts = Counter(ended(trial) for one in arms for trial in one.arm.trials)
-    lost = ", ".join(f"{counts[how]} {how}" for how in ("pruned", "diverged", "failed", "unfinished"))
-    survivors = any(one.n and any(ended(trial) == "pruned" for trial in one.arm.trials) for one in arms)
-    warning = " Where seeds were pruned, the mean is that of the survivors." if survivors else ""
-    return f"Trials: {counts['finished']} finished, {lost}; only finished ones enter the numbers.{warning}"
 
 
 def _about_best(

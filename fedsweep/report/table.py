@@ -87,11 +87,13 @@ class AblationTable:
     def _usual(self, one: ArmStatistics) -> dict[str, str]:
         row = {name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()}
         if self.manifest.metric.startswith("accuracy/client"):  # of clients' own models, not of the global one
-            row["worst client"] = PERCENT.value(one.worst_client)
+            row["worst client"] = PERCENT.value(one.columns["worst_client"])
         else:
-            row["worst domain"] = " ".join(filter(None, [PERCENT.value(one.worst_domain), one.worst_domain_name]))
-        digits = decimals(other.megabytes for other in self.arms)
-        return row | {"MB sent": Units(percent=False, decimals=digits).value(one.megabytes)}
+            row["worst domain"] = " ".join(
+                filter(None, [PERCENT.value(one.columns["worst_domain"]), one.worst_domain_name])
+            )
+        digits = decimals(other.columns["megabytes"] for other in self.arms)
+        return row | {"MB sent": Units(percent=False, decimals=digits).value(one.columns["megabytes"])}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
         """Return the mean over seeds, or the number of seeds that reached a target if some did not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
@@ -17,6 +18,19 @@ from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, 
 from fedsweep.results import SweepManifest
 
 GAP = 2  # spaces between columns on a terminal
+TEMPLATES = Environment(  # noqa: S701 - no HTML
+    loader=PackageLoader("fedsweep.report", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
+TEMPLATES.globals |= {
+    "least_exact": least_exact, "pairs_for_exact": pairs_for_exact, "least_resampled": LEAST_RESAMPLED,
+}  # fmt: skip
+
+
+def texts(macro: str, **facts: object) -> list[str]:
+    """Return the items of the list that a macro of `texts.jinja` makes of facts."""
+    made = getattr(TEMPLATES.get_template("texts.jinja").module, macro)(**facts)
+    items = f"\n{made}".split("\n- ")[1:]
+    return [" ".join(line for line in item.split("\n") if line) for item in items]
 
 
 @dataclass(frozen=True)
@@ -169,7 +183,9 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     named = len(settings(arms[0], dotted))
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
     head = [*settings(arms[0], dotted), *HEAD]
-    return Section("Comparisons with the baseline", head, rows, named, " ".join(explained(tested, units)))
+    return Section(
+        "Comparisons with the baseline", head, rows, named, *texts("comparisons", tested=tested, percent=units.percent)
+    )
 
 
 def cells(found: Comparison, units: Units) -> list[str]:
@@ -192,39 +208,3 @@ def _seeds(found: Comparison) -> str:
     if found.seeds_needed is not None:
         return str(found.seeds_needed)
     return ">10000" if found.verdict == "no detectable difference" and found.effect is not None else NOTHING
-
-
-def explained(tested: Sequence[Comparison], units: Units) -> list[str]:
-    """Return sentences that explain the columns."""
-    points = ", in percentage points" * units.percent
-    said = [
-        f"Differences are over common seeds{points}. 95% intervals, uncorrected: of the mean and of the "
-        "difference by Student's t, and of the difference by a studentized bootstrap, "
-        f"which takes {LEAST_RESAMPLED} pairs.",
-        "p: paired t-test. Effect: Hedges' g of the paired differences, their mean over their standard deviation.",
-    ]
-    if tested:
-        first = ", the level of Holm's first step" * (len(tested) > 1)
-        said.append(
-            f"Detectable: the smallest difference that so many seeds detect in 4 of 5 sweeps, at the spread seen here "
-            f"and at {tested[0].level:.3g}{first}. Seeds needed: those that would detect this difference so; rough, "
-            "because difference and spread are estimates themselves."
-        )
-        said.append(exact(tested))
-    return said
-
-
-def exact(tested: Sequence[Comparison]) -> str:
-    """Return a sentence on the exact tests and the number of pairs they need; `tested` must not be empty."""
-    pairs = max(len(one.seeds) for one in tested)
-    if any(one.exact_can_tell for one in tested):
-        all_can = all(one.exact_can_tell for one in tested)
-        where = "" if all_can else f"; of fewer than {pairs_for_exact(tested[0].level)} pairs it could not tell"
-        return f"Exact p: sign-flip test, Holm-corrected; it assumes no normal spread{where}."
-    after = f" and {pairs_for_exact(tested[0].level)} for these {len(tested)} after Holm's correction" * (
-        len(tested) > 1
-    )
-    return (
-        f"No exact test: of {pairs} pairs a sign-flip or Wilcoxon p cannot fall below {least_exact(pairs):g}; "
-        f"6 pairs are the least for 0.05{after}."
-    )
