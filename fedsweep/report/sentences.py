@@ -47,7 +47,7 @@ def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     if manifest.against is None or not best:
         return []
     metric, dotted, units = manifest.against.metric, names(manifest, arms), Units.of(manifest.metric, arms)
-    second = Units.of_second(metric, arms)
+    second = Units.fit(is_accuracy(metric), (one.second for one in arms))
     percent, unit = "%" * units.percent, "%" if is_accuracy(metric) else SECOND_UNITS.get(metric, "")
     said = [
         f"{arm_words(one.arm.values, dotted)} ({units.value(one.mean)}{percent}, {second.value(one.second)}{unit})"

@@ -26,10 +26,10 @@ SEARCHED = (
 @canvas.style()
 def draw(effects: Effects, path: Path) -> Figure | None:
     """Draw a bar per share, the largest on top; return None without shares."""
-    shown = sorted(effects.shares(), key=lambda one: -one.share)[:MOST]
+    shown = sorted(effects.shares, key=lambda one: -one.share)[:MOST]
     if not shown:
         return None
-    title, reading = SEARCHED if effects.factorial is None else DECOMPOSED
+    title, reading = DECOMPOSED if effects.decomposed else SEARCHED
     figure = canvas.blank(6.0, 0.75 + 0.32 * len(shown))
     axes = figure.add_subplot()
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from fedsweep.report.arm_statistics import ArmStatistics, domain_metric, ended, notes
+from fedsweep.report.arm_statistics import ArmStatistics, domain_metric, ended, notes, printed
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import AblationTable
 from fedsweep.report.units_and_labels import settings
@@ -60,7 +60,8 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     values = {
         name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in one.arm.values.items()
     }
-    paper, printed = table.manifest.reference, table.paper(one)
+    paper = table.manifest.reference
+    value = printed(table.manifest, one, table.manifest.metric)
     furthest, reached = one.arm.reached(table.manifest.metric)
     counts = Counter(ended(trial) for trial in one.arm.trials)
     low, high = one.interval or (None, None)
@@ -75,7 +76,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "mean_low": low,
         "mean_high": high,
         "mean_of_last_4_rounds": one.mean_of_last,
-        **({"reference": printed, "reference_source": paper.source if printed is not None else None} if paper else {}),
+        **({"reference": value, "reference_source": paper.source if value is not None else None} if paper else {}),
         **({"baseline": one.is_baseline, **comparison_columns(one.comparison)} if table.compared else {}),
         "worst_client_accuracy": one.columns["worst_client"],
         "worst_domain_accuracy": one.columns["worst_domain"],
