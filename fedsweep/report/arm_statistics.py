@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
@@ -171,11 +172,10 @@ def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> li
     """Return the Pareto-efficient arms by their means over finished seeds, ordered by the second objective."""
     if manifest.against is None:
         return []
-    known = [(one.second, place, one) for place, one in enumerate(arms) if one.second is not None]
-    points = [(one.mean or 0.0, second) for second, _, one in known]
-    flags = pareto_efficient(points, (manifest.mode, manifest.against.mode))
-    best = [entry for entry, kept in zip(known, flags, strict=True) if kept]
-    return [one for *_, one in sorted(best, key=lambda entry: entry[:2])]
+    known = [one for one in arms if one.second is not None]
+    points = [(one.mean or 0.0, one.second or 0.0) for one in known]
+    best = compress(known, pareto_efficient(points, (manifest.mode, manifest.against.mode)))
+    return sorted(best, key=lambda one: one.second or 0.0)
 
 
 def asked_columns(manifest: SweepManifest) -> list[Column]:

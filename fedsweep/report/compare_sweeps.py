@@ -12,13 +12,12 @@ from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
 from fedsweep.report.formats import data_frame
 from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
 from fedsweep.report.sentences import about_comparison
-from fedsweep.report.text_tables import HEAD, Section, cells, texts
+from fedsweep.report.text_tables import Section, cells, texts
 from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label
 
 SHOWN = 12  # hyperparameters or arms that a sentence names at most
-OF_COMPARISON = HEAD[4:]
 LEFT_OUT_FIRST = (
     "95% bootstrap", "p", "exact p", "pairs", "seeds needed", "detectable", "effect", "n of A", "n of B", "Holm p",
 )  # fmt: skip
@@ -92,39 +91,32 @@ class Pairing:
         """Return a table with one row per pair."""
         units = self.units
         rows = [
-            [
-                self._label(*pair), str(pair[0].n), units.value(pair[0].mean), str(pair[1].n),
-                units.value(pair[1].mean), *cells(found, units),
-            ]
-            for pair, found in zip(self.pairs, self.comparisons, strict=True)
-        ]  # fmt: skip
-        head = ["arm", "n of A", "mean of A", "n of B", "mean of B", "pairs", *OF_COMPARISON]
+            {
+                "arm": self._label(one, other),
+                **{"n of A": str(one.n), "mean of A": units.value(one.mean)},
+                **{"n of B": str(other.n), "mean of B": units.value(other.mean)},
+                **cells(found, units),
+            }
+            for (one, other), found in zip(self.pairs, self.comparisons, strict=True)
+        ]
         who = [
             f"{letter}: {side.manifest.name}, sweep {side.manifest.id}, around {side.manifest.experiment}."
             for letter, side in zip("AB", self.sides, strict=True)
         ]
         tested = [one for one in self.comparisons if one.p is not None]
-        said = " ".join(
-            [*who, "Differences are B minus A.", *texts("comparisons", tested=tested, percent=units.percent)]
-        )
-        return Section("Comparison", head, rows, 1, said)
+        explained = texts("comparisons", tested=tested, percent=units.percent)
+        return Section.of("Comparison", rows, 1, " ".join([*who, "Differences are B minus A.", *explained]))
 
     def csv(self) -> str:
         """Return one row per pair in full precision, in the objective's own unit, with the columns of table.csv."""
         rows = []
         for pair, found in zip(self.pairs, self.comparisons, strict=True):
-            sides = zip("ab", self.sides, pair, strict=True)
-            own = [
-                {
-                    f"space_{letter}": side.manifest.name, f"sweep_{letter}": side.manifest.id,
-                    f"arm_{letter}": arm_label(one.arm.values), f"n_{letter}": one.n, f"mean_{letter}": one.mean,
-                    f"sd_{letter}": one.sd,
-                }
-                for letter, side, one in sides
-            ]  # fmt: skip
-            rows.append(
-                {**own[0], **own[1], "same_images": self._same_images(pair), **data_frame.comparison_columns(found)}
-            )
+            row: dict[str, object] = {}
+            for letter, side, one in zip("ab", self.sides, pair, strict=True):
+                row |= {f"space_{letter}": side.manifest.name, f"sweep_{letter}": side.manifest.id}
+                row |= {f"arm_{letter}": arm_label(one.arm.values), f"n_{letter}": one.n}
+                row |= {f"mean_{letter}": one.mean, f"sd_{letter}": one.sd}
+            rows.append({**row, "same_images": self._same_images(pair), **data_frame.comparison_columns(found)})
         return data_frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:

@@ -58,8 +58,8 @@ def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
     """Return the finished lineage with the best last value of the objective, or None."""
     sign = 1 if manifest.mode == "max" else -1
     ends = [(final(one.end, manifest.metric), one) for one in found if ended(one.end) == "finished"]
-    ranked = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]
-    return max(ranked, key=lambda entry: entry[:2])[2] if ranked else None
+    known = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]
+    return max(known, key=lambda entry: entry[:2])[2] if known else None
 
 
 def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Lineage]:

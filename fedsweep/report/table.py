@@ -73,8 +73,8 @@ class AblationTable:
             "n": str(one.n),
             "mean": units.value(one.mean),
             "paper": units.value(printed(self.manifest, one, self.manifest.metric)),
+            "sd": units.value(one.sd),
         }
-        row["sd"] = units.value(one.sd)
         if self.compared:
             row["difference"] = "baseline" if one.is_baseline else units.difference(found.difference)
             row["95% interval"] = units.interval(found.interval)

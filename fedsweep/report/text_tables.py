@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -110,6 +110,11 @@ class Section:
     papers: Sequence[bool] = ()
     """For each row, whether it holds a paper's values for the arm above; empty if no row does."""
 
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, str]], words: int, explained: str) -> Section:
+        """Return the section of rows with the same columns; there must be one."""
+        return cls(title, [*rows[0]], [[*row.values()] for row in rows], words, explained)
+
     def markdown(self) -> str:
         """Return heading, table and explanation as Markdown."""
         papers = self.papers or [False] * len(self.rows)
@@ -162,12 +167,6 @@ def _cell(one: ArmStatistics, metric: str, value: float | None) -> str:
     return PERCENT.value(value) + MARK * marked
 
 
-HEAD = (
-    "n", "mean", "95% of mean", "pairs", "difference", "95% t", "95% bootstrap", "p", "Holm p", "exact p", "effect",
-    "detectable", "seeds needed",
-)  # fmt: skip
-
-
 def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
     """Return the comparisons of all arms with a finished trial; None if the baseline has no finished trial."""
     arms = [one for one in arms if one.n]
@@ -176,35 +175,31 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     rows = []
     for one in arms:
-        found = one.comparison or Comparison((), None)
-        own = [str(one.n), units.value(one.mean), units.interval(one.interval)]
-        against = [NOTHING, "baseline", *[NOTHING] * (len(HEAD) - 5)] if one.is_baseline else cells(found, units)
-        rows.append([*settings(one, dotted).values(), *own, *against])
+        own = {"n": str(one.n), "mean": units.value(one.mean), "95% of mean": units.interval(one.interval)}
+        found = cells(one.comparison or Comparison((), None), units)
+        if one.is_baseline:
+            found = {**dict.fromkeys(found, NOTHING), "difference": "baseline"}
+        rows.append({**settings(one, dotted), **own, **found})
     named = len(settings(arms[0], dotted))
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
-    head = [*settings(arms[0], dotted), *HEAD]
-    return Section(
-        "Comparisons with the baseline", head, rows, named, *texts("comparisons", tested=tested, percent=units.percent)
-    )
+    explained = texts("comparisons", tested=tested, percent=units.percent)
+    return Section.of("Comparisons with the baseline", rows, named, *explained)
 
 
-def cells(found: Comparison, units: Units) -> list[str]:
-    """Return the cells of one comparison; the exact p only if it can reach the level."""
-    return [
-        str(len(found.seeds)),
-        units.difference(found.difference),
-        units.interval(found.interval),
-        units.interval(found.bootstrap),
-        shown_p(found.p),
-        shown_p(found.p_holm),
-        shown_p(found.p_exact_holm if found.exact_can_tell else None),
-        NOTHING if found.effect is None else f"{found.effect:+.2f}",
-        units.value(found.detectable),
-        _seeds(found),
-    ]
-
-
-def _seeds(found: Comparison) -> str:
-    if found.seeds_needed is not None:
-        return str(found.seeds_needed)
-    return ">10000" if found.verdict == "no detectable difference" and found.effect is not None else NOTHING
+def cells(found: Comparison, units: Units) -> dict[str, str]:
+    """Return the cells of one comparison by column; the exact p only if it can reach the level."""
+    needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
+    if found.seeds_needed is None and found.effect is not None and found.verdict == "no detectable difference":
+        needed = ">10000"
+    return {
+        "pairs": str(len(found.seeds)),
+        "difference": units.difference(found.difference),
+        "95% t": units.interval(found.interval),
+        "95% bootstrap": units.interval(found.bootstrap),
+        "p": shown_p(found.p),
+        "Holm p": shown_p(found.p_holm),
+        "exact p": shown_p(found.p_exact_holm if found.exact_can_tell else None),
+        "effect": NOTHING if found.effect is None else f"{found.effect:+.2f}",
+        "detectable": units.value(found.detectable),
+        "seeds needed": needed,
+    }
