@@ -105,7 +105,7 @@ class Pairing:
         ]
         tested = [one for one in self.comparisons if one.p is not None]
         explained = texts("comparisons", tested=tested, percent=units.percent)
-        return Section.of("Comparison", rows, 1, " ".join([*who, "Differences are B minus A.", *explained]))
+        return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
     def csv(self) -> str:
         """Return one row per pair in full precision, in the objective's own unit, with the columns of table.csv."""

@@ -235,36 +235,42 @@ class Effects:
 
 def _variation(found: Factorial) -> Section:
     rows = [
-        [
-            one.name, f"{100 * one.share:.1f}", NOTHING if one.f is None else f"{one.f:.2f}",
-            f"{one.degrees[0]:.1f}, {one.degrees[1]:.1f}", shown_p(one.p), shown_p(one.p_holm),
-        ]
+        {
+            "effect": one.name,
+            "share": f"{100 * one.share:.1f}",
+            "F": NOTHING if one.f is None else f"{one.f:.2f}",
+            "degrees of freedom": f"{one.degrees[0]:.1f}, {one.degrees[1]:.1f}",
+            "p": shown_p(one.p),
+            "Holm p": shown_p(one.p_holm),
+        }
         for one in found.effects
-    ]  # fmt: skip
-    rows += [[one.name, f"{100 * one.share:.1f}", *[NOTHING] * 4] for one in found.unexplained]
-    head = ["effect", "share", "F", "degrees of freedom", "p", "Holm p"]
-    return Section("Main effects and interactions", head, rows, 1, *texts("variation", seeds=len(found.seeds)))
+    ]
+    nothing = dict.fromkeys(rows[0], NOTHING)
+    rows += [nothing | {"effect": one.name, "share": f"{100 * one.share:.1f}"} for one in found.unexplained]
+    return Section.of("Main effects and interactions", rows, 1, texts("variation", seeds=len(found.seeds)))
 
 
 def _marginal(found: Factorial, units: Units) -> Section:
-    rows = []
-    for one in found.levels:
-        value = ", ".join(setting(short_names(one.names)[name], given) for name, given in one.value.items())
-        apart = [units.difference(one.difference), units.interval(one.difference_interval)]
-        rows.append([value, units.value(one.mean), units.interval(one.interval), *apart])
-    head = ["level", "mean", "95% interval", "difference", "95% of it"]
-    return Section("Marginal means", head, rows, 1, *texts("marginal_means"))
+    rows = [
+        {
+            "level": ", ".join(setting(short_names(one.names)[name], value) for name, value in one.value.items()),
+            "mean": units.value(one.mean),
+            "95% interval": units.interval(one.interval),
+            "difference": units.difference(one.difference),
+            "95% of it": units.interval(one.difference_interval),
+        }
+        for one in found.levels
+    ]
+    return Section.of("Marginal means", rows, 1, texts("marginal_means"))
 
 
 def _importance(found: Sequence[Share]) -> Section:
     rows = [
-        [one.name, f"{100 * one.share:.1f}", " to ".join(f"{100 * end:.1f}" for end in one.spread or ()) or NOTHING]
+        {
+            "hyperparameter": one.name,
+            "share": f"{100 * one.share:.1f}",
+            "forests": " to ".join(f"{100 * end:.1f}" for end in one.spread or ()) or NOTHING,
+        }
         for one in found
     ]
-    return Section(
-        "Importance of hyperparameters",
-        ["hyperparameter", "share", "forests"],
-        rows,
-        1,
-        *texts("importance", forests=FORESTS),
-    )
+    return Section.of("Importance of hyperparameters", rows, 1, texts("importance", forests=FORESTS))

@@ -49,9 +49,9 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
         return "all trials ended alike"
 
     import optuna
-    from optuna.distributions import CategoricalDistribution, FloatDistribution
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
-    ranges = {
+    ranges: dict[str, BaseDistribution] = {
         name: CategoricalDistribution([*dict.fromkeys(values)])
         if isinstance(values[0], str)
         else FloatDistribution(min(values), max(values))

@@ -133,51 +133,21 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
     return f"{here}{arm_words(arm, differing)} against {arm_words(other, differing)}"
 
 
-def about_comparison(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
+def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -> str:
     """Return a clause on the result of one comparison, without a full stop."""
-    seeds, verdict = len(comparison.seeds), comparison.verdict
-    if comparison.difference is None:
-        return "no seed that both finished, too few seeds to compare"
-    difference = units.difference(comparison.difference) + units.of_difference
-    if verdict == "too few seeds":
-        return f"{difference} on the one seed that both finished, too few seeds to test"
-    if verdict == "constant":
-        return f"{difference} on each of {seeds} seeds, constant, so that no test is possible"
-    if comparison.interval is None:
-        return f"the same on each of {seeds} seeds, no detectable difference"
-    low, high = comparison.interval
-    said: str = verdict
-    if verdict == "no detectable difference" and (low > 0 or high < 0):
-        # Otherwise a reader sees an interval without zero beside the verdict and trusts neither.
-        said += f" after Holm's correction (p {shown_p(comparison.p_holm)})"
-    elif verdict != "no detectable difference" and manifest.mode == "min":
-        said += ", which is better" if comparison.difference < 0 else ", which is worse"
-    over = "" if seeds == len(manifest.seeds) else f" over {seeds} of {len(manifest.seeds)} seeds"
-    more = _plan(comparison, units) + _doubt(comparison, units)
-    return f"{difference}{over} (95% interval {units.interval(comparison.interval)}), {said}{more}"
-
-
-def _plan(comparison: Comparison, units: Units) -> str:
-    """Describe the power of a test that detected nothing."""
-    if comparison.verdict != "no detectable difference" or comparison.detectable is None:
-        return ""
-    needed = comparison.seeds_needed
-    if units.percent and comparison.detectable > 1:
-        return f"; {len(comparison.seeds)} seeds with such a spread detect no difference that there can be"
-    many = f"about {float(f'{needed:.2g}'):.0f}" if needed else "more than 10000"
-    return (
-        f"; {len(comparison.seeds)} seeds detect {units.value(comparison.detectable)}{units.of_difference} or more, "
-        f"and this difference would take {many}"
+    doubts = []  # of the tests that do not assume normality
+    if found.bootstrap is not None and found.bootstrap[0] <= 0 <= found.bootstrap[1]:
+        doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} has zero in it")
+    if found.exact_can_tell and found.p_exact_holm is not None and found.p_exact_holm > LEVEL:
+        doubts.append(f"the exact test does not detect it (Holm p {shown_p(found.p_exact_holm)})")
+    needed = f"about {float(f'{found.seeds_needed:.2g}'):.0f}" if found.seeds_needed else "more than 10000"
+    (clause,) = texts(
+        "comparison",
+        found=found,
+        units=units,
+        minimised=manifest.mode == "min",
+        of_seeds=len(manifest.seeds),
+        needed=needed,
+        doubts=doubts,
     )
-
-
-def _doubt(comparison: Comparison, units: Units) -> str:
-    """Name the tests that do not assume normality and miss a difference that the t-test detects."""
-    if comparison.verdict not in ("higher", "lower"):
-        return ""
-    against = []
-    if comparison.bootstrap is not None and comparison.bootstrap[0] <= 0 <= comparison.bootstrap[1]:
-        against.append(f"the bootstrap interval {units.interval(comparison.bootstrap)} has zero in it")
-    if comparison.exact_can_tell and comparison.p_exact_holm is not None and comparison.p_exact_holm > LEVEL:
-        against.append(f"the exact test does not detect it (Holm p {shown_p(comparison.p_exact_holm)})")
-    return f", but {' and '.join(against)}: confirm it on more seeds" if against else ""
+    return clause

@@ -21,9 +21,8 @@ GAP = 2  # spaces between columns on a terminal
 TEMPLATES = Environment(  # noqa: S701 - no HTML
     loader=PackageLoader("fedsweep.report", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
-TEMPLATES.globals |= {
-    "least_exact": least_exact, "pairs_for_exact": pairs_for_exact, "least_resampled": LEAST_RESAMPLED,
-}  # fmt: skip
+TEMPLATES.globals |= {"least_exact": least_exact, "pairs_for_exact": pairs_for_exact}
+TEMPLATES.globals |= {"least_resampled": LEAST_RESAMPLED, "shown_p": shown_p}
 
 
 def texts(macro: str, **facts: object) -> list[str]:
@@ -111,9 +110,9 @@ class Section:
     """For each row, whether it holds a paper's values for the arm above; empty if no row does."""
 
     @classmethod
-    def of(cls, title: str, rows: Sequence[Mapping[str, str]], words: int, explained: str) -> Section:
-        """Return the section of rows with the same columns; there must be one."""
-        return cls(title, [*rows[0]], [[*row.values()] for row in rows], words, explained)
+    def of(cls, title: str, rows: Sequence[Mapping[str, str]], words: int, explained: Sequence[str]) -> Section:
+        """Return the section of one or more rows with the same columns, explained in sentences."""
+        return cls(title, [*rows[0]], [[*row.values()] for row in rows], words, " ".join(explained))
 
     def markdown(self) -> str:
         """Return heading, table and explanation as Markdown."""
@@ -183,7 +182,7 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     named = len(settings(arms[0], dotted))
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
     explained = texts("comparisons", tested=tested, percent=units.percent)
-    return Section.of("Comparisons with the baseline", rows, named, *explained)
+    return Section.of("Comparisons with the baseline", rows, named, explained)
 
 
 def cells(found: Comparison, units: Units) -> dict[str, str]:
