@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
-from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
 from fedsweep.report.formats import data_frame
 from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
@@ -144,14 +143,12 @@ class Pairing:
         different = [name for name in {**here, **there} if name != "seed" and here.get(name) != there.get(name)]
         if not different:
             return "A and B are the same runs, but for what recorded them: every hyperparameter is equal."
-        named = "; ".join(f"{name} {_shown(here, name)} and {_shown(there, name)}" for name in different[:SHOWN])
+        named = "; ".join(
+            f"{name} {here.get(name, '(none)')} and {there.get(name, '(none)')}" for name in different[:SHOWN]
+        )
         more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         return f"A and B differ in {named}{more}."
 
     def _same_images(self, pair: tuple[ArmStatistics, ArmStatistics]) -> bool:
         digests = {trial.plan.digests.get("data") for one in pair for trial in one.arm.trials}
         return len(digests) == 1 and same_images(self.sides[0].manifest.metric, pair)
-
-
-def _shown(values: dict[str, Json], name: str) -> str:
-    return "(none)" if name not in values else str(values[name])

@@ -58,7 +58,6 @@ class Effect:
 class Level:
     """The marginal mean of one value of a factor, over all values of the other factors."""
 
-    names: Names
     value: Mapping[str, Json]
     mean: float
     interval: Interval | None
@@ -193,7 +192,6 @@ def _levels(grid: _Grid, baseline: Mapping[str, Json]) -> Iterator[Level]:
         for number, level in enumerate(levels):
             apart = None if base is None or held[number] else means[:, number] - base
             yield Level(
-                names=factor,
                 value=level,
                 mean=float(means[:, number].mean()),
                 interval=t_interval(means[:, number].tolist()),
@@ -253,7 +251,7 @@ def _variation(found: Factorial) -> Section:
 def _marginal(found: Factorial, units: Units) -> Section:
     rows = [
         {
-            "level": ", ".join(setting(short_names(one.names)[name], value) for name, value in one.value.items()),
+            "level": ", ".join(setting(short_names([*one.value])[name], value) for name, value in one.value.items()),
             "mean": units.value(one.mean),
             "95% interval": units.interval(one.interval),
             "difference": units.difference(one.difference),

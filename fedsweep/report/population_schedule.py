@@ -48,12 +48,6 @@ class Lineage:
         ]
 
 
-def lineages(trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """Return the lineages of all members, in the order of the plan; replaced trials are not members."""
-    by_key = {one.plan.key: one for one in trials}
-    return [Lineage.of(one, by_key) for one in trials if ended(one) != "pruned"]
-
-
 def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
     """Return the finished lineage with the best last value of the objective, or None."""
     sign = 1 if manifest.mode == "max" else -1
@@ -63,24 +57,30 @@ def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
 
 
 def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """Return the members that have played a round; empty without a population."""
-    return [one for one in lineages(trials) if one.segments()] if manifest.scheduler == POPULATION else []
+    """Return the members of a population that have played a round, in the order of the plan, without replaced trials.
+
+    Empty without a population.
+    """
+    if manifest.scheduler != POPULATION:
+        return []
+    by_key = {one.plan.key: one for one in trials}
+    members = (Lineage.of(one, by_key) for one in trials if ended(one) != "pruned")
+    return [one for one in members if one.segments()]
 
 
 def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[str]:
     """Return sentences on continued trials and on the best schedule; empty without a population."""
     if manifest.scheduler != POPULATION:
         return []
-    found = lineages(trials)
-    goes_on = sum(one.plan.start is not None for one in trials)
     schedules = []
-    if (one := best(manifest, found)) is not None and len(one.trials) > 1:
+    if (one := best(manifest, played(manifest, trials))) is not None and len(one.trials) > 1:
         schedules = [
             f"{name.rsplit('.', 1)[-1]} "
             + ", ".join(f"{value:.4g} from {first}" for first, _, value in one.values(name))
             for name in manifest.varied
         ]
-    return texts("population", continued=goes_on, trials=len(trials), schedules=schedules)
+    continued = sum(one.plan.start is not None for one in trials)
+    return texts("population", continued=continued, trials=len(trials), schedules=schedules)
 
 
 def schedules(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> str | None:

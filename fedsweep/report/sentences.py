@@ -81,25 +81,24 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
     """Describe the baseline, with the hyperparameters that it leaves open; None if it is no arm."""
-    there = {name for one in arms if one.is_baseline for name in one.arm.values}
-    if baseline is None or not any(one.is_baseline for one in arms):
+    baselines = [one for one in arms if one.is_baseline]
+    if baseline is None or not baselines:
         return None
+    there = {name for one in baselines for name in one.arm.values}
     shared = ", ".join(name for name in dotted if name in there and name not in baseline)
     named = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
     return f"{named} at the same {shared}" if shared else named
 
 
 def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> list[str]:
-    found: dict[str, list[ArmStatistics]] = {}
+    found: dict[str, list[str]] = {}
     for one in arms:
         if made := stand_in(one.marks):
-            found.setdefault(made, []).append(one)
-    said = []
-    for made, members in found.items():
-        named = "; ".join(arm_words(one.arm.values, dotted) for one in members)
-        which = "all arms" if len(members) == len(arms) else f"arm{'s' * (len(members) > 1)}: {named}"
-        said.append(warning(made, which))
-    return said
+            found.setdefault(made, []).append(arm_words(one.arm.values, dotted))
+    return [
+        warning(made, "all arms" if len(named) == len(arms) else f"arm{'s' * (len(named) > 1)}: {'; '.join(named)}")
+        for made, named in found.items()
+    ]
 
 
 def _about_best(
@@ -110,17 +109,20 @@ def _about_best(
     if not same_images(manifest.metric, finished):
         return [f"No arm is the best: they hold out different domains, and {manifest.metric} is over different images."]
     if manifest.against is not None:
-        chosen = [_about_choice(len(arms), "They were", "them")] if len(arms) > 1 else []
-        return [*_about_efficient(manifest, arms), *chosen]
-    best = finished[0]
-    value = units.value(best.mean) + ("%" if units.percent else "")
-    found = f"Best: {arm_words(best.arm.values, dotted)} with {manifest.metric} {value} (n = {best.n})."
-    return [found, *([_about_choice(len(arms), "It was", "it")] if len(arms) > 1 else [])]
-
-
-def _about_choice(count: int, they_were: str, them: str) -> str:
-    chosen = f"{they_were} chosen from {count} arms by these very numbers, which are therefore optimistic for {them}"
-    return f"{chosen}: confirm {them} on fresh seeds."
+        found, they_were, them = _about_efficient(manifest, arms), "They were", "them"
+    else:
+        words, value = arm_words(finished[0].arm.values, dotted), units.value(finished[0].mean) + "%" * units.percent
+        found, they_were, them = (
+            [f"Best: {words} with {manifest.metric} {value} (n = {finished[0].n})."],
+            "It was",
+            "it",
+        )
+    if len(arms) > 1:
+        found.append(
+            f"{they_were} chosen from {len(arms)} arms by these very numbers, which are therefore optimistic for "
+            f"{them}: confirm {them} on fresh seeds."
+        )
+    return found
 
 
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:

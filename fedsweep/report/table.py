@@ -106,11 +106,6 @@ class AblationTable:
         fit = Units.fit(column.percent, (other.columns[column.name] for other in self.arms))
         return (fit if column.digits is None else replace(fit, decimals=column.digits)).value(value)
 
-    @cached_property
-    def targets(self) -> list[Column]:
-        """The columns for the number of rounds to a target."""
-        return [column for column in asked_columns(self.manifest) if column.name.startswith(TARGET)]
-
     def reached(self, one: ArmStatistics, target: Column) -> int:
         """Return the number of finished seeds that reached `target`."""
         return sum(target.of(trial) is not None for trial in one.arm.finished(self.manifest.metric).values())

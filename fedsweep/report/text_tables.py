@@ -131,7 +131,6 @@ class Section:
         return terminal_table(kept, self.title), [name for name in self.head if name in dropped]
 
 
-EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials."
 MARK = "*"
 MARKED = f"With {MARK}: out of domain, no client of that arm has images of the domain."
 PAPER = "paper"  # the label of a paper's row, in place of an arm
@@ -157,7 +156,7 @@ def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section
         if any(value != NOTHING for value in paper):
             rows.append([PAPER, *[""] * (len(named) - 1), NOTHING, *paper])
             papers.append(True)
-    explained = " ".join([EXPLAINED, *([MARKED] if held_out else [])])
+    explained = "Accuracy at the last round in percent, mean over n finished trials." + f" {MARKED}" * held_out
     return Section("By domain", head, rows, len(settings(arms[0], dotted)), explained, papers)
 
 

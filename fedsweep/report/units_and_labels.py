@@ -100,10 +100,8 @@ def names(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
 def short_names(dotted: Sequence[str]) -> dict[str, str]:
     """Return the last part of each dotted name if it is unique, otherwise the whole name.
 
-    >>> short_names(["lora.rank", "optimizer.lr"])
-    {'lora.rank': 'rank', 'optimizer.lr': 'lr'}
-    >>> short_names(["a.size", "b.size"])
-    {'a.size': 'a.size', 'b.size': 'b.size'}
+    >>> short_names(["lora.rank", "a.size", "b.size"])
+    {'lora.rank': 'rank', 'a.size': 'a.size', 'b.size': 'b.size'}
     """
     leaves = [name.rpartition(".")[2] for name in dotted]
     return {name: leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(dotted, leaves, strict=True)}

@@ -11,7 +11,7 @@ import pytest
 
 from fedsweep.report import write_report
 from fedsweep.report.figures import population as figure
-from fedsweep.report.population_schedule import Lineage, best, lineages, schedule_sentences, schedules
+from fedsweep.report.population_schedule import Lineage, best, played, schedule_sentences, schedules
 from fedsweep.results import Start, TrialRecord
 
 POPULATION: dict[str, Any] = {
@@ -35,8 +35,10 @@ def population(trials: Any) -> list[TrialRecord]:
     ]
 
 
-def test_a_lineage_is_followed_back_to_its_first_trial(population: list[TrialRecord]) -> None:
-    found = {one.end.plan.number: one for one in lineages(population)}
+def test_a_lineage_is_followed_back_to_its_first_trial(
+    population: list[TrialRecord], manifest: Callable[..., Any]
+) -> None:
+    found = {one.end.plan.number: one for one in played(manifest(**POPULATION), population)}
     assert {number: one.values("optimizer.lr") for number, one in found.items()} == {
         0: [(1, 6, 0.1)],
         3: [(1, 2, 0.1), (3, 6, 0.08)],
@@ -62,7 +64,7 @@ def test_the_best_schedule_is_said(population: list[TrialRecord], manifest: Call
     said = schedule_sentences(manifest(**POPULATION), population)
     assert said[0].startswith("Population: 2 of 5 trials go on from another one's state")
     assert said[1] == "The best member by round: lr 0.1 from 1, 0.08 from 3, 0.064 from 5."
-    smallest = best(manifest(**POPULATION, mode="min"), lineages(population))
+    smallest = best(minimised := manifest(**POPULATION, mode="min"), played(minimised, population))
     assert smallest is not None
     assert smallest.end.plan.number == 0
 
