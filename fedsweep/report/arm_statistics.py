@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 
 import numpy as np
@@ -51,8 +51,6 @@ class ArmStatistics:
     """The statistics of one arm over its finished trials; numbers are None where there are too few trials."""
 
     arm: ArmTrials
-    counterpart: str | None
-    """The `key` of the arm that this one is compared to; a baseline's own `key`; None without a comparison."""
     values: Mapping[int, float]
     """The objective at the last round, by seed."""
     mean: float | None
@@ -72,7 +70,9 @@ class ArmStatistics:
     """Mean over seeds of the second objective; None without a second objective or if a seed lacks it."""
     columns: Mapping[str, float | None]
     """Mean over seeds, by name, of each deterministic column of `COLUMNS` and of the requested ones."""
-    comparison: Comparison | None
+    counterpart: str | None = None
+    """The `key` of the arm that this one is compared to; a baseline's own `key`; None without a comparison."""
+    comparison: Comparison | None = None
     """None for a baseline, and without a baseline."""
 
     @property
@@ -105,24 +105,20 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
 
     Arms without a finished trial come last, ordered by the round that they reached and their value at this round.
     """
-    arms = {identity(arm.values): arm for arm in group_by_arm(trials)}
-    values = {key: arm.finals(manifest.metric, manifest.metric) for key, arm in arms.items()}
-    others = {} if manifest.baseline is None else counterparts([arm.values for arm in arms.values()], manifest.baseline)
+    arms = {one.key: one for one in (_describe(arm, manifest) for arm in group_by_arm(trials))}
+    values = [one.arm.values for one in arms.values()]
+    others = {} if manifest.baseline is None else counterparts(values, manifest.baseline)
     against = {key: identity(others[key]) for key in arms if key in others}
-    pairs = {key: (values[key], values[other]) for key, other in against.items() if key != other}
+    pairs = {key: (arms[key].values, arms[other].values) for key, other in against.items() if key != other}
     comparisons = dict(zip(pairs, paired_tests(list(pairs.values())), strict=True))
-    found = [_describe(arm, values[key], against.get(key), comparisons.get(key), manifest) for key, arm in arms.items()]
+    found = [replace(one, counterpart=against.get(key), comparison=comparisons.get(key)) for key, one in arms.items()]
     ranked = sorted(found, key=lambda one: _rank(one, manifest))
     return [*(one for one in found if one.n), *(one for one in ranked if not one.n)] if against else ranked
 
 
-def _describe(
-    arm: ArmTrials,
-    values: Mapping[int, float],
-    counterpart: str | None,
-    comparison: Comparison | None,
-    manifest: SweepManifest,
-) -> ArmStatistics:
+def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
+    """Return the statistics of an arm without its comparison."""
+    values = arm.finals(manifest.metric, manifest.metric)
     trials = arm.finished(manifest.metric).values()
     histories = [trial.history for trial in trials]
     smoothed = [mean_of_last(history, manifest.metric) for history in histories if history[-1].round > 0]
@@ -137,7 +133,6 @@ def _describe(
     columns = [*(one for one in COLUMNS.values() if not one.measured), *asked_columns(manifest)]
     return ArmStatistics(
         arm=arm,
-        counterpart=counterpart,
         values=values,
         mean=mean(values.values()),
         sd=float(np.std(list(values.values()), ddof=1)) if len(values) > 1 else None,
@@ -148,7 +143,6 @@ def _describe(
         accuracies=accuracies,
         second=None if second is None else mean(over_the_run(history, second) for history in histories),
         columns={one.name: mean(map(one.of, trials)) for one in columns},
-        comparison=comparison,
     )
 
 

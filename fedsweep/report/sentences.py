@@ -35,10 +35,10 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     for one in arms:
         if one.comparison is not None and one.counterpart is not None:
             other = by_key[one.counterpart]
-            apart = one.comparison.seeds and not same_images(manifest.metric, [one, other])
             pair = _against(one.arm.values, other.arm.values, manifest.baseline, dotted)
-            different = ", over different images" * bool(apart)
-            found.append(f"{pair}{different}: {about_comparison(manifest, one.comparison, units)}.")
+            if one.comparison.seeds and not same_images(manifest.metric, [one, other]):
+                pair += ", over different images"
+            found.append(f"{pair}: {about_comparison(manifest, one.comparison, units)}.")
     return [*found, *_about_efficient(manifest, arms)]
 
 

@@ -48,25 +48,17 @@ class Units:
         ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
         return cls.fit(is_accuracy(metric), ends)
 
-    @property
-    def of_difference(self) -> str:
-        """The unit after a difference in a sentence."""
-        return " points" if self.percent else ""
-
-    def value(self, value: float | None) -> str:
+    def value(self, value: float | None, sign: str = "") -> str:
         """Format a value, without its unit."""
-        return NOTHING if value is None else f"{self._scaled(value):z.{self.decimals}f}"
+        return NOTHING if value is None else f"{100 * value if self.percent else value:{sign}z.{self.decimals}f}"
 
     def difference(self, value: float | None) -> str:
         """Format a difference, with its sign."""
-        return NOTHING if value is None else f"{self._scaled(value):+z.{self.decimals}f}"
+        return self.value(value, sign="+")
 
     def interval(self, interval: tuple[float, float] | None) -> str:
         """Format an interval as `low to high`."""
         return NOTHING if interval is None else f"{self.value(interval[0])} to {self.value(interval[1])}"
-
-    def _scaled(self, value: float) -> float:
-        return 100 * value if self.percent else value
 
 
 PERCENT = Units(percent=True, decimals=2)
