@@ -21,8 +21,9 @@ GAP = 2  # spaces between columns on a terminal
 TEMPLATES = Environment(  # noqa: S701 - no HTML
     loader=PackageLoader("fedsweep.report", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
-TEMPLATES.globals |= {"least_exact": least_exact, "pairs_for_exact": pairs_for_exact}
-TEMPLATES.globals |= {"least_resampled": LEAST_RESAMPLED, "shown_p": shown_p}
+TEMPLATES.globals.update(
+    least_exact=least_exact, pairs_for_exact=pairs_for_exact, shown_p=shown_p, least_resampled=LEAST_RESAMPLED
+)
 
 
 def texts(macro: str, **facts: object) -> list[str]:
@@ -50,10 +51,10 @@ class TextColumn:
     @property
     def width(self) -> int:
         """The least width, in terminal cells, at which text breaks only between words."""
-        texts = [*self.heading.splitlines(), *self.cells]
+        lines = [*self.heading.splitlines(), *self.cells]
         if self.enough is not None:
-            return min(self.enough, max(map(cell_len, texts)))
-        return max(cell_len(part) for text in texts for part in (text.split() if self.wraps else [text]))
+            return min(self.enough, max(map(cell_len, lines)))
+        return max(cell_len(part) for line in lines for part in (line.split() if self.wraps else [line]))
 
 
 def width_of(columns: Sequence[TextColumn]) -> int:
