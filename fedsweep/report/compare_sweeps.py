@@ -67,11 +67,9 @@ class Pairing:
                 f"`{first.name}` and `{second.name}` must have the same objective to be compared, but they have "
                 f"{one.metric} ({one.mode}) and {other.metric} ({other.mode})."
             )
-        if by_arm:
-            known = {arm.key: arm for arm in second.arms}
-            pairs = [(arm, known[arm.key]) for arm in first.arms if arm.key in known]
-        else:
-            pairs = [(first.arms[0], second.arms[0])]
+        known = {arm.key: arm for arm in second.arms}
+        common = [(arm, known[arm.key]) for arm in first.arms if arm.key in known]
+        pairs = common if by_arm else [(first.arms[0], second.arms[0])]
         if not pairs:
             raise UserError(
                 f"`{first.name}` and `{second.name}` have no arm in common; one arm of each can be compared, as in "
