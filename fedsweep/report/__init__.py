@@ -11,35 +11,24 @@ from fedsweep.report.formats import data_frame, page
 from fedsweep.report.formats.latex import latex
 from fedsweep.report.formats.terminal import TerminalTable
 from fedsweep.report.holm_corrected_tests import Comparison
-from fedsweep.report.population_schedule import write_schedules
+from fedsweep.report.population_schedule import schedules
 from fedsweep.report.table import AblationTable
 from fedsweep.results import SweepManifest, TrialRecord
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `write_report`: arms in the order of the table, and the files."""
+    """The result of `write_report`."""
 
     arms: Sequence[ArmStatistics]
+    """In the order of the table."""
     renderable: TerminalTable
     """The table with its findings and caption, for a `rich` console of any width."""
-    csv: Path
-    parquet: Path
-    markdown: Path
-    latex: Path
-    page: Path
-    """The whole report as one self-contained HTML file."""
     figures: tuple[Figure, ...]
     """The figures for which there is data, in the order of the page."""
-    population: Path | None = None
-    """The hyperparameters of a population by round, as CSV; None without a population."""
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """All files written."""
-        schedules = () if self.population is None else (self.population,)
-        pictures = (path for figure in self.figures for path in (figure.png, figure.svg))
-        return self.csv, self.parquet, self.markdown, self.latex, self.page, *schedules, *pictures
+    folder: Path
+    paths: tuple[Path, ...]
+    """All files written into `folder`."""
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
@@ -54,25 +43,22 @@ def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder:
         )
     table = AblationTable(manifest, summarise(manifest, trials))
     folder.mkdir(parents=True, exist_ok=True)
-    schedules = folder / "population.csv"
-    report = Report(
-        arms=table.arms,
-        renderable=TerminalTable(table),
-        csv=folder / "table.csv",
-        parquet=folder / "table.parquet",
-        markdown=folder / "table.md",
-        latex=folder / "table.tex",
-        page=folder / "report.html",
-        figures=write_figures(table, trials, folder),
-        population=schedules if write_schedules(manifest, trials, schedules) else None,
-    )
-    report.csv.write_text(data_frame.csv(table), encoding="utf-8")
-    report.parquet.write_bytes(data_frame.parquet(table))
-    report.latex.write_text(latex(table), encoding="utf-8")
-    report.markdown.write_text(table.markdown(), encoding="utf-8")
+    figures = write_figures(table, trials, folder)
     question = page.question(folder.parent / "search_space.yaml")
-    report.page.write_text(page.html(table, report.figures, trials, question), encoding="utf-8")
-    return report
+    texts = {
+        "table.csv": data_frame.csv(table),
+        "table.md": table.markdown(),
+        "table.tex": latex(table),
+        "report.html": page.html(table, figures, trials, question),
+        "population.csv": schedules(manifest, trials),
+    }
+    contents = {name: text.encode() for name, text in texts.items() if text is not None}
+    contents["table.parquet"] = data_frame.parquet(table)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    pictures = (path for figure in figures for path in (figure.png, figure.svg))
+    paths = *(folder / name for name in contents), *pictures
+    return Report(table.arms, TerminalTable(table), figures, folder, paths)
 
 
 __all__ = ["AblationTable", "ArmStatistics", "Comparison", "Figure", "Report", "summarise", "write_report"]

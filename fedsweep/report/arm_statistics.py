@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
 from fedsweep.report.intervals_and_power import Interval, t_interval
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import counterparts, identity
-from fedsweep.results.history import RoundRecord, mean_of_last, over_the_run, total_megabytes
+from fedsweep.results.history import RoundRecord, mean_of_last, over_the_run
 from fedsweep.results.pareto import pareto_efficient
 from fedsweep.results.table_columns import COLUMNS, Column, column
 
@@ -41,7 +42,8 @@ class ArmTrials:
     def reached(self, metric: str) -> tuple[int, float | None]:
         """Return the furthest round of any trial, and the mean of `metric` over the trials that reached this round."""
         furthest = max(trial.last_round for trial in self.trials)
-        return furthest, mean_of_known(final(trial, metric) for trial in self.trials if trial.last_round == furthest)
+        ends = (final(trial, metric) for trial in self.trials if trial.last_round == furthest)
+        return furthest, mean(end for end in ends if end is not None)
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,6 @@ class ArmStatistics:
     """The statistics of one arm over its finished trials; numbers are None where there are too few trials."""
 
     arm: ArmTrials
-    counterpart: str | None
-    """The `key` of the arm that this one is compared to; a baseline's own `key`; None without a comparison."""
     values: Mapping[int, float]
     """The objective at the last round, by seed."""
     mean: float | None
@@ -60,23 +60,19 @@ class ArmStatistics:
     """The 95% interval of the mean: Student's t over seeds."""
     mean_of_last: float | None
     """Mean over seeds of the objective's mean over the last four rounds."""
-    worst_domain: float | None
-    """Mean over seeds of the accuracy on the domain that is worst for that seed, 0 to 1."""
     worst_domain_name: str | None
     """The domain with the lowest accuracy on average over seeds."""
-    worst_client: float | None
-    """Mean over seeds of the accuracy of the client that is worst for that seed, each with its own model, 0 to 1."""
     held_out: tuple[str, ...]
     """Domains that are held out of all clients of this arm."""
     accuracies: Mapping[str, float | None]
     """Mean over seeds, 0 to 1, of each domain's accuracy and of the means in and out of domain, by metric."""
-    megabytes: float | None
-    """Mean over seeds of the megabytes (10^6 bytes) sent in both directions in the whole run."""
     second: float | None
     """Mean over seeds of the second objective; None without a second objective or if a seed lacks it."""
     columns: Mapping[str, float | None]
-    """Mean over seeds of each column of `recorded_columns`, by name."""
-    comparison: Comparison | None
+    """Mean over seeds, by name, of each deterministic column of `COLUMNS` and of the requested ones."""
+    counterpart: str | None = None
+    """The `key` of the arm that this one is compared to; a baseline's own `key`; None without a comparison."""
+    comparison: Comparison | None = None
     """None for a baseline, and without a baseline."""
 
     @property
@@ -109,51 +105,44 @@ def summarise(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Ar
 
     Arms without a finished trial come last, ordered by the round that they reached and their value at this round.
     """
-    arms = {identity(arm.values): arm for arm in group_by_arm(trials)}
-    values = {key: arm.finals(manifest.metric, manifest.metric) for key, arm in arms.items()}
-    others = {} if manifest.baseline is None else counterparts([arm.values for arm in arms.values()], manifest.baseline)
+    arms = {one.key: one for one in (_describe(arm, manifest) for arm in group_by_arm(trials))}
+    values = [one.arm.values for one in arms.values()]
+    others = {} if manifest.baseline is None else counterparts(values, manifest.baseline)
     against = {key: identity(others[key]) for key in arms if key in others}
-    pairs = {key: (values[key], values[other]) for key, other in against.items() if key != other}
+    pairs = {key: (arms[key].values, arms[other].values) for key, other in against.items() if key != other}
     comparisons = dict(zip(pairs, paired_tests(list(pairs.values())), strict=True))
-    found = [_describe(arm, values[key], against.get(key), comparisons.get(key), manifest) for key, arm in arms.items()]
+    found = [replace(one, counterpart=against.get(key), comparison=comparisons.get(key)) for key, one in arms.items()]
     ranked = sorted(found, key=lambda one: _rank(one, manifest))
     return [*(one for one in found if one.n), *(one for one in ranked if not one.n)] if against else ranked
 
 
-def _describe(
-    arm: ArmTrials,
-    values: Mapping[int, float],
-    counterpart: str | None,
-    comparison: Comparison | None,
-    manifest: SweepManifest,
-) -> ArmStatistics:
+def _describe(arm: ArmTrials, manifest: SweepManifest) -> ArmStatistics:
+    """Return the statistics of an arm without its comparison."""
+    values = arm.finals(manifest.metric, manifest.metric)
     trials = arm.finished(manifest.metric).values()
     histories = [trial.history for trial in trials]
     smoothed = [mean_of_last(history, manifest.metric) for history in histories if history[-1].round > 0]
     recorded_names = {name for trial in arm.trials for record in trial.history[:1] for name in record.metrics}
     held_out = tuple(name for name in manifest.domains if domain_metric(name, held_out=True) in recorded_names)
-    known = {name: _mean_final(trials, domain_metric(name)) for name in manifest.domains if name not in held_out}
-    worst = {name: value for name, value in known.items() if value is not None}
-    metrics = [*(domain_metric(name, name in held_out) for name in manifest.domains), MEAN_ACCURACY]
-    metrics += [MEAN_OUT_OF_DOMAIN] * bool(held_out)
+    on_domain = {name: domain_metric(name, name in held_out) for name in manifest.domains}
+    means = [MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN] if held_out else [MEAN_ACCURACY]
+    accuracies = {metric: mean(final(trial, metric) for trial in trials) for metric in [*on_domain.values(), *means]}
+    inside = {name: accuracies[metric] for name, metric in on_domain.items() if name not in held_out}
+    known = {name: value for name, value in inside.items() if value is not None}
     second = manifest.against.metric if manifest.against else None
+    columns = [*(one for one in COLUMNS.values() if not one.measured), *asked_columns(manifest)]
     return ArmStatistics(
         arm=arm,
-        counterpart=counterpart,
         values=values,
         mean=mean(values.values()),
         sd=float(np.std(list(values.values()), ddof=1)) if len(values) > 1 else None,
         interval=t_interval(list(values.values())),
         mean_of_last=mean(smoothed) if all(map(math.isfinite, smoothed)) else None,
-        worst_domain=_mean_final(trials, "accuracy/worst_domain"),
-        worst_domain_name=min(worst, key=lambda name: worst[name]) if worst else None,
-        worst_client=_mean_final(trials, "accuracy/clients/worst"),
+        worst_domain_name=min(known, key=lambda name: known[name]) if known else None,
         held_out=held_out,
-        accuracies={metric: _mean_final(trials, metric) for metric in metrics},
-        megabytes=mean(total_megabytes(history) for history in histories),
-        second=None if second is None else _mean_of_all(over_the_run(history, second) for history in histories),
-        columns={one.name: _mean_of_all(map(one.of, trials)) for one in recorded_columns(manifest)},
-        comparison=comparison,
+        accuracies=accuracies,
+        second=None if second is None else mean(over_the_run(history, second) for history in histories),
+        columns={one.name: mean(map(one.of, trials)) for one in columns},
     )
 
 
@@ -177,22 +166,15 @@ def efficient_arms(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> li
     """Return the Pareto-efficient arms by their means over finished seeds, ordered by the second objective."""
     if manifest.against is None:
         return []
-    known = [(one.second, place, one) for place, one in enumerate(arms) if one.second is not None]
-    points = [(one.mean or 0.0, second) for second, _, one in known]
-    flags = pareto_efficient(points, (manifest.mode, manifest.against.mode))
-    best = [entry for entry, kept in zip(known, flags, strict=True) if kept]
-    return [one for *_, one in sorted(best, key=lambda entry: entry[:2])]
+    known = [one for one in arms if one.second is not None]
+    points = [(one.mean or 0.0, one.second or 0.0) for one in known]
+    best = compress(known, pareto_efficient(points, (manifest.mode, manifest.against.mode)))
+    return sorted(best, key=lambda one: one.second or 0.0)
 
 
 def asked_columns(manifest: SweepManifest) -> list[Column]:
     """Return the columns requested besides the objective, in order; empty if the table shows its default columns."""
     return [column(name, manifest.metric, manifest.mode) for name in manifest.columns]
-
-
-def recorded_columns(manifest: SweepManifest) -> list[Column]:
-    """Return the columns to record in full precision: all deterministic ones, and those requested."""
-    always = {one.name: one for one in COLUMNS.values() if not one.measured}
-    return list({**always, **{one.name: one for one in asked_columns(manifest)}}.values())
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
@@ -244,25 +226,11 @@ def final(trial: TrialRecord, metric: str) -> float | None:
     return recorded(trial.history[-1:], metric).get(trial.last_round)
 
 
-def mean(values: Iterable[float]) -> float | None:
-    """Return the arithmetic mean, or None if there are no values."""
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the arithmetic mean; None without values, and if one is missing: the others are of other seeds."""
     listed = list(values)
-    return math.fsum(listed) / len(listed) if listed else None
-
-
-def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None, or None if there are none."""
-    return mean(value for value in values if value is not None)
-
-
-def _mean_of_all(values: Iterable[float | None]) -> float | None:
-    """Return the mean, or None if any value is missing: means over different seeds are not comparable."""
-    listed = list(values)
-    return None if None in listed else mean_of_known(listed)
-
-
-def _mean_final(trials: Iterable[TrialRecord], metric: str) -> float | None:
-    return _mean_of_all(final(trial, metric) for trial in trials)
+    known = [value for value in listed if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(listed) else None
 
 
 def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
@@ -278,7 +246,8 @@ def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = Non
             fates.setdefault(_fate(trial, metric), {})[trial.plan.seed] = trial
     found = []
     for fate, trials in fates.items():
-        reached = mean_of_known(final(trial, metric) for trial in trials.values())
+        ends = (final(trial, metric) for trial in trials.values())
+        reached = mean(end for end in ends if end is not None)
         value = f" ({show(reached)})" if show and reached is not None else ""
         found.append(f"seed{'s' * (len(trials) > 1)} {', '.join(map(str, trials))} {fate}{value}")
     return found

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 
 from fedsweep.common.config import flat
 from fedsweep.common.errors import UserError
-from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ArmStatistics, same_images, summarise
 from fedsweep.report.formats import data_frame
 from fedsweep.report.holm_corrected_tests import Comparison, paired_tests
 from fedsweep.report.sentences import about_comparison
-from fedsweep.report.text_tables import HEAD, Section, cells, explained
+from fedsweep.report.text_tables import Section, cells, texts
 from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label
 
 SHOWN = 12  # hyperparameters or arms that a sentence names at most
-OF_COMPARISON = HEAD[4:]
 LEFT_OUT_FIRST = (
     "95% bootstrap", "p", "exact p", "pairs", "seeds needed", "detectable", "effect", "n of A", "n of B", "Holm p",
 )  # fmt: skip
@@ -69,11 +67,9 @@ class Pairing:
                 f"`{first.name}` and `{second.name}` must have the same objective to be compared, but they have "
                 f"{one.metric} ({one.mode}) and {other.metric} ({other.mode})."
             )
-        if by_arm:
-            known = {arm.key: arm for arm in second.arms}
-            pairs = [(arm, known[arm.key]) for arm in first.arms if arm.key in known]
-        else:
-            pairs = [(first.arms[0], second.arms[0])]
+        known = {arm.key: arm for arm in second.arms}
+        common = [(arm, known[arm.key]) for arm in first.arms if arm.key in known]
+        pairs = common if by_arm else [(first.arms[0], second.arms[0])]
         if not pairs:
             raise UserError(
                 f"`{first.name}` and `{second.name}` have no arm in common; one arm of each can be compared, as in "
@@ -92,37 +88,32 @@ class Pairing:
         """Return a table with one row per pair."""
         units = self.units
         rows = [
-            [
-                self._label(*pair), str(pair[0].n), units.value(pair[0].mean), str(pair[1].n),
-                units.value(pair[1].mean), *cells(found, units),
-            ]
-            for pair, found in zip(self.pairs, self.comparisons, strict=True)
-        ]  # fmt: skip
-        head = ["arm", "n of A", "mean of A", "n of B", "mean of B", "pairs", *OF_COMPARISON]
+            {
+                "arm": self._label(one, other),
+                **{"n of A": str(one.n), "mean of A": units.value(one.mean)},
+                **{"n of B": str(other.n), "mean of B": units.value(other.mean)},
+                **cells(found, units),
+            }
+            for (one, other), found in zip(self.pairs, self.comparisons, strict=True)
+        ]
         who = [
             f"{letter}: {side.manifest.name}, sweep {side.manifest.id}, around {side.manifest.experiment}."
             for letter, side in zip("AB", self.sides, strict=True)
         ]
         tested = [one for one in self.comparisons if one.p is not None]
-        said = " ".join([*who, "Differences are B minus A.", *explained(tested, units)])
-        return Section("Comparison", head, rows, 1, said)
+        explained = texts("comparisons", tested=tested, percent=units.percent)
+        return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
     def csv(self) -> str:
         """Return one row per pair in full precision, in the objective's own unit, with the columns of table.csv."""
         rows = []
         for pair, found in zip(self.pairs, self.comparisons, strict=True):
-            sides = zip("ab", self.sides, pair, strict=True)
-            own = [
-                {
-                    f"space_{letter}": side.manifest.name, f"sweep_{letter}": side.manifest.id,
-                    f"arm_{letter}": arm_label(one.arm.values), f"n_{letter}": one.n, f"mean_{letter}": one.mean,
-                    f"sd_{letter}": one.sd,
-                }
-                for letter, side, one in sides
-            ]  # fmt: skip
-            rows.append(
-                {**own[0], **own[1], "same_images": self._same_images(pair), **data_frame.comparison_columns(found)}
-            )
+            row: dict[str, object] = {}
+            for letter, side, one in zip("ab", self.sides, pair, strict=True):
+                row |= {f"space_{letter}": side.manifest.name, f"sweep_{letter}": side.manifest.id}
+                row |= {f"arm_{letter}": arm_label(one.arm.values), f"n_{letter}": one.n}
+                row |= {f"mean_{letter}": one.mean, f"sd_{letter}": one.sd}
+            rows.append({**row, "same_images": self._same_images(pair), **data_frame.comparison_columns(found)})
         return data_frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
@@ -150,14 +141,12 @@ class Pairing:
         different = [name for name in {**here, **there} if name != "seed" and here.get(name) != there.get(name)]
         if not different:
             return "A and B are the same runs, but for what recorded them: every hyperparameter is equal."
-        named = "; ".join(f"{name} {_shown(here, name)} and {_shown(there, name)}" for name in different[:SHOWN])
+        named = "; ".join(
+            f"{name} {here.get(name, '(none)')} and {there.get(name, '(none)')}" for name in different[:SHOWN]
+        )
         more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         return f"A and B differ in {named}{more}."
 
     def _same_images(self, pair: tuple[ArmStatistics, ArmStatistics]) -> bool:
         digests = {trial.plan.digests.get("data") for one in pair for trial in one.arm.trials}
         return len(digests) == 1 and same_images(self.sides[0].manifest.metric, pair)
-
-
-def _shown(values: dict[str, Json], name: str) -> str:
-    return "(none)" if name not in values else str(values[name])

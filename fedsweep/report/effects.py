@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from fedsweep.report.arm_statistics import ArmStatistics, group_by_arm
 from fedsweep.report.holm_corrected_tests import holm
 from fedsweep.report.importance import FORESTS, Share, importances
 from fedsweep.report.intervals_and_power import LEVEL, Interval, t_interval
-from fedsweep.report.text_tables import Section
+from fedsweep.report.text_tables import Section, texts
 from fedsweep.report.units_and_labels import NOTHING, Units, names, shown_p
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import agrees, identity, setting, short_names
@@ -40,12 +41,23 @@ class Effect:
     p: float | None
     p_holm: float | None = None
 
+    @property
+    def name(self) -> str:
+        """The factors, such as `rank` or `rank x position`."""
+        return " x ".join(", ".join(short_names(factor).values()) for factor in self.factors)
+
+    @property
+    def verdict(self) -> str:
+        """The conclusion at level 0.05 after Holm's correction."""
+        if self.p_holm is None:
+            return "not testable"
+        return f"Holm p {shown_p(self.p_holm)}" + ", not detectable" * (self.p_holm > LEVEL)
+
 
 @dataclass(frozen=True)
 class Level:
     """The marginal mean of one value of a factor, over all values of the other factors."""
 
-    names: Names
     value: Mapping[str, Json]
     mean: float
     interval: Interval | None
@@ -70,13 +82,19 @@ class Factorial:
     rest: float
     """Residual share of the variation: arms differ from seed to seed."""
 
+    @property
+    def unexplained(self) -> list[Share]:
+        """The non-zero shares that neither single factors nor pairs explain."""
+        rest = {"three and more together": self.higher, "seed": self.of_seeds, "arm by seed": self.rest}
+        return [Share(name, share) for name, share in rest.items() if share > 0]
+
 
 @dataclass(frozen=True)
 class _Grid:
     """The objective in every cell, as an array of shape (seeds, levels of each factor)."""
 
-    factors: tuple[Names, ...]
-    levels: tuple[tuple[dict[str, Json], ...], ...]
+    levels: Mapping[Names, Sequence[dict[str, Json]]]
+    """The levels of each factor, as arms that have its names only."""
     seeds: tuple[int, ...]
     values: Array
 
@@ -97,18 +115,16 @@ def decompose(
     total = float(((grid.values - centre) ** 2).sum())
     if total <= SHAKY * float((grid.values**2).sum()):
         return "all trials ended alike"
-    places = range(len(grid.factors))
-    effects = [_effect(grid, chosen, total) for size in (1, 2) for chosen in combinations(places, size)]
-    tested = [place for place, one in enumerate(effects) if one.p is not None]
-    corrected = dict(zip(tested, holm([effects[place].p or 0.0 for place in tested]), strict=True))
+    effects = [_effect(grid, chosen, total) for size in (1, 2) for chosen in combinations(grid.levels, size)]
+    corrected = iter(holm([one.p for one in effects if one.p is not None]))
     flat = grid.values.reshape(len(grid.seeds), -1)  # (seed, cell)
     of_seeds = flat.shape[1] * float(((flat.mean(1) - centre) ** 2).sum()) / total
     between = flat.shape[0] * float(((flat.mean(0) - centre) ** 2).sum()) / total
     return Factorial(
         seeds=grid.seeds,
-        effects=tuple(replace(one, p_holm=corrected.get(place)) for place, one in enumerate(effects)),
+        effects=tuple(one if one.p is None else replace(one, p_holm=next(corrected)) for one in effects),
         levels=tuple(_levels(grid, baseline or {})),
-        higher=max(0.0, between - sum(one.share for one in effects)) if len(grid.factors) > 2 else 0.0,
+        higher=max(0.0, between - sum(one.share for one in effects)) if len(grid.levels) > 2 else 0.0,
         of_seeds=of_seeds,
         rest=max(0.0, 1 - between - of_seeds),
     )
@@ -117,57 +133,46 @@ def decompose(
 def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
     if any(name not in one.arm.values for one in arms for name in names):
         return "a hyperparameter is there in some arms only"
-    factors = _factors(names, arms)
+    by_key = {one.key: one for one in arms}
+    ordered = [by_key[identity(one.values)] for one in group_by_arm(trial for arm in arms for trial in arm.arm.trials)]
+    # The key of a name is, for each arm, the first arm with its value; names with one key determine each other.
+    factors: dict[tuple[int, ...], list[str]] = {}
+    for name in names:
+        values = [identity(one.arm.values[name]) for one in ordered]
+        if len(set(values)) > 1:
+            factors.setdefault(tuple(map(values.index, values)), []).append(name)
     if len(factors) < 2:
         return "one factor varies"
-    canonical = [arm.values for arm in group_by_arm(trial for one in arms for trial in one.arm.trials)]
-    levels = [tuple({identity(level): level for level in _parts(canonical, factor)}.values()) for factor in factors]
-    if any(len(found) < 2 for found in levels):
-        return "one factor varies"
-    by_cell = {
-        tuple(identity(part) for factor in factors for part in _parts([one.arm.values], factor)): one for one in arms
+    levels = {
+        tuple(together): [{name: ordered[place].arm.values[name] for name in together} for place in sorted(set(places))]
+        for places, together in factors.items()
     }
-    cells = [by_cell.get(key) for key in product(*([identity(level) for level in found] for found in levels))]
-    if None in cells:
+    shape = [len(found) for found in levels.values()]
+    if len(arms) != math.prod(shape):
         return "the arms are not all combinations of their values"
-    there = [one.values for one in cells if one is not None]
-    seeds = tuple(sorted(set.intersection(*(set(values) for values in there))))
+    cells = [ordered[place].values for place in np.lexsort([*factors][::-1])]
+    seeds = tuple(sorted(set.intersection(*map(set, cells))))
     if len(seeds) < 2:
         return "fewer than two seeds finished in every arm"
-    values = np.array([[values[seed] for values in there] for seed in seeds])
-    return _Grid(tuple(factors), tuple(levels), seeds, values.reshape(len(seeds), *map(len, levels)))
+    values_by_seed = np.array([[cell[seed] for cell in cells] for seed in seeds])
+    return _Grid(levels, seeds, values_by_seed.reshape(len(seeds), *shape))
 
 
-def _factors(names: Sequence[str], arms: Sequence[ArmStatistics]) -> list[Names]:
-    """Group names that determine each other into one factor; leave out names with one value in all arms."""
-    found: dict[tuple[int, ...], list[str]] = {}
-    for name in names:
-        values = [identity(one.arm.values[name]) for one in arms]
-        if len(set(values)) > 1:
-            found.setdefault(tuple(values.index(value) for value in values), []).append(name)
-    return [tuple(together) for together in found.values()]
-
-
-def _parts(arms: Sequence[Mapping[str, Json]], factor: Names) -> list[dict[str, Json]]:
-    return [{name: arm[name] for name in factor} for arm in arms]
-
-
-def _effect(grid: _Grid, chosen: tuple[int, ...], total: float) -> Effect:
+def _effect(grid: _Grid, chosen: tuple[Names, ...], total: float) -> Effect:
     contrast = grid.values
-    for place in range(len(grid.factors)):
-        mean = contrast.mean(place + 1, keepdims=True)
-        contrast = contrast - mean if place in chosen else mean
+    for axis, factor in enumerate(grid.levels, 1):
+        mean = contrast.mean(axis, keepdims=True)
+        contrast = contrast - mean if factor in chosen else mean
     own = contrast.reshape(len(grid.seeds), -1)  # (seeds, levels): every seed's own effect
     n, others = len(own), grid.values[0].size // own.shape[1]
     squares = n * others * float((own.mean(0) ** 2).sum())
     error = others * float(((own - own.mean(0)) ** 2).sum())
-    free = int(np.prod([len(grid.levels[place]) - 1 for place in chosen]))
-    factors = tuple(grid.factors[place] for place in chosen)
+    free = math.prod(len(grid.levels[factor]) - 1 for factor in chosen)
     if error <= SHAKY * total:
-        return Effect(factors, squares / total, None, (free, free * (n - 1)), None)
+        return Effect(chosen, squares / total, None, (free, free * (n - 1)), None)
     f = (squares / free) / (error / (free * (n - 1)))
     degrees = (free * _sphericity(own, free), free * (n - 1) * _sphericity(own, free))
-    return Effect(factors, squares / total, f, degrees, float(stats.f.sf(f, *degrees)))
+    return Effect(chosen, squares / total, f, degrees, float(stats.f.sf(f, *degrees)))
 
 
 def _sphericity(own: Array, free: int) -> float:
@@ -178,16 +183,15 @@ def _sphericity(own: Array, free: int) -> float:
 
 
 def _levels(grid: _Grid, baseline: Mapping[str, Json]) -> Iterator[Level]:
-    for place, factor in enumerate(grid.factors):
-        others = tuple(axis for axis in range(1, grid.values.ndim) if axis != place + 1)
+    for place, (factor, levels) in enumerate(grid.levels.items(), 1):
+        others = tuple(axis for axis in range(1, grid.values.ndim) if axis != place)
         means = grid.values.mean(others)  # (seeds, levels)
         wanted = {name: baseline[name] for name in factor if name in baseline}
-        held = [bool(wanted) and agrees(wanted, level) for level in grid.levels[place]]
+        held = [bool(wanted) and agrees(wanted, level) for level in levels]
         base = means[:, held.index(True)] if any(held) else None
-        for number, level in enumerate(grid.levels[place]):
+        for number, level in enumerate(levels):
             apart = None if base is None or held[number] else means[:, number] - base
             yield Level(
-                names=factor,
                 value=level,
                 mean=float(means[:, number].mean()),
                 interval=t_interval(means[:, number].tolist()),
@@ -198,108 +202,73 @@ def _levels(grid: _Grid, baseline: Mapping[str, Json]) -> Iterator[Level]:
 
 @dataclass(frozen=True)
 class Effects:
-    """The decomposition of a grid with several factors, the importances of a search, or the reason for neither."""
+    """What the factors of a grid or the hyperparameters of a search explain; all empty if it cannot be told."""
 
-    manifest: SweepManifest
-    units: Units
-    factorial: Factorial | None = None
-    importances: tuple[Share, ...] = ()
+    shares: Sequence[Share] = ()
+    findings: Sequence[str] = ()
+    """One sentence on all factors."""
+    sections: Sequence[Section] = ()
     missing: str = ""
+    """A sentence on why several hyperparameters have no shares."""
+    decomposed: bool = False
+    """True for the variation between the trials of a grid, False for the importances of a search."""
 
     @classmethod
     def of(cls, manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Effects:
         """Compute the effects or importances from the finished trials."""
-        units = Units.of(manifest.metric, arms)
-        if manifest.search == GRID:
-            found = decompose(dotted := names(manifest, arms), arms, manifest.baseline)
-            if isinstance(found, str):
-                return cls(manifest, units, missing=f"No main effects: {found}." if len(dotted) > 1 else "")
-            return cls(manifest, units, factorial=found)
-        drawn = importances(manifest, [trial for one in arms for trial in one.arm.trials])
-        if isinstance(drawn, str):
-            return cls(manifest, units, missing=f"No importances: {drawn}.")
-        return cls(manifest, units, importances=tuple(drawn))
-
-    def shares(self) -> list[Share]:
-        """Return the shares of the variation between trials by factor, or the importances."""
-        if self.factorial is None:
-            return [*self.importances]
-        known = [Share(effect_name(one), one.share) for one in self.factorial.effects]
-        return [*known, *(Share(name, share) for name, share in _rest(self.factorial).items())]
-
-    def findings(self) -> list[str]:
-        """Return one sentence on all factors, or nothing without effects or importances."""
-        if self.factorial is not None:
-            said = [f"{effect_name(one)} {100 * one.share:.0f}% ({_verdict(one)})" for one in self.factorial.effects]
-            return [f"Of the variation between trials: {'; '.join(said)}."]
-        if self.importances:
-            said = [f"{one.name} {100 * one.share:.0f}%" for one in self.importances]
-            return [f"Importance for {self.manifest.metric} by fANOVA: {'; '.join(said)}."]
-        return []
-
-    def sections(self) -> list[Section]:
-        """Return the decomposition and the marginal means, or the importances."""
-        if self.factorial is not None:
-            return [_variation(self.factorial), _marginal(self.factorial, self.units)]
-        return [_importance(self.importances)] if self.importances else []
-
-
-def effect_name(effect: Effect) -> str:
-    """Return the name of an effect, such as `rank` or `rank x position`."""
-    return " x ".join(", ".join(short_names(factor).values()) for factor in effect.factors)
-
-
-def _verdict(effect: Effect) -> str:
-    if effect.p_holm is None:
-        return "not testable"
-    return f"Holm p {shown_p(effect.p_holm)}" + ("" if effect.p_holm <= LEVEL else ", not detectable")
-
-
-def _rest(found: Factorial) -> dict[str, float]:
-    """Return the non-zero shares that neither single factors nor pairs explain."""
-    rest = {"three and more together": found.higher, "seed": found.of_seeds, "arm by seed": found.rest}
-    return {name: share for name, share in rest.items() if share > 0}
+        if manifest.search != GRID:
+            drawn = importances(manifest, [trial for one in arms for trial in one.arm.trials])
+            if isinstance(drawn, str):
+                return cls(missing=f"No importances: {drawn}.")
+            said = "; ".join(f"{one.name} {100 * one.share:.0f}%" for one in drawn)
+            return cls(drawn, [f"Importance for {manifest.metric} by fANOVA: {said}."], [_importance(drawn)])
+        found = decompose(dotted := names(manifest, arms), arms, manifest.baseline)
+        if isinstance(found, str):
+            return cls(missing=f"No main effects: {found}." if len(dotted) > 1 else "")
+        shares = [*(Share(one.name, one.share) for one in found.effects), *found.unexplained]
+        said = "; ".join(f"{one.name} {100 * one.share:.0f}% ({one.verdict})" for one in found.effects)
+        sections = [_variation(found), _marginal(found, Units.of(manifest.metric, arms))]
+        return cls(shares, [f"Of the variation between trials: {said}."], sections, decomposed=True)
 
 
 def _variation(found: Factorial) -> Section:
     rows = [
-        [
-            effect_name(one), f"{100 * one.share:.1f}", NOTHING if one.f is None else f"{one.f:.2f}",
-            f"{one.degrees[0]:.1f}, {one.degrees[1]:.1f}", shown_p(one.p), shown_p(one.p_holm),
-        ]
+        {
+            "effect": one.name,
+            "share": f"{100 * one.share:.1f}",
+            "F": NOTHING if one.f is None else f"{one.f:.2f}",
+            "degrees of freedom": f"{one.degrees[0]:.1f}, {one.degrees[1]:.1f}",
+            "p": shown_p(one.p),
+            "Holm p": shown_p(one.p_holm),
+        }
         for one in found.effects
-    ]  # fmt: skip
-    rows += [[name, f"{100 * share:.1f}", *[NOTHING] * 4] for name, share in _rest(found).items()]
-    explained = (
-        f"Analysis of variance with repeated measures over the {len(found.seeds)} seeds that every arm finished: each "
-        "effect against its own interaction with the seeds, degrees of freedom by Greenhouse and Geisser, Holm's "
-        "correction over all effects. Share: of all variation between trials, in percent; those of effects that are "
-        "nothing but noise are above zero too."
-    )
-    head = ["effect", "share", "F", "degrees of freedom", "p", "Holm p"]
-    return Section("Main effects and interactions", head, rows, 1, explained)
+    ]
+    nothing = dict.fromkeys(rows[0], NOTHING)
+    rows += [nothing | {"effect": one.name, "share": f"{100 * one.share:.1f}"} for one in found.unexplained]
+    return Section.of("Main effects and interactions", rows, 1, texts("variation", seeds=len(found.seeds)))
 
 
 def _marginal(found: Factorial, units: Units) -> Section:
-    rows = []
-    for one in found.levels:
-        value = ", ".join(setting(short_names(one.names)[name], given) for name, given in one.value.items())
-        apart = [units.difference(one.difference), units.interval(one.difference_interval)]
-        rows.append([value, units.value(one.mean), units.interval(one.interval), *apart])
-    explained = (
-        "Mean of every level over all values of the other factors; difference to the baseline's level over the same "
-        "seeds. Where an interaction is large, a marginal mean says little of any single arm."
-    )
-    return Section("Marginal means", ["level", "mean", "95% interval", "difference", "95% of it"], rows, 1, explained)
+    rows = [
+        {
+            "level": ", ".join(setting(short_names([*one.value])[name], value) for name, value in one.value.items()),
+            "mean": units.value(one.mean),
+            "95% interval": units.interval(one.interval),
+            "difference": units.difference(one.difference),
+            "95% of it": units.interval(one.difference_interval),
+        }
+        for one in found.levels
+    ]
+    return Section.of("Marginal means", rows, 1, texts("marginal_means"))
 
 
 def _importance(found: Sequence[Share]) -> Section:
     rows = [
-        [one.name, f"{100 * one.share:.1f}", " to ".join(f"{100 * end:.1f}" for end in one.spread or ()) or NOTHING]
+        {
+            "hyperparameter": one.name,
+            "share": f"{100 * one.share:.1f}",
+            "forests": " to ".join(f"{100 * end:.1f}" for end in one.spread or ()) or NOTHING,
+        }
         for one in found
     ]
-    explained = (
-        f"fANOVA: percent of a random forest's variance over the ranges searched that each hyperparameter explains "
-        f"alone, mean of {FORESTS} forests, and their least and most. Trials that were pruned are in none."
-    )
-    return Section("Importance of hyperparameters", ["hyperparameter", "share", "forests"], rows, 1, explained)
+    return Section.of("Importance of hyperparameters", rows, 1, texts("importance", forests=FORESTS))

@@ -45,10 +45,8 @@ class Comparison:
     p_exact_holm: float | None = None
     effect: float | None = None
     """Hedges' g of the paired differences."""
-    detectable: float | None = None
-    """The smallest difference that this many seeds detect with a power of 0.8, at their spread and at `level`."""
-    seeds_needed: int | None = None
-    """The number of seeds that would detect this difference at this spread; None above 10,000 or without a test."""
+    spread: float | None = None
+    """The standard deviation of the paired differences (n - 1), unless all are equal."""
     level: float = LEVEL
     """The level of Holm's first step, 0.05 over the number of tests, used for planning."""
 
@@ -64,6 +62,18 @@ class Comparison:
         return "higher" if self.difference > 0 else "lower"
 
     @property
+    def detectable(self) -> float | None:
+        """The smallest difference that this many seeds detect with a power of 0.8, at their spread and at `level`."""
+        return None if self.spread is None else self.spread * detectable_effect(len(self.seeds), self.level)
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """The number of seeds that would detect an undetected difference at this spread; None above 10,000."""
+        if self.difference is None or self.spread is None or self.verdict != "no detectable difference":
+            return None
+        return seeds_needed(abs(self.difference) / self.spread, self.level)
+
+    @property
     def exact_can_tell(self) -> bool:
         """Return whether the exact test can reach 0.05 after the correction with this number of pairs."""
         return least_exact(len(self.seeds)) <= self.level
@@ -71,17 +81,13 @@ class Comparison:
 
 def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
     """Test pairs of arm and baseline (value by seed), with Holm's correction over the pairs that can be tested."""
-    differences = [
-        {seed: arm[seed] - baseline[seed] for seed in sorted(arm.keys() & baseline)} for arm, baseline in pairs
+    found = [_paired(arm, baseline) for arm, baseline in pairs]
+    p = [one.p for one in found if one.p is not None]
+    corrected, exact = iter(holm(p)), iter(holm([one.p_exact for one in found if one.p_exact is not None]))
+    return [
+        one if one.p is None else replace(one, p_holm=next(corrected), p_exact_holm=next(exact), level=LEVEL / len(p))
+        for one in found
     ]
-    found = [_paired(one, *pair) for one, pair in zip(differences, pairs, strict=True)]
-    places = [place for place, one in enumerate(found) if one.p is not None]
-    corrected = holm([found[place].p or 0.0 for place in places])
-    exact = holm([found[place].p_exact or 0.0 for place in places])
-    for place, p_holm, p_exact_holm in zip(places, corrected, exact, strict=True):
-        one = replace(found[place], p_holm=p_holm, p_exact_holm=p_exact_holm, level=LEVEL / len(places))
-        found[place] = _planned(one, list(differences[place].values()))
-    return found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -140,11 +146,10 @@ def hedges_g(differences: Sequence[float]) -> float:
     return float(np.mean(differences) / np.std(differences, ddof=1) * correction)
 
 
-def _paired(by_seed: Mapping[int, float], arm: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison:
-    seeds, differences = tuple(by_seed), list(by_seed.values())
-    if not seeds:
-        return Comparison((), None)
-    difference = float(np.mean(differences))
+def _paired(arm: Mapping[int, float], baseline: Mapping[int, float]) -> Comparison:
+    seeds = tuple(sorted(arm.keys() & baseline))
+    differences = [arm[seed] - baseline[seed] for seed in seeds]
+    difference = float(np.mean(differences)) if seeds else None
     if len(seeds) < 2:
         return Comparison(seeds, difference)
     # Exact equality would miss 0.61 - 0.60 and 0.51 - 0.50, whose spread of 1e-17 would make any test significant.
@@ -161,17 +166,5 @@ def _paired(by_seed: Mapping[int, float], arm: Mapping[int, float], baseline: Ma
         bootstrap=bootstrap_interval(differences),
         p_exact=sign_flip(differences),
         effect=hedges_g(differences),
-    )
-
-
-def _planned(one: Comparison, differences: Sequence[float]) -> Comparison:
-    """Add `detectable` and `seeds_needed`, which do not exist if all differences are zero."""
-    if one.effect is None:
-        return one
-    spread = float(np.std(differences, ddof=1))
-    settled = one.verdict != "no detectable difference"
-    return replace(
-        one,
-        detectable=spread * detectable_effect(len(one.seeds), one.level),
-        seeds_needed=None if settled else seeds_needed(abs(float(np.mean(differences))) / spread, one.level),
+        spread=float(np.std(differences, ddof=1)),
     )

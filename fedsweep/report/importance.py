@@ -1,11 +1,8 @@
 """Importance of the hyperparameters of a sampled search: Optuna's fANOVA over the finished trials."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,9 +10,6 @@ from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ended, final
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import identity
-
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
 
 FORESTS = 5  # several, since with few trials the result depends on the random draw of a forest
 LEAST = 10  # finished trials, at least, that a forest is fitted to
@@ -41,53 +35,43 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
     Source: F. Hutter, H. Hoos and K. Leyton-Brown (2014), An efficient approach for assessing hyperparameter
     importance.
     """
-    ends = [(trial, final(trial, manifest.metric)) for trial in trials if ended(trial) == "finished"]
-    known = [(trial, value) for trial, value in ends if value is not None]
-    values = {}
-    for name in manifest.varied:
-        if known and all(name in trial.plan.arm for trial, _ in known):
-            axis = _coordinates([trial.plan.arm[name] for trial, _ in known], name in manifest.logarithmic)
-            if len(set(axis)) > 1:
-                values[name] = axis
-    if len(known) < LEAST:
-        return f"{len(known)} trials finished, and it takes {LEAST}"
-    if len(values) < 2:
+    ended_well = [trial for trial in trials if ended(trial) == "finished" and final(trial, manifest.metric) is not None]
+    arms = [trial.plan.arm for trial in ended_well]
+    ends = [final(trial, manifest.metric) for trial in ended_well]
+    if len(arms) < LEAST:
+        return f"{len(arms)} trials finished, and it takes {LEAST}"
+    names = [name for name in manifest.varied if all(name in arm for arm in arms)]
+    axes = {name: _axis([arm[name] for arm in arms], name in manifest.logarithmic) for name in names}
+    axes = {name: values for name, values in axes.items() if len(set(values)) > 1}
+    if len(axes) < 2:
         return "fewer than two hyperparameters vary in every trial"
-    if len({value for _, value in known}) < 2:
+    if len(set(ends)) < 2:
         return "all trials ended alike"
-    drawn = _forests(values, [value for _, value in known])
-    by_name = {name: [one[name] for one in drawn] for name in values}
+
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+    ranges: dict[str, BaseDistribution] = {
+        name: CategoricalDistribution([*dict.fromkeys(values)])
+        if isinstance(values[0], str)
+        else FloatDistribution(min(values), max(values))
+        for name, values in axes.items()
+    }
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study()
+    for place, end in enumerate(ends):
+        params = {name: values[place] for name, values in axes.items()}
+        study.add_trial(optuna.create_trial(params=params, distributions=ranges, value=end))
+    forests = (optuna.importance.FanovaImportanceEvaluator(seed=seed) for seed in range(FORESTS))
+    drawn = [forest.evaluate(study, params=[*axes]) for forest in forests]
+    by_name = {name: [one[name] for one in drawn] for name in axes}
     found = [Share(name, float(np.mean(shares)), (min(shares), max(shares))) for name, shares in by_name.items()]
     return sorted(found, key=lambda one: -one.share)
 
 
-def _forests(values: Mapping[str, Sequence[float | str]], ends: Sequence[float]) -> list[dict[str, float]]:
-    import optuna
-
-    axes = {name: _axis(found) for name, found in values.items()}
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study()
-    for place, end in enumerate(ends):
-        params = {name: found[place] for name, found in values.items()}
-        study.add_trial(optuna.create_trial(params=params, distributions=axes, value=end))
-    return [
-        optuna.importance.FanovaImportanceEvaluator(seed=seed).evaluate(study, params=list(axes))
-        for seed in range(FORESTS)
-    ]
-
-
-def _axis(values: Sequence[float | str]) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution
-
-    numbers = [value for value in values if not isinstance(value, str)]
-    if len(numbers) < len(values):
-        return CategoricalDistribution(list(dict.fromkeys(map(str, values))))
-    return FloatDistribution(min(numbers), max(numbers))
-
-
-def _coordinates(values: Sequence[Json], log: bool) -> list[float | str]:
+def _axis(values: Sequence[Json], log: bool) -> list[float] | list[str]:
     """Return numbers, or their logarithms, since Optuna's forests ignore logarithmic axes; other values as strings."""
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):
         return [identity(value) for value in values]
-    return [math.log(number) for number in numbers] if log and min(numbers) > 0 else [*numbers]
+    return [math.log(number) for number in numbers] if log and min(numbers) > 0 else numbers

@@ -1,10 +1,10 @@
 """Confidence intervals of paired differences, detectable differences, and numbers of seeds needed."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import brentq
 
@@ -41,7 +41,7 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
         return None
     observed = np.asarray(values, dtype=float)
     mean, error = observed.mean(), observed.std(ddof=1) / np.sqrt(n)
-    drawn = observed[_places(n)]
+    drawn = observed[stream(0, "bootstrap", n).integers(n, size=(RESAMPLES, n))]
     means = drawn.mean(axis=1)
     spreads = np.sqrt(np.square(drawn - means[:, None]).sum(axis=1) / (n - 1))
     usable = spreads > 1e-9 * spreads.max()  # equal values differ in the last bits of their deviations
@@ -50,11 +50,6 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     pivots = (means[usable] - mean) / (spreads[usable] / np.sqrt(n))
     low, high = np.quantile(pivots, (LEVEL / 2, 1 - LEVEL / 2))
     return float(mean - high * error), float(mean - low * error)
-
-
-@lru_cache(maxsize=4)
-def _places(n: int) -> NDArray[np.int64]:
-    return stream(0, "bootstrap", n).integers(n, size=(RESAMPLES, n))
 
 
 POWER = 0.8  # the probability of detecting a difference, used for planning
@@ -88,10 +83,5 @@ def detectable_effect(n: int, level: float) -> float:
 @cache
 def seeds_needed(effect: float, level: float) -> int | None:
     """Return the fewest seeds that detect `effect` with a power of 0.8; None if more than 10,000."""
-    if power(effect, MOST_SEEDS, level) < POWER:
-        return None
-    low, high = 1, MOST_SEEDS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(effect, middle, level) >= POWER else (middle, high)
-    return high
+    found = bisect_left(range(MOST_SEEDS + 1), POWER, lo=2, key=lambda n: power(effect, n, level))
+    return found if found <= MOST_SEEDS else None

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import ended, final, recorded
+from fedsweep.report.text_tables import texts
 from fedsweep.results import SweepManifest, TrialRecord
 
 POPULATION = "pbt"  # the scheduler whose trials continue one another
@@ -48,58 +48,52 @@ class Lineage:
         ]
 
 
-def lineages(trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """Return the lineages of all members, in the order of the plan; replaced trials are not members."""
-    by_key = {one.plan.key: one for one in trials}
-    return [Lineage.of(one, by_key) for one in trials if ended(one) != "pruned"]
-
-
 def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
     """Return the finished lineage with the best last value of the objective, or None."""
     sign = 1 if manifest.mode == "max" else -1
     ends = [(final(one.end, manifest.metric), one) for one in found if ended(one.end) == "finished"]
-    ranked = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]
-    return max(ranked, key=lambda entry: entry[:2])[2] if ranked else None
+    known = [(sign * value, -one.end.plan.number, one) for value, one in ends if value is not None]
+    return max(known, key=lambda entry: entry[:2])[2] if known else None
 
 
 def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """Return the members that have played a round; empty without a population."""
-    return [one for one in lineages(trials) if one.segments()] if manifest.scheduler == POPULATION else []
+    """Return the members of a population that have played a round, in the order of the plan, without replaced trials.
+
+    Empty without a population.
+    """
+    if manifest.scheduler != POPULATION:
+        return []
+    by_key = {one.plan.key: one for one in trials}
+    members = (Lineage.of(one, by_key) for one in trials if ended(one) != "pruned")
+    return [one for one in members if one.segments()]
 
 
 def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[str]:
     """Return sentences on continued trials and on the best schedule; empty without a population."""
     if manifest.scheduler != POPULATION:
         return []
-    found = lineages(trials)
-    goes_on = sum(one.plan.start is not None for one in trials)
-    said = [
-        f"Population: {goes_on} of {len(trials)} trials go on from another one's state with other values; an arm's "
-        "values are those of its last rounds, and population.csv has those of every round."
-    ]
-    if (one := best(manifest, found)) is not None and len(one.trials) > 1:
+    schedules = []
+    if (one := best(manifest, played(manifest, trials))) is not None and len(one.trials) > 1:
         schedules = [
             f"{name.rsplit('.', 1)[-1]} "
             + ", ".join(f"{value:.4g} from {first}" for first, _, value in one.values(name))
             for name in manifest.varied
         ]
-        said.append(f"The best member by round: {'; '.join(schedules)}.")
-    return said
+    continued = sum(one.plan.start is not None for one in trials)
+    return texts("population", continued=continued, trials=len(trials), schedules=schedules)
 
 
-def write_schedules(manifest: SweepManifest, trials: Sequence[TrialRecord], path: Path) -> bool:
-    """Write a population's hyperparameters as CSV; return whether a population has played a round.
+def schedules(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> str | None:
+    """Return a population's hyperparameters as CSV; None if no population has played a round.
 
     Each member has one row per round: the trial that played it, its hyperparameters, and the objective after it.
     """
     rows: list[dict[str, Json]] = []
-    for lineage in (found := played(manifest, trials)):
+    for lineage in played(manifest, trials):
         objective = recorded(lineage.end.history, manifest.metric)
         for first, last, one in lineage.segments():
             for round in range(first, last + 1):
                 place: dict[str, Json] = {"member": lineage.end.plan.number, "round": round, "trial": one.plan.number}
                 rows.append({**place, **one.plan.arm, manifest.metric: objective.get(round)})
-    if found:
-        columns = ["member", "round", "trial", *manifest.varied, manifest.metric]
-        pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
-    return bool(found)
+    columns = ["member", "round", "trial", *manifest.varied, manifest.metric]
+    return pd.DataFrame(rows, columns=columns).to_csv(index=False) if rows else None

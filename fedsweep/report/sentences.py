@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from fedsweep.common.yaml_values import Json
 from fedsweep.report.arm_statistics import (
     MEAN_ACCURACY,
-    MEAN_OUT_OF_DOMAIN,
     ArmStatistics,
     asked_columns,
     efficient_arms,
@@ -16,8 +15,8 @@ from fedsweep.report.arm_statistics import (
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.intervals_and_power import LEVEL
 from fedsweep.report.population_schedule import schedule_sentences
-from fedsweep.report.text_tables import exact
-from fedsweep.report.units_and_labels import IN_DOMAIN, OUT_OF_DOMAIN, Units, arm_words, names, shown_p
+from fedsweep.report.text_tables import texts
+from fedsweep.report.units_and_labels import Units, arm_words, names, shown_p
 from fedsweep.results import SweepManifest
 from fedsweep.results.arms import IN_WORDS, Arm, is_accuracy, setting, shown_setting
 from fedsweep.results.history import ACCUMULATED
@@ -25,10 +24,6 @@ from fedsweep.results.records import stand_in, warning
 
 SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
 LABELLED = 8  # efficient arms that a sentence names at most; the table marks all of them
-PAPER = (
-    "Paper: {}, as printed there and in no mean or test; "
-    "from other data, weights or seeds than these unless they were made the same."
-)
 
 
 def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
@@ -40,10 +35,10 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
     for one in arms:
         if one.comparison is not None and one.counterpart is not None:
             other = by_key[one.counterpart]
-            apart = one.comparison.seeds and not same_images(manifest.metric, [one, other])
             pair = _against(one.arm.values, other.arm.values, manifest.baseline, dotted)
-            different = ", over different images" * bool(apart)
-            found.append(f"{pair}{different}: {about_comparison(manifest, one.comparison, units)}.")
+            if one.comparison.seeds and not same_images(manifest.metric, [one, other]):
+                pair += ", over different images"
+            found.append(f"{pair}: {about_comparison(manifest, one.comparison, units)}.")
     return [*found, *_about_efficient(manifest, arms)]
 
 
@@ -52,7 +47,7 @@ def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     if manifest.against is None or not best:
         return []
     metric, dotted, units = manifest.against.metric, names(manifest, arms), Units.of(manifest.metric, arms)
-    second = Units.of_second(metric, arms)
+    second = Units.fit(is_accuracy(metric), (one.second for one in arms))
     percent, unit = "%" * units.percent, "%" if is_accuracy(metric) else SECOND_UNITS.get(metric, "")
     said = [
         f"{arm_words(one.arm.values, dotted)} ({units.value(one.mean)}{percent}, {second.value(one.second)}{unit})"
@@ -65,99 +60,45 @@ def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
     """Return sentences on objective, rounds, seeds, baseline, test, shown columns, and unfinished trials."""
-    units = Units.of(manifest.metric, arms)
-    seeds = ", ".join(map(str, manifest.seeds))
-    return [
-        *_about_stand_ins(arms, names(manifest, arms)),
-        f"Objective: {manifest.metric} at the last round{', in percent' if units.percent else ''}, "
-        f"{'higher' if manifest.mode == 'max' else 'lower'} is better; {manifest.rounds} rounds; "
-        f"seed{'s' * (len(manifest.seeds) > 1)} {seeds}; mean and sd (n-1) over finished trials.",
-        *_about_second(manifest),
-        *(
-            [_about_tests(manifest.baseline, names(manifest, arms), arms, units)]
-            if manifest.baseline is not None and any(one.is_baseline for one in arms)
-            else []
-        ),
-        *_about_columns(manifest, shown),
-        *_about_held_out(manifest.metric, arms, shown),
-        *([PAPER.format(manifest.reference.source)] if manifest.reference else []),
-        *schedule_sentences(manifest, [trial for one in arms for trial in one.arm.trials]),
-        _about_lost(arms),
-    ]
-
-
-def _about_columns(manifest: SweepManifest, shown: Collection[str]) -> list[str]:
-    if asked := asked_columns(manifest):
-        return [f"Columns, means over seeds: {', '.join(f'{one.heading} ({one.meaning})' for one in asked)}."]
-    usual = {
-        "worst client": "accuracy of each seed's worst client with its own model, in percent, mean over seeds",
-        "worst domain": "accuracy on each seed's worst domain in percent, mean over seeds, and the domain that is "
-        "worst on average",
-        "MB sent": "10^6 bytes, both directions, whole run",
-    }
-    return [f"{name[0].upper()}{name[1:]}: {meaning}." for name, meaning in usual.items() if name in shown]
-
-
-def _about_second(manifest: SweepManifest) -> list[str]:
-    if manifest.against is None:
-        return []
-    metric, mode = manifest.against.metric, manifest.against.mode
-    when = "summed over all rounds" if metric in ACCUMULATED else "at the last round"
-    return [
-        f"Second objective: {metric}, {when}, {'higher' if mode == 'max' else 'lower'} is better. "
-        "Efficient: no other arm is as good in both means and better in one."
-    ]
-
-
-def _about_tests(baseline: Arm, dotted: Sequence[str], arms: Sequence[ArmStatistics], units: Units) -> str:
-    shown = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
-    there = {name for one in arms if one.is_baseline for name in one.arm.values}
-    if shared := ", ".join(name for name in dotted if name in there and name not in baseline):
-        shown += f" at the same {shared}"
-    tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
-    points = " in percentage points" if units.percent else ""
-    # Where exact tests are shown, the section that shows them says what they are.
-    without = "" if not tested or any(one.exact_can_tell for one in tested) else f" {exact(tested)}"
-    return (
-        f"Baseline: {shown}. Difference: arm minus baseline{points}, paired over the seeds that both "
-        "finished; 95% t interval, uncorrected; two-sided paired t-test, "
-        f"Holm-corrected over {len(tested)} arm{'s' * (len(tested) != 1)}." + without
+    dotted, trials = names(manifest, arms), [trial for one in arms for trial in one.arm.trials]
+    return texts(
+        "caption",
+        manifest=manifest,
+        percent=is_accuracy(manifest.metric),
+        accumulated=ACCUMULATED,
+        stand_ins=_about_stand_ins(arms, dotted),
+        baseline=_baseline(manifest.baseline, arms, dotted),
+        tested=[one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None],
+        columns=asked_columns(manifest),
+        shown=shown,
+        held_out=any(one.held_out for one in arms),
+        same_images=same_images(MEAN_ACCURACY, arms),
+        population=schedule_sentences(manifest, trials),
+        counts=Counter(map(ended, trials)),
+        survivors=any(one.n and any(ended(trial) == "pruned" for trial in one.arm.trials) for one in arms),
     )
 
 
-def _about_held_out(metric: str, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
-    if not any(one.held_out for one in arms):
-        return []
-    inside, outside = "the domains of an arm's clients", "the domains that no client of an arm has"
-    said = {
-        MEAN_ACCURACY: f"Out of domain: mean accuracy in percent over {outside}; the objective is over the others.",
-        MEAN_OUT_OF_DOMAIN: f"In domain: mean accuracy in percent over {inside}; the objective is over the others.",
-    }
-    found = said.get(metric, f"In domain: mean accuracy in percent over {inside}. Out of domain: over {outside}.")
-    columns = [found] if {IN_DOMAIN, OUT_OF_DOMAIN} & {*shown} else []
-    differ = not same_images(MEAN_ACCURACY, arms)
-    return [*columns, *(["Arms hold out different domains: their means are over different images."] if differ else [])]
+def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
+    """Describe the baseline, with the hyperparameters that it leaves open; None if it is no arm."""
+    baselines = [one for one in arms if one.is_baseline]
+    if baseline is None or not baselines:
+        return None
+    there = {name for one in baselines for name in one.arm.values}
+    shared = ", ".join(name for name in dotted if name in there and name not in baseline)
+    named = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
+    return f"{named} at the same {shared}" if shared else named
 
 
 def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> list[str]:
-    found: dict[str, list[ArmStatistics]] = {}
+    found: dict[str, list[str]] = {}
     for one in arms:
         if made := stand_in(one.marks):
-            found.setdefault(made, []).append(one)
-    said = []
-    for made, members in found.items():
-        named = "; ".join(arm_words(one.arm.values, dotted) for one in members)
-        which = "all arms" if len(members) == len(arms) else f"arm{'s' * (len(members) > 1)}: {named}"
-        said.append(warning(made, which))
-    return said
-
-
-def _about_lost(arms: Sequence[ArmStatistics]) -> str:
-    counts = Counter(ended(trial) for one in arms for trial in one.arm.trials)
-    lost = ", ".join(f"{counts[how]} {how}" for how in ("pruned", "diverged", "failed", "unfinished"))
-    survivors = any(one.n and any(ended(trial) == "pruned" for trial in one.arm.trials) for one in arms)
-    warning = " Where seeds were pruned, the mean is that of the survivors." if survivors else ""
-    return f"Trials: {counts['finished']} finished, {lost}; only finished ones enter the numbers.{warning}"
+            found.setdefault(made, []).append(arm_words(one.arm.values, dotted))
+    return [
+        warning(made, "all arms" if len(named) == len(arms) else f"arm{'s' * (len(named) > 1)}: {'; '.join(named)}")
+        for made, named in found.items()
+    ]
 
 
 def _about_best(
@@ -168,17 +109,20 @@ def _about_best(
     if not same_images(manifest.metric, finished):
         return [f"No arm is the best: they hold out different domains, and {manifest.metric} is over different images."]
     if manifest.against is not None:
-        chosen = [_about_choice(len(arms), "They were", "them")] if len(arms) > 1 else []
-        return [*_about_efficient(manifest, arms), *chosen]
-    best = finished[0]
-    value = units.value(best.mean) + ("%" if units.percent else "")
-    found = f"Best: {arm_words(best.arm.values, dotted)} with {manifest.metric} {value} (n = {best.n})."
-    return [found, *([_about_choice(len(arms), "It was", "it")] if len(arms) > 1 else [])]
-
-
-def _about_choice(count: int, they_were: str, them: str) -> str:
-    chosen = f"{they_were} chosen from {count} arms by these very numbers, which are therefore optimistic for {them}"
-    return f"{chosen}: confirm {them} on fresh seeds."
+        found, they_were, them = _about_efficient(manifest, arms), "They were", "them"
+    else:
+        words, value = arm_words(finished[0].arm.values, dotted), units.value(finished[0].mean) + "%" * units.percent
+        found, they_were, them = (
+            [f"Best: {words} with {manifest.metric} {value} (n = {finished[0].n})."],
+            "It was",
+            "it",
+        )
+    if len(arms) > 1:
+        found.append(
+            f"{they_were} chosen from {len(arms)} arms by these very numbers, which are therefore optimistic for "
+            f"{them}: confirm {them} on fresh seeds."
+        )
+    return found
 
 
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
@@ -191,51 +135,21 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
     return f"{here}{arm_words(arm, differing)} against {arm_words(other, differing)}"
 
 
-def about_comparison(manifest: SweepManifest, comparison: Comparison, units: Units) -> str:
+def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -> str:
     """Return a clause on the result of one comparison, without a full stop."""
-    seeds, verdict = len(comparison.seeds), comparison.verdict
-    if comparison.difference is None:
-        return "no seed that both finished, too few seeds to compare"
-    difference = units.difference(comparison.difference) + units.of_difference
-    if verdict == "too few seeds":
-        return f"{difference} on the one seed that both finished, too few seeds to test"
-    if verdict == "constant":
-        return f"{difference} on each of {seeds} seeds, constant, so that no test is possible"
-    if comparison.interval is None:
-        return f"the same on each of {seeds} seeds, no detectable difference"
-    low, high = comparison.interval
-    said: str = verdict
-    if verdict == "no detectable difference" and (low > 0 or high < 0):
-        # Otherwise a reader sees an interval without zero beside the verdict and trusts neither.
-        said += f" after Holm's correction (p {shown_p(comparison.p_holm)})"
-    elif verdict != "no detectable difference" and manifest.mode == "min":
-        said += ", which is better" if comparison.difference < 0 else ", which is worse"
-    over = "" if seeds == len(manifest.seeds) else f" over {seeds} of {len(manifest.seeds)} seeds"
-    more = _plan(comparison, units) + _doubt(comparison, units)
-    return f"{difference}{over} (95% interval {units.interval(comparison.interval)}), {said}{more}"
-
-
-def _plan(comparison: Comparison, units: Units) -> str:
-    """Describe the power of a test that detected nothing."""
-    if comparison.verdict != "no detectable difference" or comparison.detectable is None:
-        return ""
-    needed = comparison.seeds_needed
-    if units.percent and comparison.detectable > 1:
-        return f"; {len(comparison.seeds)} seeds with such a spread detect no difference that there can be"
-    many = f"about {float(f'{needed:.2g}'):.0f}" if needed else "more than 10000"
-    return (
-        f"; {len(comparison.seeds)} seeds detect {units.value(comparison.detectable)}{units.of_difference} or more, "
-        f"and this difference would take {many}"
+    doubts = []  # of the tests that do not assume normality
+    if found.bootstrap is not None and found.bootstrap[0] <= 0 <= found.bootstrap[1]:
+        doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} has zero in it")
+    if found.exact_can_tell and found.p_exact_holm is not None and found.p_exact_holm > LEVEL:
+        doubts.append(f"the exact test does not detect it (Holm p {shown_p(found.p_exact_holm)})")
+    needed = f"about {float(f'{found.seeds_needed:.2g}'):.0f}" if found.seeds_needed else "more than 10000"
+    (clause,) = texts(
+        "comparison",
+        found=found,
+        units=units,
+        minimised=manifest.mode == "min",
+        of_seeds=len(manifest.seeds),
+        needed=needed,
+        doubts=doubts,
     )
-
-
-def _doubt(comparison: Comparison, units: Units) -> str:
-    """Name the tests that do not assume normality and miss a difference that the t-test detects."""
-    if comparison.verdict not in ("higher", "lower"):
-        return ""
-    against = []
-    if comparison.bootstrap is not None and comparison.bootstrap[0] <= 0 <= comparison.bootstrap[1]:
-        against.append(f"the bootstrap interval {units.interval(comparison.bootstrap)} has zero in it")
-    if comparison.exact_can_tell and comparison.p_exact_holm is not None and comparison.p_exact_holm > LEVEL:
-        against.append(f"the exact test does not detect it (Holm p {shown_p(comparison.p_exact_holm)})")
-    return f", but {' and '.join(against)}: confirm it on more seeds" if against else ""
+    return clause

@@ -1,7 +1,7 @@
 """The ablation table: one set of cells for the terminal, Markdown, LaTeX and the page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedsweep.report.arm_statistics import (
@@ -23,13 +23,13 @@ from fedsweep.report.units_and_labels import (
     OUT_OF_DOMAIN,
     PERCENT,
     Units,
-    decimals,
     names,
     settings,
     shown_p,
 )
 from fedsweep.results import SweepManifest
-from fedsweep.results.table_columns import TARGET, Column
+from fedsweep.results.arms import is_accuracy
+from fedsweep.results.table_columns import COLUMNS, TARGET, Column
 
 PROSE = {"arm", "worst domain", "efficient", "note"}
 """Columns that are left-aligned besides the hyperparameters."""
@@ -69,15 +69,20 @@ class AblationTable:
 
     def _numbers(self, one: ArmStatistics) -> dict[str, str]:
         units, found = Units.of(self.manifest.metric, self.arms), one.comparison or Comparison((), None)
-        row = {"n": str(one.n), "mean": units.value(one.mean), "paper": units.value(self.paper(one))}
-        row["sd"] = units.value(one.sd)
+        row = {
+            "n": str(one.n),
+            "mean": units.value(one.mean),
+            "paper": units.value(printed(self.manifest, one, self.manifest.metric)),
+            "sd": units.value(one.sd),
+        }
         if self.compared:
             row["difference"] = "baseline" if one.is_baseline else units.difference(found.difference)
             row["95% interval"] = units.interval(found.interval)
             row["Holm p"] = shown_p(found.p_holm)
         asked = asked_columns(self.manifest)
         row |= {column.heading: self._cell(one, column) for column in asked} if asked else self._usual(one)
-        row |= {metric: Units.of_second(metric, self.arms).value(one.second) for metric in self.second_column}
+        for metric in self.second_column:
+            row[metric] = Units.fit(is_accuracy(metric), (other.second for other in self.arms)).value(one.second)
         if self.manifest.against is not None:
             row["efficient"] = "yes" if one.key in self.efficient else NOTHING
         # An arm without a mean is ranked by what it had reached: say it, apart from the means.
@@ -87,28 +92,19 @@ class AblationTable:
     def _usual(self, one: ArmStatistics) -> dict[str, str]:
         row = {name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()}
         if self.manifest.metric.startswith("accuracy/client"):  # of clients' own models, not of the global one
-            row["worst client"] = PERCENT.value(one.worst_client)
+            row["worst client"] = self._cell(one, COLUMNS["worst_client"])
         else:
-            row["worst domain"] = " ".join(filter(None, [PERCENT.value(one.worst_domain), one.worst_domain_name]))
-        digits = decimals(other.megabytes for other in self.arms)
-        return row | {"MB sent": Units(percent=False, decimals=digits).value(one.megabytes)}
+            worst = self._cell(one, COLUMNS["worst_domain"])
+            row["worst domain"] = f"{worst} {one.worst_domain_name}" if one.worst_domain_name else worst
+        return row | {"MB sent": self._cell(one, COLUMNS["megabytes"])}
 
     def _cell(self, one: ArmStatistics, column: Column) -> str:
         """Return the mean over seeds, or the number of seeds that reached a target if some did not."""
         value = one.columns[column.name]
         if value is None and column.name.startswith(TARGET) and one.n:
             return f"by {self.reached(one, column)} of {one.n}"
-        if column.percent:
-            return PERCENT.value(value)
-        digits = column.digits
-        if digits is None:
-            digits = decimals(other.columns[column.name] for other in self.arms)
-        return Units(percent=False, decimals=digits).value(value)
-
-    @cached_property
-    def targets(self) -> list[Column]:
-        """The columns for the number of rounds to a target."""
-        return [column for column in asked_columns(self.manifest) if column.name.startswith(TARGET)]
+        fit = Units.fit(column.percent, (other.columns[column.name] for other in self.arms))
+        return (fit if column.digits is None else replace(fit, decimals=column.digits)).value(value)
 
     def reached(self, one: ArmStatistics, target: Column) -> int:
         """Return the number of finished seeds that reached `target`."""
@@ -125,13 +121,9 @@ class AblationTable:
         """The keys of the Pareto-efficient arms."""
         return {one.key for one in efficient_arms(self.manifest, self.arms)}
 
-    def paper(self, one: ArmStatistics) -> float | None:
-        """Return the value that the reference paper printed for the objective of this arm."""
-        return printed(self.manifest, one, self.manifest.metric)
-
     def findings(self) -> list[str]:
         """Return sentences on the arms and factors, for below the table."""
-        return [*findings(self.manifest, self.arms), *self.effects.findings()]
+        return [*findings(self.manifest, self.arms), *self.effects.findings]
 
     @cached_property
     def effects(self) -> Effects:
@@ -142,7 +134,7 @@ class AblationTable:
     def sections(self) -> list[Section]:
         """The tables below this one."""
         tables = against_baseline(self.manifest, self.arms), by_domain(self.manifest, self.arms)
-        return [*(one for one in tables if one is not None), *self.effects.sections()]
+        return [*(one for one in tables if one is not None), *self.effects.sections]
 
     def caption(self) -> list[str]:
         """Return the sentences that a reader needs to judge the numbers."""

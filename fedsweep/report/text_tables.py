@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.table import Table
@@ -17,6 +18,19 @@ from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, 
 from fedsweep.results import SweepManifest
 
 GAP = 2  # spaces between columns on a terminal
+TEMPLATES = Environment(  # noqa: S701 - no HTML
+    loader=PackageLoader("fedsweep.report", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+)
+TEMPLATES.globals.update(
+    least_exact=least_exact, pairs_for_exact=pairs_for_exact, shown_p=shown_p, least_resampled=LEAST_RESAMPLED
+)
+
+
+def texts(macro: str, **facts: object) -> list[str]:
+    """Return the items of the list that a macro of `texts.jinja` makes of facts."""
+    made = getattr(TEMPLATES.get_template("texts.jinja").module, macro)(**facts)
+    items = f"\n{made}".split("\n- ")[1:]
+    return [" ".join(line for line in item.split("\n") if line) for item in items]
 
 
 @dataclass(frozen=True)
@@ -37,10 +51,10 @@ class TextColumn:
     @property
     def width(self) -> int:
         """The least width, in terminal cells, at which text breaks only between words."""
-        texts = [*self.heading.splitlines(), *self.cells]
+        lines = [*self.heading.splitlines(), *self.cells]
         if self.enough is not None:
-            return min(self.enough, max(map(cell_len, texts)))
-        return max(cell_len(part) for text in texts for part in (text.split() if self.wraps else [text]))
+            return min(self.enough, max(map(cell_len, lines)))
+        return max(cell_len(part) for line in lines for part in (line.split() if self.wraps else [line]))
 
 
 def width_of(columns: Sequence[TextColumn]) -> int:
@@ -96,6 +110,11 @@ class Section:
     papers: Sequence[bool] = ()
     """For each row, whether it holds a paper's values for the arm above; empty if no row does."""
 
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, str]], words: int, explained: Sequence[str]) -> Section:
+        """Return the section of one or more rows with the same columns, explained in sentences."""
+        return cls(title, [*rows[0]], [[*row.values()] for row in rows], words, " ".join(explained))
+
     def markdown(self) -> str:
         """Return heading, table and explanation as Markdown."""
         papers = self.papers or [False] * len(self.rows)
@@ -113,7 +132,6 @@ class Section:
         return terminal_table(kept, self.title), [name for name in self.head if name in dropped]
 
 
-EXPLAINED = "Accuracy at the last round in percent, mean over n finished trials."
 MARK = "*"
 MARKED = f"With {MARK}: out of domain, no client of that arm has images of the domain."
 PAPER = "paper"  # the label of a paper's row, in place of an arm
@@ -139,19 +157,13 @@ def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section
         if any(value != NOTHING for value in paper):
             rows.append([PAPER, *[""] * (len(named) - 1), NOTHING, *paper])
             papers.append(True)
-    explained = " ".join([EXPLAINED, *([MARKED] if held_out else [])])
+    explained = "Accuracy at the last round in percent, mean over n finished trials." + f" {MARKED}" * held_out
     return Section("By domain", head, rows, len(settings(arms[0], dotted)), explained, papers)
 
 
 def _cell(one: ArmStatistics, metric: str, value: float | None) -> str:
     marked = value is not None and metric in map(one.metric_on, one.held_out)
     return PERCENT.value(value) + MARK * marked
-
-
-HEAD = (
-    "n", "mean", "95% of mean", "pairs", "difference", "95% t", "95% bootstrap", "p", "Holm p", "exact p", "effect",
-    "detectable", "seeds needed",
-)  # fmt: skip
 
 
 def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
@@ -162,69 +174,31 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     rows = []
     for one in arms:
-        found = one.comparison or Comparison((), None)
-        own = [str(one.n), units.value(one.mean), units.interval(one.interval)]
-        against = [NOTHING, "baseline", *[NOTHING] * (len(HEAD) - 5)] if one.is_baseline else cells(found, units)
-        rows.append([*settings(one, dotted).values(), *own, *against])
+        own = {"n": str(one.n), "mean": units.value(one.mean), "95% of mean": units.interval(one.interval)}
+        found = cells(one.comparison or Comparison((), None), units)
+        if one.is_baseline:
+            found = {**dict.fromkeys(found, NOTHING), "difference": "baseline"}
+        rows.append({**settings(one, dotted), **own, **found})
     named = len(settings(arms[0], dotted))
     tested = [one.comparison for one in arms if one.comparison is not None and one.comparison.p is not None]
-    head = [*settings(arms[0], dotted), *HEAD]
-    return Section("Comparisons with the baseline", head, rows, named, " ".join(explained(tested, units)))
+    explained = texts("comparisons", tested=tested, percent=units.percent)
+    return Section.of("Comparisons with the baseline", rows, named, explained)
 
 
-def cells(found: Comparison, units: Units) -> list[str]:
-    """Return the cells of one comparison; the exact p only if it can reach the level."""
-    return [
-        str(len(found.seeds)),
-        units.difference(found.difference),
-        units.interval(found.interval),
-        units.interval(found.bootstrap),
-        shown_p(found.p),
-        shown_p(found.p_holm),
-        shown_p(found.p_exact_holm if found.exact_can_tell else None),
-        NOTHING if found.effect is None else f"{found.effect:+.2f}",
-        units.value(found.detectable),
-        _seeds(found),
-    ]
-
-
-def _seeds(found: Comparison) -> str:
-    if found.seeds_needed is not None:
-        return str(found.seeds_needed)
-    return ">10000" if found.verdict == "no detectable difference" and found.effect is not None else NOTHING
-
-
-def explained(tested: Sequence[Comparison], units: Units) -> list[str]:
-    """Return sentences that explain the columns."""
-    points = ", in percentage points" * units.percent
-    said = [
-        f"Differences are over common seeds{points}. 95% intervals, uncorrected: of the mean and of the "
-        "difference by Student's t, and of the difference by a studentized bootstrap, "
-        f"which takes {LEAST_RESAMPLED} pairs.",
-        "p: paired t-test. Effect: Hedges' g of the paired differences, their mean over their standard deviation.",
-    ]
-    if tested:
-        first = ", the level of Holm's first step" * (len(tested) > 1)
-        said.append(
-            f"Detectable: the smallest difference that so many seeds detect in 4 of 5 sweeps, at the spread seen here "
-            f"and at {tested[0].level:.3g}{first}. Seeds needed: those that would detect this difference so; rough, "
-            "because difference and spread are estimates themselves."
-        )
-        said.append(exact(tested))
-    return said
-
-
-def exact(tested: Sequence[Comparison]) -> str:
-    """Return a sentence on the exact tests and the number of pairs they need; `tested` must not be empty."""
-    pairs = max(len(one.seeds) for one in tested)
-    if any(one.exact_can_tell for one in tested):
-        all_can = all(one.exact_can_tell for one in tested)
-        where = "" if all_can else f"; of fewer than {pairs_for_exact(tested[0].level)} pairs it could not tell"
-        return f"Exact p: sign-flip test, Holm-corrected; it assumes no normal spread{where}."
-    after = f" and {pairs_for_exact(tested[0].level)} for these {len(tested)} after Holm's correction" * (
-        len(tested) > 1
-    )
-    return (
-        f"No exact test: of {pairs} pairs a sign-flip or Wilcoxon p cannot fall below {least_exact(pairs):g}; "
-        f"6 pairs are the least for 0.05{after}."
-    )
+def cells(found: Comparison, units: Units) -> dict[str, str]:
+    """Return the cells of one comparison by column; the exact p only if it can reach the level."""
+    needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
+    if found.seeds_needed is None and found.effect is not None and found.verdict == "no detectable difference":
+        needed = ">10000"
+    return {
+        "pairs": str(len(found.seeds)),
+        "difference": units.difference(found.difference),
+        "95% t": units.interval(found.interval),
+        "95% bootstrap": units.interval(found.bootstrap),
+        "p": shown_p(found.p),
+        "Holm p": shown_p(found.p_holm),
+        "exact p": shown_p(found.p_exact_holm if found.exact_can_tell else None),
+        "effect": NOTHING if found.effect is None else f"{found.effect:+.2f}",
+        "detectable": units.value(found.detectable),
+        "seeds needed": needed,
+    }

@@ -33,51 +33,35 @@ class Units:
     decimals: int
 
     @classmethod
-    def of(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
-        """Return the units of `metric`, with the decimals that show a typical arm in four significant digits."""
-        if is_accuracy(metric):
-            return cls(percent=True, decimals=2)
-        ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
-        return cls(percent=False, decimals=decimals(ends))
+    def fit(cls, percent: bool, values: Iterable[float | None]) -> "Units":
+        """Return percent, or the decimals that show the median, robust to diverged runs, in four significant digits.
+
+        >>> [Units.fit(False, values).decimals for values in ([0.4112, 0.3845, None], [33.8, 34.1, 512.0], [604_000.0])]
+        [4, 2, 0]
+        """
+        sizes = [] if percent else [abs(value) for value in values if value]
+        return cls(percent, min(9, max(0, 3 - math.floor(math.log10(median(sizes))))) if sizes else 2)
 
     @classmethod
-    def of_second(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
-        """Return the units of the second objective `metric`, with common decimals."""
-        percent = is_accuracy(metric)
-        return cls(percent, 2 if percent else decimals(one.second for one in arms))
+    def of(cls, metric: str, arms: Sequence[ArmStatistics]) -> "Units":
+        """Return the units of the objective `metric`."""
+        ends = (one.mean if one.mean is not None else one.arm.reached(metric)[1] for one in arms)
+        return cls.fit(is_accuracy(metric), ends)
 
-    @property
-    def of_difference(self) -> str:
-        """The unit after a difference in a sentence."""
-        return " points" if self.percent else ""
-
-    def value(self, value: float | None) -> str:
+    def value(self, value: float | None, sign: str = "") -> str:
         """Format a value, without its unit."""
-        return NOTHING if value is None else f"{self._scaled(value):z.{self.decimals}f}"
+        return NOTHING if value is None else f"{100 * value if self.percent else value:{sign}z.{self.decimals}f}"
 
     def difference(self, value: float | None) -> str:
         """Format a difference, with its sign."""
-        return NOTHING if value is None else f"{self._scaled(value):+z.{self.decimals}f}"
+        return self.value(value, sign="+")
 
     def interval(self, interval: tuple[float, float] | None) -> str:
         """Format an interval as `low to high`."""
         return NOTHING if interval is None else f"{self.value(interval[0])} to {self.value(interval[1])}"
 
-    def _scaled(self, value: float) -> float:
-        return 100 * value if self.percent else value
-
 
 PERCENT = Units(percent=True, decimals=2)
-
-
-def decimals(values: Iterable[float | None]) -> int:
-    """Return the decimals that show the median, robust to diverged runs, in four significant digits.
-
-    >>> decimals([0.4112, 0.3845, None]), decimals([33.8, 34.1, 512.0]), decimals([604_000.0])
-    (4, 2, 0)
-    """
-    sizes = [abs(value) for value in values if value]
-    return min(9, max(0, 3 - math.floor(math.log10(median(sizes))))) if sizes else 2
 
 
 def shown_p(p: float | None) -> str:

@@ -142,7 +142,7 @@ def test_two_arms_are_compared_as_the_report_does(call: Call, tmp_path: Path):
     )
     pair = [one for one in OTHER.records if one.plan.arm != {"lora.rank": 4}]
     made = write_report(make_manifest(), pair, tmp_path / "pair")
-    (row,) = [row for _, row in pd.read_csv(made.csv).iterrows() if row["lora.rank"] == 16]
+    (row,) = [row for _, row in pd.read_csv(made.folder / "table.csv").iterrows() if row["lora.rank"] == 16]
     for name in ("difference", "interval_low", "interval_high", "p_holm", "effect", "detectable"):
         assert found[name][0] == row[name], name
 

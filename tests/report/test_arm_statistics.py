@@ -144,9 +144,9 @@ def test_arm_statistics_by_hand(manifest, trials):
     assert eight.mean == pytest.approx(0.63)
     assert eight.sd == pytest.approx(math.sqrt((0.03**2 + 0.01**2 + 0.04**2) / 2))
     assert eight.mean_of_last == pytest.approx((0.3 + 0.4 + 0.5 + 0.63) / 4)
-    assert eight.worst_domain == pytest.approx(0.53)
+    assert eight.columns["worst_domain"] == pytest.approx(0.53)
     assert eight.worst_domain_name == "sketch"
-    assert eight.megabytes == pytest.approx(4 * 1.5)
+    assert eight.columns["megabytes"] == pytest.approx(4 * 1.5)
     assert eight.comparison is None
 
 
@@ -176,7 +176,7 @@ def test_a_run_that_ended_without_a_finite_objective_is_in_no_mean(manifest, tri
     four, _ = summarise(manifest(), trials.records)
     assert (four.n, four.mean) == (2, pytest.approx(0.51))
     assert four.mean_of_last == pytest.approx((0.3 + 0.4 + 0.5 + 0.51) / 4)
-    assert four.worst_domain == pytest.approx(0.41)
+    assert four.columns["worst_domain"] == pytest.approx(0.41)
 
 
 def test_where_some_arms_have_pairs_for_an_exact_test_the_caption_says_which(manifest, trials):

@@ -161,7 +161,7 @@ def test_the_report_says_what_each_factor_does(manifest, trials):
     assert "## Marginal means" in markdown
     (said,) = [one for one in table.findings() if one.startswith("Of the variation")]
     assert said.count("%") == 3
-    assert sum(one.share for one in table.effects.shares()) == pytest.approx(1)
+    assert sum(one.share for one in table.effects.shares) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("false_positives", "repetitions"), [(0.05, 120)])
@@ -189,4 +189,4 @@ def _p(values: np.ndarray) -> list[float]:
 def test_one_factor_needs_no_decomposition(manifest, trials):
     trials.arms({4: [0.5, 0.6], 8: [0.5, 0.7]})
     effects = Effects.of(manifest(), summarise(manifest(), trials.records))
-    assert (effects.sections(), effects.findings(), effects.missing) == ([], [], "")
+    assert effects == Effects()

@@ -96,7 +96,7 @@ def test_why_there_is_none_is_said_below_the_table(sampled, trials, count, value
 def test_the_report_has_it_in_a_sentence_and_a_table(sampled, trials):
     sample(trials, lambda arm: 0.02 * arm["lora.rank"])
     effects = Effects.of(sampled, summarise(sampled, trials.records))
-    (section,) = effects.sections()
+    (section,) = effects.sections
     assert section.rows[0][0] == "lora.rank"
-    assert effects.findings()[0].startswith("Importance for accuracy/mean by fANOVA: lora.rank ")
-    assert [one.name for one in effects.shares()] == [row[0] for row in section.rows]
+    assert effects.findings[0].startswith("Importance for accuracy/mean by fANOVA: lora.rank ")
+    assert [one.name for one in effects.shares] == [row[0] for row in section.rows]

@@ -127,7 +127,7 @@ def test_bytes_are_not_drawn_of_arms_over_different_images(manifest, drawn, tria
     for rank, held_out in {4: ["photo"], 8: ["sketch"]}.items():
         trials.add(rank, 0, [0.2] + [0.5] * rank, held_out=held_out)
     arms = summarise(manifest(), trials.records)
-    assert all(one.n and one.megabytes for one in arms)
+    assert all(one.n and one.columns["megabytes"] for one in arms)
     assert drawn(objective_against_cost.draw_bytes, manifest(), arms) is None
 
 

@@ -8,7 +8,6 @@ from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures import importance, panels
 from fedsweep.report.importance import Share
-from fedsweep.report.units_and_labels import PERCENT
 from fedsweep.training.diagnostics import DRIFT_METRICS, bias_metrics
 
 
@@ -40,7 +39,7 @@ def test_without_such_a_metric_there_is_none(drawn, manifest, trials, draw):
 
 def test_bars_are_the_largest_shares_first_with_their_intervals(drawn, manifest):
     shares = (Share("lr", 0.2), Share("rank", 0.5, (0.4, 0.7)), Share("rank, lr", 0.0, (0.0, 0.1)))
-    (axes,) = drawn(importance.draw, Effects(manifest(), PERCENT, importances=shares)).axes
+    (axes,) = drawn(importance.draw, Effects(shares)).axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["rank", "lr", "rank, lr"]
     assert [patch.get_width() for patch in axes.patches] == pytest.approx([50, 20, 0])
     assert [list(line.get_xdata()) for line in axes.lines] == [pytest.approx([40, 70]), pytest.approx([0, 10])]

@@ -11,7 +11,7 @@ import pytest
 
 from fedsweep.report import write_report
 from fedsweep.report.figures import population as figure
-from fedsweep.report.population_schedule import Lineage, best, lineages, schedule_sentences, write_schedules
+from fedsweep.report.population_schedule import Lineage, best, played, schedule_sentences, schedules
 from fedsweep.results import Start, TrialRecord
 
 POPULATION: dict[str, Any] = {
@@ -35,8 +35,10 @@ def population(trials: Any) -> list[TrialRecord]:
     ]
 
 
-def test_a_lineage_is_followed_back_to_its_first_trial(population: list[TrialRecord]) -> None:
-    found = {one.end.plan.number: one for one in lineages(population)}
+def test_a_lineage_is_followed_back_to_its_first_trial(
+    population: list[TrialRecord], manifest: Callable[..., Any]
+) -> None:
+    found = {one.end.plan.number: one for one in played(manifest(**POPULATION), population)}
     assert {number: one.values("optimizer.lr") for number, one in found.items()} == {
         0: [(1, 6, 0.1)],
         3: [(1, 2, 0.1), (3, 6, 0.08)],
@@ -48,14 +50,13 @@ def test_the_table_has_every_round_of_every_member(
     population: list[TrialRecord], manifest: Callable[..., Any], tmp_path: Path
 ) -> None:
     made = write_report(manifest(**POPULATION), population, tmp_path)
-    assert made.population == tmp_path / "population.csv"
-    rows = list(csv.DictReader(io.StringIO(made.population.read_text())))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "population.csv").read_text())))
     assert [row["round"] for row in rows] == [str(round) for round in range(1, 7)] * 3
     ours = [row for row in rows if row["member"] == "4"]
     assert [row["trial"] for row in ours] == ["0", "0", "3", "3", "4", "4"]
     assert [float(row["optimizer.lr"]) for row in ours] == [0.1, 0.1, 0.08, 0.08, 0.064, 0.064]
     assert [float(row["accuracy/mean"]) for row in ours] == [0.2, 0.3, 0.5, 0.6, 0.8, 0.9]
-    assert made.population in made.paths
+    assert tmp_path / "population.csv" in made.paths
     assert "population" in [one.name for one in made.figures]
 
 
@@ -63,7 +64,7 @@ def test_the_best_schedule_is_said(population: list[TrialRecord], manifest: Call
     said = schedule_sentences(manifest(**POPULATION), population)
     assert said[0].startswith("Population: 2 of 5 trials go on from another one's state")
     assert said[1] == "The best member by round: lr 0.1 from 1, 0.08 from 3, 0.064 from 5."
-    smallest = best(manifest(**POPULATION, mode="min"), lineages(population))
+    smallest = best(minimised := manifest(**POPULATION, mode="min"), played(minimised, population))
     assert smallest is not None
     assert smallest.end.plan.number == 0
 
@@ -73,7 +74,7 @@ def test_other_sweeps_have_no_schedules(
 ) -> None:
     of_another = manifest(**{**POPULATION, "scheduler": "none"})
     assert schedule_sentences(of_another, population) == []
-    assert not write_schedules(of_another, population, tmp_path / "population.csv")
+    assert schedules(of_another, population) is None
     assert figure.draw(of_another, population) is None
     assert [*tmp_path.iterdir()] == []
 
@@ -84,6 +85,5 @@ def test_an_unfinished_population_can_be_reported(
     """Stopped before a successor has played a round of its own."""
     only = [replace(one, outcome=None, history=one.history[:5]) for one in population if one.plan.number in (0, 3, 4)]
     assert Lineage.of(only[2], {one.plan.key: one for one in only}).values("optimizer.lr")[-1] == (3, 4, 0.08)
-    assert write_schedules(manifest(**POPULATION), only, tmp_path / "population.csv")
-    assert len((tmp_path / "population.csv").read_text().splitlines()) > 1
+    assert len((schedules(manifest(**POPULATION), only) or "").splitlines()) > 1
     assert figure.draw(manifest(**POPULATION), only)

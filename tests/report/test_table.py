@@ -91,7 +91,7 @@ def test_csv_reads_back_to_the_same_bits(manifest, ablation):
             ("mean", one.mean),
             ("sd", one.sd),
             ("mean_of_last_4_rounds", one.mean_of_last),
-            ("worst_domain_accuracy", one.worst_domain),
+            ("worst_domain_accuracy", one.columns["worst_domain"]),
             ("p_holm", found and found.p_holm),
             ("difference", found and found.difference),
             ("interval_low", found and found.interval and found.interval[0]),

@@ -63,7 +63,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     for trial in trials:
         recorder.sync(trial)
     report = write_report(SWEEP, trials, sweep.folder / "report")
-    recorder.close_sweep("FINISHED", {"trials/finished": 8.0}, report.csv.parent)
+    recorder.close_sweep("FINISHED", {"trials/finished": 8.0}, report.folder)
     assert recorder.unsynced == {}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

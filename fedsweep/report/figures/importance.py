@@ -23,10 +23,10 @@ SEARCHED = (
 
 def draw(effects: Effects) -> Drawing | None:
     """Draw a bar per share, the largest on top; return None without shares."""
-    shown = sorted(effects.shares(), key=lambda one: -one.share)[:MOST]
+    shown = sorted(effects.shares, key=lambda one: -one.share)[:MOST]
     if not shown:
         return None
-    title, reading = SEARCHED if effects.factorial is None else DECOMPOSED
+    title, reading = DECOMPOSED if effects.decomposed else SEARCHED
     figure = blank(6.0, 0.75 + 0.32 * len(shown))
     axes = figure.add_subplot()
     axes.spines["left"].set_visible(False)

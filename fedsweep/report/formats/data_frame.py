@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from fedsweep.report.arm_statistics import ArmStatistics, domain_metric, ended, notes
+from fedsweep.report.arm_statistics import ArmStatistics, asked_columns, domain_metric, ended, notes, printed
 from fedsweep.report.holm_corrected_tests import Comparison
 from fedsweep.report.table import AblationTable
 from fedsweep.report.units_and_labels import settings
 from fedsweep.results.arms import IN_WORDS
 from fedsweep.results.records import SYNTHETIC
+from fedsweep.results.table_columns import TARGET
 
 COUNTS = ("n_common", "seeds_needed", "last_round")
 TESTED = ("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed")
@@ -60,7 +61,9 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     values = {
         name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in one.arm.values.items()
     }
-    paper, printed = table.manifest.reference, table.paper(one)
+    targets = [column for column in asked_columns(table.manifest) if column.name.startswith(TARGET)]
+    paper = table.manifest.reference
+    value = printed(table.manifest, one, table.manifest.metric)
     furthest, reached = one.arm.reached(table.manifest.metric)
     counts = Counter(ended(trial) for trial in one.arm.trials)
     low, high = one.interval or (None, None)
@@ -75,18 +78,18 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
         "mean_low": low,
         "mean_high": high,
         "mean_of_last_4_rounds": one.mean_of_last,
-        **({"reference": printed, "reference_source": paper.source if printed is not None else None} if paper else {}),
+        **({"reference": value, "reference_source": paper.source if value is not None else None} if paper else {}),
         **({"baseline": one.is_baseline, **comparison_columns(one.comparison)} if table.compared else {}),
-        "worst_client_accuracy": one.worst_client,
-        "worst_domain_accuracy": one.worst_domain,
+        "worst_client_accuracy": one.columns["worst_client"],
+        "worst_domain_accuracy": one.columns["worst_domain"],
         "worst_domain": one.worst_domain_name,
         **{metric: one.accuracies.get(metric) for metric in _accuracies(table)},
         **({SYNTHETIC: one.marks.get(SYNTHETIC)} if synthetic else {}),
-        "megabytes_sent": one.megabytes,
+        "megabytes_sent": one.columns["megabytes"],
         **dict.fromkeys(table.second_column, one.second),
         **({"efficient": one.key in table.efficient} if table.manifest.against else {}),
         **{name: value for name, value in one.columns.items() if name not in DROPPED},
-        **{f"{target.name}_seeds": table.reached(one, target) for target in table.targets},
+        **{f"{target.name}_seeds": table.reached(one, target) for target in targets},
         **{how: counts[how] for how in ("finished", "pruned", "diverged", "failed", "unfinished")},
         "last_round": furthest if furthest >= 0 else None,
         "value_at_last_round": reached,

@@ -69,7 +69,7 @@ def test_it_leaves_the_report_and_a_finished_parent_run_and_returns_the_outcome(
     assert in_process == [trial.plan.key for trial in result.trials]
     assert result.folder == stopped.folder
     assert result.report is not None
-    assert result.report.csv.read_text() == table(tmp_path, "tiny")
+    assert (result.report.folder / "table.csv").read_text() == table(tmp_path, "tiny")
     (parent,), children, _ = runs(tmp_path, "tiny")
     assert {run.info.status for run in (parent, *children)} == {"FINISHED"}
     assert parent.data.metrics["trials/finished"] == 2
