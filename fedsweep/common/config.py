@@ -6,7 +6,7 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from fedsweep.common.errors import UserError, near
@@ -51,6 +51,16 @@ class Config(BaseModel):
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
         """Return all values by dotted name, defaults included, after changes without validation; skip unknown names."""
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
+
+    @model_validator(mode="after")
+    def _valid(self) -> Self:
+        for violation in self._violations():
+            raise ValueError(violation)
+        return self
+
+    def _violations(self) -> Iterable[str]:
+        """Yield the violated rules between fields, each as a sentence; the first becomes the error message."""
+        return ()
 
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the changed data and, by name, the data met by each change whose parent does not exist."""

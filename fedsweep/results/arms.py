@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
-from typing import Self
+from collections.abc import Collection, Iterator, Mapping
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
@@ -26,15 +25,11 @@ class ReferenceArm(Config):
     arm: Arm = Field(description="an arm of the grid")
     values: dict[str, float] = Field(min_length=1, description="the last round's metrics; accuracies in percent")
 
-    @model_validator(mode="after")
-    def _in_percent(self) -> Self:
+    def _violations(self) -> Iterator[str]:
         for metric, value in self.values.items():
             if is_accuracy(metric) and not 0 <= value <= 100:
-                raise ValueError(
-                    "`reference` gives accuracies in percent, from 0 to 100, "
-                    f"but `{metric}` of {arm_label(self.arm)} is {value:g}"
-                )
-        return self
+                given = f"`{metric}` of {arm_label(self.arm)} is {value:g}"
+                yield f"`reference` gives accuracies in percent, from 0 to 100, but {given}"
 
 
 class Reference(Config):
@@ -43,15 +38,13 @@ class Reference(Config):
     source: str = Field(description="where they are printed, e.g. `FedRA (Su, Li and Xue), Table 1`")
     arms: tuple[ReferenceArm, ...] = Field(min_length=1, description="`{arm: ..., values: {metric: number}}` of each")
 
-    @model_validator(mode="after")
-    def _source_and_arms(self) -> Self:
+    def _violations(self) -> Iterator[str]:
         if not self.source.strip():
-            raise ValueError(f"`reference.source` must say where the values are printed, but it is `{self.source}`")
+            yield f"`reference.source` must say where the values are printed, but it is `{self.source}`"
         keys = [identity(one.arm) for one in self.arms]
         for place, one in enumerate(self.arms):
             if keys[place] in keys[:place]:
-                raise ValueError(f"`reference` must name each arm once, but {arm_label(one.arm)} stands twice")
-        return self
+                yield f"`reference` must name each arm once, but {arm_label(one.arm)} stands twice"
 
     def metrics(self) -> list[str]:
         """Return all metrics for which the paper has a value."""

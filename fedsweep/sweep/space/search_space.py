@@ -1,17 +1,17 @@
 """The search space, a YAML file with the hyperparameters that vary around an experiment. No ray, no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import near
 from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
-from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, check_points, concerns, names_of
+from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
 from fedsweep.sweep.space.designs import (
     Design,
     Factors,
@@ -23,7 +23,7 @@ from fedsweep.sweep.space.designs import (
     one_factor,
     pairs,
 )
-from fedsweep.sweep.space.settings import Objective, Scheduler, Search, check_population
+from fedsweep.sweep.space.settings import Objective, RandomSearch, Scheduler, Search, TPESearch, population_violations
 
 PROBED = 4096
 """Number of value combinations up to which a sampled search checks all; above it, all pairs of values."""
@@ -118,44 +118,60 @@ class SearchSpace(Config):
     scheduler: Scheduler
     resources: Resources = Field(default_factory=Resources)
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        gridded = self.search.name == "grid"
+    def _violations(self) -> Iterator[str]:
+        search, scheduler, against = self.search, self.scheduler, self.objective.against
         if self.ablate is None and self.named is None and not self.space:
-            raise ValueError("`space`, `named` or `ablate` must say what varies, but none does")
+            yield "`space`, `named` or `ablate` must say what varies, but none does"
         if self.ablate is None and self.subsets != "one":
-            raise ValueError(f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none")
+            yield f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none"
         for name, axis in self.space.items():
-            if (axis.grid is not None) != gridded:
-                kind = "`grid` values" if gridded else "a range or `choice`, not `grid`"
-                raise ValueError(f"`search` {self.search.name} needs {kind}, which `space.{name}` does not give")
-        self._check_names()
+            if (axis.grid is not None) != (search.name == "grid"):
+                kind = "`grid` values" if search.name == "grid" else "a range or `choice`, not `grid`"
+                yield f"`search` {search.name} needs {kind}, which `space.{name}` does not give"
+        yield from self._wrong_names()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"`seeds` must be different and not negative, but they are {list(self.seeds)}")
-        if self.search.name != "grid":
-            self._check_sampled(self.search.name)
-            check_points(self.search.first, self.space, self.search.samples)
+            yield f"`seeds` must be different and not negative, but they are {list(self.seeds)}"
+        if search.name != "grid":
+            yield from self._wrong_in_a_sampled(search)
         if self.design == "one_factor" and self.baseline is None:
-            raise ValueError("`design` one_factor needs a `baseline` around which one value at a time is changed")
-        self._check_scheduler()
-        self._check_two_objectives()
+            yield "`design` one_factor needs a `baseline` around which one value at a time is changed"
+        if scheduler.name == "pbt":
+            yield from population_violations(search, self.space, scheduler)
+        for name in getattr(scheduler, "per", ()):
+            if name not in self._axis_names:
+                hint = near(name, self._axis_names).rstrip("?")
+                yield f"`scheduler.per` must name hyperparameters that `space` varies, but {name} is none{hint}"
+        if against is not None and scheduler.name != "none":
+            second = f"`objective.against` {against.metric} is a second one: it needs `scheduler` none"
+            yield f"`scheduler` {scheduler.name} prunes by one objective, and {second}"
+        if against is not None and self.measure.name == "parameters":
+            yield "`objective.against` is of trials that are played, and `measure` parameters plays none"
         asking_order(self.space)
-        return self
 
-    def _check_sampled(self, search: str) -> None:
-        none = f"and `search` {search} has none"
+    def _wrong_in_a_sampled(self, search: TPESearch | RandomSearch) -> Iterator[str]:
+        none = f"and `search` {search.name} has none"
         for given, sentence in (
-            (self.ablate, f"`ablate` needs `search` grid, but it is {search}"),
-            (self.named, f"`named` needs `search` grid, but it is {search}"),
+            (self.ablate, f"`ablate` needs `search` grid, but it is {search.name}"),
+            (self.named, f"`named` needs `search` grid, but it is {search.name}"),
             (self.measure.name == "parameters", f"`measure` parameters counts the arms of a grid, {none}"),
-            (self.seeds[1:], f"`search` {search} runs each sample once: give one seed, not {list(self.seeds)}"),
+            (self.seeds[1:], f"`search` {search.name} runs each sample once: give one seed, not {list(self.seeds)}"),
             (self.scheduler.name == "arms", f"`scheduler` arms prunes arms of a grid, {none}"),
             (self.baseline is not None, f"`baseline` names an arm of a grid, {none}"),
             (self.reference, f"`reference.arms.0.arm` names an arm of a grid, {none}"),
             (self.design == "one_factor", f"`design` one_factor is of a grid, {none}"),
         ):
             if given:
-                raise ValueError(sentence)
+                yield sentence
+        if len(search.first) > search.samples:
+            yield f"`search.first` has {len(search.first)} points, but `search.samples` is {search.samples}"
+        for place, point in enumerate(search.first):
+            if not point:
+                yield f"`search.first.{place}` must give a value of `space`, but it is empty"
+            for name, value in point.items():
+                if (axis := self.space.get(name)) is None:
+                    yield f"`search.first.{place}` names `{name}`, which `space` does not vary{near(name, self.space)}"
+                elif not axis.has(value):
+                    yield f"`search.first.{place}`: `{name}` must be {axis.wanted()}, but it is {value}"
 
     @property
     def names(self) -> list[str]:
@@ -167,51 +183,27 @@ class SearchSpace(Config):
     def _axis_names(self) -> list[str]:
         return [name for key in self.space for name in names_of(key)]
 
-    def _check_names(self) -> None:
-        names = self._axis_names
+    def _wrong_names(self) -> Iterator[str]:
+        names, ablated = self._axis_names, {*(self.ablate or ())}
         for name, changes in (self.named or {}).items():
-            if both := sorted({*names, *(self.ablate or ())} & {*changes}):
-                raise ValueError(
-                    f"`{both[0]}` is changed by the arm `{name}` of `named` and cannot be varied otherwise as well"
-                )
-        if both := sorted({*names} & {*(self.ablate or ())}):
-            raise ValueError(f"`{both[0]}` is left out by `ablate` and cannot be varied by `space` as well")
+            if both := sorted({*names, *ablated} & {*changes}):
+                yield f"`{both[0]}` is changed by the arm `{name}` of `named` and cannot be varied otherwise as well"
+        if both := sorted({*names} & ablated):
+            yield f"`{both[0]}` is left out by `ablate` and cannot be varied by `space` as well"
         if "seed" in {*self.names, *self.fixed}:
-            raise ValueError("seeds are given by `seeds`, not as a hyperparameter of the space")
+            yield "seeds are given by `seeds`, not as a hyperparameter of the space"
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"`{twice[0]}` is varied twice by `space`")
+            yield f"`{twice[0]}` is varied twice by `space`"
         for key, axis in self.space.items():
-            count = len(names_of(key))
-            if count > 1 and axis.grid is None:
-                raise ValueError(f"several names together need `grid` values, which `space.{key}` does not give")
-            for value in (axis.grid or ()) if count > 1 else ():
+            if (count := len(names_of(key))) == 1:
+                continue
+            if axis.grid is None:
+                yield f"several names together need `grid` values, which `space.{key}` does not give"
+            for value in axis.grid or ():
                 if not isinstance(value, list) or len(value) != count:
-                    raise ValueError(
-                        f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
-                    )
+                    yield f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
         if both := sorted({*self.names} & {*self.fixed}):
-            raise ValueError(f"`{both[0]}` is varied by the search space and cannot be fixed as well")
-
-    def _check_scheduler(self) -> None:
-        if self.scheduler.name == "pbt":
-            check_population(self.search, self.space, self.scheduler)
-        for name in getattr(self.scheduler, "per", ()):
-            if name not in self._axis_names:
-                raise ValueError(
-                    f"`scheduler.per` must name hyperparameters that `space` varies, but {name} is none"
-                    f"{near(name, self._axis_names).rstrip('?')}"
-                )
-
-    def _check_two_objectives(self) -> None:
-        if self.objective.against is None:
-            return
-        if self.scheduler.name != "none":
-            raise ValueError(
-                f"`scheduler` {self.scheduler.name} prunes by one objective, and `objective.against` "
-                f"{self.objective.against.metric} is a second one: it needs `scheduler` none"
-            )
-        if self.measure.name == "parameters":
-            raise ValueError("`objective.against` is of trials that are played, and `measure` parameters plays none")
+            yield f"`{both[0]}` is varied by the search space and cannot be fixed as well"
 
     def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
         """Return the arms of a grid in the order of the file; raise ValueError if one_factor has no valid baseline."""
