@@ -1,14 +1,16 @@
 """Experimental designs: the arms of several factors, named arms and ablation arms. No ray, no torch."""
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm, arm_label, identity
+from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm, agrees, arm_label
 
 Design = Literal["full", "one_factor"]
+Subsets = Literal["one", "all"]
+SWITCH = {"on": True, "off": False}
+"""Words for true and false: YAML 1.1 reads them as booleans, YAML 1.2 and fedsweep as text."""
 Factors = Mapping[str, Sequence[Arm]]
 """The levels of each factor; a level is a part of an arm, such as `{"lora.rank": 4}`."""
 Picked = dict[str, int]
@@ -49,30 +51,22 @@ def one_factor(factors: Factors, order: Sequence[str], active: Active, baseline:
     Raises:
         ValueError: The baseline lacks a factor, or is none of the arms.
     """
-    start: Picked = {}
+    start: dict[str, Arm] = {}
     for key in order:
-        if not active(key, arm_of(factors, start)):
+        if not active(key, {name: value for level in start.values() for name, value in level.items()}):
             raise ValueError(f"`design` one_factor varies what the baseline has, and `space.{key}` is not there in it")
-        given = {name: baseline.get(name) for name in factors[key][0]}
-        if absent := [name for name in given if name not in baseline]:
+        if absent := [name for name in factors[key][0] if name not in baseline]:
             raise ValueError(
                 f"`design` one_factor needs a `baseline` with a value of everything that varies, "
                 f"but `{absent[0]}` is not in {arm_label(baseline)}"
             )
-        numbers = [number for number, level in enumerate(factors[key]) if identity(level) == identity(given)]
-        if not numbers:
+        levels = [level for level in factors[key] if agrees(level, baseline)]
+        if not levels:
             raise ValueError(f"`baseline` must be one of the arms, but {baseline} is not")
-        start[key] = numbers[0]
-    changed = [{**start, key: number} for key in factors for number in range(len(factors[key])) if number != start[key]]
-    return [arm_of(factors, start), *(arm_of(factors, _kept(factors, order, active, one)) for one in changed)]
-
-
-def _kept(factors: Factors, order: Sequence[str], active: Active, picked: Picked) -> Picked:
-    kept: Picked = {}
-    for key in order:
-        if active(key, arm_of(factors, kept)):
-            kept[key] = picked[key]
-    return kept
+        start[key] = levels[0]
+    others = [{**start, key: level} for key in factors for level in factors[key] if level is not start[key]]
+    fixed = ({key: [chosen[key]] for key in factors} for chosen in (start, *others))
+    return [arm for one in fixed for arm in full_factorial(one, order, active)]
 
 
 def pairs(factors: Factors, order: Sequence[str], active: Active, deciding: set[str], most: int) -> list[Picked]:
@@ -82,8 +76,8 @@ def pairs(factors: Factors, order: Sequence[str], active: Active, deciding: set[
     Only factors in `deciding`, on which the presence of others depends, are tried with further levels.
     """
     levels = [(key, number) for key in order for number in range(len(factors[key]))]
-    couples = [frozenset(pair) for pair in combinations(levels, 2) if pair[0][0] != pair[1][0]]
-    missing = dict.fromkeys([*(frozenset([one]) for one in levels), *couples])
+    couples = [pair for pair in combinations(levels, 2) if pair[0][0] != pair[1][0]]
+    missing = dict.fromkeys(map(frozenset, [*combinations(levels, 1), *couples]))
 
     def completed(place: int, picked: Picked, arm: Arm, target: Picked) -> Picked | None:
         if place == len(order):
@@ -91,22 +85,16 @@ def pairs(factors: Factors, order: Sequence[str], active: Active, deciding: set[
         key = order[place]
         if not active(key, arm):
             return None if key in target else completed(place + 1, picked, arm, target)
-        for number in _by_worth(key, picked, target):
-            level = factors[key][number]
-            if (found := completed(place + 1, {**picked, key: number}, {**arm, **level}, target)) is not None:
-                return found
-            if key not in deciding:
-                return None
-        return None
-
-    def _by_worth(key: str, picked: Picked, target: Picked) -> list[int]:
-        if key in target:
-            return [target[key]]
 
         def worth(number: int) -> int:
             return sum(frozenset([(key, number), one]) in missing for one in picked.items())
 
-        return sorted(range(len(factors[key])), key=worth, reverse=True)
+        numbers = [target[key]] if key in target else sorted(range(len(factors[key])), key=worth, reverse=True)
+        for number in numbers if key in deciding else numbers[:1]:
+            found = completed(place + 1, {**picked, key: number}, {**arm, **factors[key][number]}, target)
+            if found is not None:
+                return found
+        return None
 
     found: list[Picked] = []
     while missing and len(found) < most:
@@ -120,11 +108,6 @@ def pairs(factors: Factors, order: Sequence[str], active: Active, deciding: set[
     return found
 
 
-Subsets = Literal["one", "all"]
-SWITCH = {"on": True, "off": False}
-"""Words for true and false: YAML 1.1 reads them as booleans, YAML 1.2 and fedsweep as text."""
-
-
 def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
     """Return the full method, then the arms that lack one component each, or with `all` every set of components.
 
@@ -134,7 +117,7 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
     [{'without': ['method.cross', 'method.quality']}]
     """
     sizes = range(len(components) + 1 if subsets == "all" else 2)
-    return [{ABLATED: list(chosen)} for size in sizes for chosen in itertools.combinations(components, size)]
+    return [{ABLATED: list(chosen)} for size in sizes for chosen in combinations(components, size)]
 
 
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:
