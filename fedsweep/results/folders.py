@@ -24,11 +24,13 @@ from fedsweep.results.tsne_files import FILES
 Record = TypeVar("Record", bound=Config)
 
 
-def _read(kind: type[Record], path: Path) -> Record:
+def read_record(kind: type[Record], path: Path) -> Record:
+    """Read a JSON file, or raise UserError if it is not such a record."""
     return kind.of(read_json(path), str(path))
 
 
-def _write(path: Path, record: Config) -> None:
+def write_record(path: Path, record: Config) -> None:
+    """Write a JSON file atomically."""
     write_atomically(path, record.model_dump_json(indent=2).encode())
 
 
@@ -44,7 +46,7 @@ class TrialStore:
 
     def plan(self, plan: TrialPlan) -> None:
         """Write the trial's plan, before any of it runs."""
-        _write(self.folder / "trial.json", plan)
+        write_record(self.folder / "trial.json", plan)
         self.remote.push(needed=True)
 
     @property
@@ -64,7 +66,7 @@ class TrialStore:
     def outcome(self) -> Outcome | None:
         """Return how the trial ended, or None."""
         path = self.folder / "outcome.json"
-        return _read(Outcome, path) if path.exists() else None
+        return read_record(Outcome, path) if path.exists() else None
 
     def begin_from(self, other: TrialStore, round: int) -> None:
         """Copy the state and history of another trial, or raise ValueError unless `round` is its last round."""
@@ -77,7 +79,7 @@ class TrialStore:
 
     def end(self, outcome: Outcome) -> None:
         """Record how the trial ended."""
-        _write(self.folder / "outcome.json", outcome)
+        write_record(self.folder / "outcome.json", outcome)
         self.remote.push()
 
     def reopen(self) -> None:
@@ -94,22 +96,22 @@ class TrialStore:
                 write_atomically(self.folder / name, (other.folder / name).read_bytes())
         outcome = other.outcome()
         if outcome is not None and outcome.outcome in ends:
-            _write(self.folder / "outcome.json", outcome)
+            write_record(self.folder / "outcome.json", outcome)
 
     def read(self) -> TrialRecord:
         """Return all records of the trial."""
-        plan = _read(TrialPlan, self.folder / "trial.json")
+        plan = read_record(TrialPlan, self.folder / "trial.json")
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
         return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
 
     def attempts(self) -> Attempts:
         """Return the attempts at the trial, with the share of a GPU that each was given and used."""
         path = self.folder / "gpus.json"
-        return _read(Attempts, path) if path.exists() else Attempts()
+        return read_record(Attempts, path) if path.exists() else Attempts()
 
     def keep_attempts(self, attempts: Attempts) -> None:
         """Write the attempts."""
-        _write(self.folder / "gpus.json", attempts)
+        write_record(self.folder / "gpus.json", attempts)
         self.remote.push()
 
 
@@ -123,19 +125,21 @@ class SweepStore:
         """Write the manifest and copies of the YAML files."""
         for name, text in files.items():
             write_atomically(self.folder / name, text.encode())
-        _write(self.folder / "sweep.json", manifest)
+        write_record(self.folder / "sweep.json", manifest)
         self.remote.push(needed=True)
 
     def manifest(self) -> SweepManifest:
         """Return the sweep's manifest."""
-        return _read(SweepManifest, self.folder / "sweep.json")
+        return read_record(SweepManifest, self.folder / "sweep.json")
 
     def show(self, columns: tuple[str, ...], asked: bool) -> None:
         """Record the columns of reports; those `asked` for by the user outlive a change of the YAML file."""
         manifest = self.manifest()
         if manifest.columns != columns:
             options = {**manifest.options, "columns": list(columns)} if asked else manifest.options
-            _write(self.folder / "sweep.json", manifest.model_copy(update={"columns": columns, "options": options}))
+            write_record(
+                self.folder / "sweep.json", manifest.model_copy(update={"columns": columns, "options": options})
+            )
 
     def fetch(self) -> None:
         """Update the folder from the remote store, unless a local process runs the sweep and updates it itself."""
