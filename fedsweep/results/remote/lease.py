@@ -105,7 +105,9 @@ class Lease:
         finally:
             self._over.set()
             thread.join()
-            self._give_back()
+            with contextlib.suppress(OSError):
+                if not self.lost and self._is_mine(self._read()[0]):
+                    self.objects.remove(self.path)
 
     def holder(self) -> dict[str, Any] | None:
         """Return the other living process that has the lease, or None."""
@@ -150,11 +152,6 @@ class Lease:
                     self.lost = True
                     return
                 self._write(found.version)
-
-    def _give_back(self) -> None:
-        with contextlib.suppress(OSError):
-            if not self.lost and self._is_mine(self._read()[0]):
-                self.objects.remove(self.path)
 
 
 def process() -> str:
