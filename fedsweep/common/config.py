@@ -123,12 +123,7 @@ def _objects(record: type[Config]) -> dict[str, tuple["Config | None", list[type
 
 @cache
 def _defaults(record: type[Config]) -> dict[str, Json]:
-    given = {
-        field: info.default
-        for field, info in record.model_fields.items()
-        if not (info.is_required() or info.default_factory or isinstance(info.default, Config))
-    }
-    return dict(json.loads(json.dumps(given)))
+    return record.model_construct().model_dump(mode="json", warnings=False)
 
 
 def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) -> str:
