@@ -22,7 +22,7 @@ from fedsweep.results.table_columns import check_columns
 from fedsweep.sweep.plan.model_counts import COUNTS
 from fedsweep.sweep.plan.resolved_space import ResolvedSpace
 from fedsweep.sweep.space.axes import Conditions, condition, holds
-from fedsweep.sweep.space.requested_space import RequestedSpace, read
+from fedsweep.sweep.space.search_space import RequestedSpace, read
 
 ENGINE = ("common", "data", "models", "training", "methods", "federation")
 """Rooms that decide a run's numbers, together with `types.py`."""

@@ -1,15 +1,18 @@
-"""The search space, a YAML file with the hyperparameters that vary around an experiment. No ray, no torch."""
+"""The search space, a YAML file with the hyperparameters that vary around an experiment, and requests for one."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import near
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.paths import find
 from fedsweep.common.process_usage import logical_gpus
-from fedsweep.common.yaml_values import Json
+from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
 from fedsweep.sweep.space.designs import (
@@ -69,10 +72,6 @@ class Parameters(Config):
     classes: int = Field(100, gt=1, description="classes of the head")
 
 
-def _full_method(given: Mapping[str, Any]) -> Arm | None:
-    return {ABLATED: []} if given.get("ablate") else None
-
-
 class SearchSpace(Config):
     """A set of runs around an experiment."""
 
@@ -101,7 +100,7 @@ class SearchSpace(Config):
     )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(
-        default_factory=_full_method,
+        default_factory=lambda given: {ABLATED: []} if given.get("ablate") else None,
         description="the arm that others are compared to, each at its own values of what is not named here; "
         "of an `ablate` the full method",
     )
@@ -253,3 +252,52 @@ class SearchSpace(Config):
 def _valued(key: str, value: Json) -> Arm:
     names = names_of(key)
     return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}
+
+
+@dataclass(frozen=True)
+class RequestedSpace:
+    """A search space with the user's changes, before its experiment is read."""
+
+    name: str
+    space: SearchSpace
+    files: Mapping[str, Path]
+    """The YAML files, by the name of the copy in the sweep's folder."""
+    overrides: Mapping[str, Json]
+    """Changes to the experiment, by dotted name."""
+    options: Mapping[str, Json]
+    """Changes to the search space, by dotted name."""
+
+    @property
+    def where(self) -> str:
+        """The beginning of an error message about the space."""
+        return f"search space {self.name}"
+
+    @property
+    def counted(self) -> bool:
+        """True if the space counts parameters and runs nothing."""
+        return self.space.measure.name == "parameters"
+
+    @property
+    def other_data(self) -> bool:
+        """True if the user changed the experiment or the data of the search space."""
+        return "experiment" in self.options or any(name.split(".")[0] == "data" for name in self.overrides)
+
+
+def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
+    """Read a search space and apply the user's changes; raise UserError if the space or a change is invalid."""
+    path = find("search_spaces", name)
+    where = f"search space {name}"
+    space = SearchSpace.of(read_yaml(path), where)
+    for changed in overrides:
+        if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
+            raise UserError(f"`{changed}` is varied by {where} and cannot be overridden.")
+    if "seed" in overrides:
+        raise UserError(f"the seeds of {where} are given by --seeds, not by `seed`.")
+    if "search.samples" in options and space.search.name == "grid":
+        raise UserError(f"--samples is for a sampled search, but {where} runs every arm of its grid.")
+    if "search.warm_start" in options and (search := space.search.name) != "tpe":
+        raise UserError(f"--warm-start is for `search` tpe, which learns from results, but {where} has {search}.")
+    space = space.override({**options, "fixed": {**space.fixed, **overrides}}, where)
+    experiment = find("experiments", space.experiment, "" if "experiment" in options else where)
+    files = {"search_space.yaml": path, "experiment.yaml": experiment}
+    return RequestedSpace(name, space, files, dict(overrides), dict(options))
