@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,7 +91,6 @@ class TrialStore:
     def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
         """Copy the rounds of the same trial of another sweep, and its outcome if that is in `ends`."""
         other.remote.pull(whole=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
         for name in (*FILES, self.checkpoint.name):
             if (other.folder / name).exists():
                 write_atomically(self.folder / name, (other.folder / name).read_bytes())
@@ -137,9 +137,8 @@ class SweepStore:
         manifest = self.manifest()
         if manifest.columns != columns:
             options = {**manifest.options, "columns": list(columns)} if asked else manifest.options
-            write_record(
-                self.folder / "sweep.json", manifest.model_copy(update={"columns": columns, "options": options})
-            )
+            shown = manifest.model_copy(update={"columns": columns, "options": options})
+            write_record(self.folder / "sweep.json", shown)
 
     def fetch(self) -> None:
         """Update the folder from the remote store, unless a local process runs the sweep and updates it itself."""
@@ -161,8 +160,8 @@ class SweepStore:
 
     def trials(self) -> list[TrialRecord]:
         """Return all trials in the order of the plan."""
-        folders = [path.parent for path in (self.folder / "trials").glob("*/trial.json")]
-        return sorted((TrialStore(folder).read() for folder in folders), key=lambda trial: trial.plan.number)
+        trials = [TrialStore(path.parent).read() for path in (self.folder / "trials").glob("*/trial.json")]
+        return sorted(trials, key=lambda trial: trial.plan.number)
 
 
 class Store:
@@ -170,7 +169,6 @@ class Store:
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
         self.root, self.uri = root.resolve(), uri
-        self._found: list[Path] | None = None
 
     @classmethod
     def at(cls, address: str | Path) -> Store:
@@ -212,47 +210,43 @@ class Store:
 
     def runs(self) -> list[TrialStore]:
         """Return the existing runs outside sweeps, updated from the remote store."""
-        folder = self.root / "runs"
-        remote = self.remote(folder)
+        remote = self.remote(self.root / "runs")
         remote.pull()
         remote.save()
-        return [TrialStore(path.parent) for path in sorted(folder.glob("**/trial.json"))]
+        return [TrialStore(path.parent) for path in sorted((self.root / "runs").glob("**/trial.json"))]
 
     def whole_run(self, name: str, stamp: str) -> TrialStore:
         """Return a run outside a sweep, with its tensors."""
-        folder = self.run(name, stamp).folder
         # The mirror of `runs` knows which checkpoints it has without tensors.
         remote = self.remote(self.root / "runs").below(name, stamp)
         remote.pull(whole=True)
         remote.save()
-        return TrialStore(folder)
+        return TrialStore(inside(self.root / "runs", name, stamp))
 
     def sweeps(self, name: str | None = None) -> list[SweepStore]:
         """Return the sweeps, of search space `name` if given, oldest first; of remote ones, download the manifest."""
         local = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))
-        folders = self._remote_sweeps(self.uri) if self.uri else local
-        found = [SweepStore(folder, self.remote(folder)) for folder in folders]
+        found = [SweepStore(folder, self.remote(folder)) for folder in (self._remote_sweeps if self.uri else local)]
         named = [sweep for sweep in found if name is None or sweep.manifest().name == name]
         return sorted(named, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
         """Return the newest sweep of a search space, or the one of that id, updated, or raise UserError."""
         existing = self.sweeps()
-        mine = [sweep for sweep in existing if sweep.manifest().name == name]
-        if sweep_id is not None:
-            ids = [sweep.folder.name for sweep in mine]
-            mine = [sweep for sweep in mine if sweep.folder.name == sweep_id]
-            if not mine:
-                raise UserError(f"there is no sweep `{sweep_id}` of {name} in {self.where}{near(sweep_id, ids) or '.'}")
+        mine = {sweep.folder.name: sweep for sweep in existing if sweep.manifest().name == name}
+        if sweep_id is not None and sweep_id not in mine:
+            raise UserError(f"there is no sweep `{sweep_id}` of {name} in {self.where}{near(sweep_id, mine) or '.'}")
         if not mine:
             names = sorted({sweep.manifest().name for sweep in existing})
             raise UserError(f"there is no sweep of {name} in {self.where}{near(name, names) or '.'}")
-        mine[-1].fetch()
-        return mine[-1]
+        found = mine[sweep_id] if sweep_id is not None else list(mine.values())[-1]
+        found.fetch()
+        return found
 
-    def _remote_sweeps(self, uri: str) -> list[Path]:
-        """Return local folders of the remote sweeps, each with its manifest; list the remote store only once."""
-        place, root = Place(uri, "sweeps"), self.root / "sweeps"
+    @cached_property
+    def _remote_sweeps(self) -> list[Path]:
+        """The local folders of the remote sweeps, each with its manifest; the remote store is listed only once."""
+        place, root = Place(self.where, "sweeps"), self.root / "sweeps"
 
         def manifest(name: str) -> Path:
             path = inside(root, name, "sweep.json")
@@ -261,10 +255,8 @@ class Store:
             return path.parent
 
         def look() -> list[Path]:
-            names = list(place.folders("sweep.json", lambda one: (root / one / "sweep.json").exists()))
+            names = place.folders("sweep.json", lambda one: (root / one / "sweep.json").exists())
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 return list(pool.map(manifest, names))
 
-        if self._found is None:
-            self._found = persistently(look)
-        return self._found
+        return persistently(look)

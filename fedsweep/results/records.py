@@ -17,10 +17,8 @@ from fedsweep.results.pareto import Against, Mode
 
 TAKEN_FROM = "taken_from"
 """Tag: the earlier sweep that ran a trial of this one."""
-
 SYNTHETIC = "synthetic"
 """Tag: the source of the synthetic images that a run trains on."""
-
 STAND_INS = {
     "surrogate": "surrogates, drawn from the statistics of images held out for the server and made by no generator"
 }
