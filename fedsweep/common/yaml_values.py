@@ -3,18 +3,17 @@
 import json
 import re
 from collections.abc import Hashable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, one_line
 
 LONGEST_NUMBER = 20  # digits of a whole number with its sign; more is a slip, and no library below takes it
-
 MOST_VALUES = 1_000_000
 """Limit on the values of a file after its aliases are expanded, to protect the memory."""
-
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
@@ -28,10 +27,8 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key_node.start_mark)
             if key in seen:
-                line = key_node.start_mark.line + 1
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key}` stands twice (line {line})", key_node.start_mark
-                )
+                problem = f"the key `{key}` stands twice (line {key_node.start_mark.line + 1})"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -72,7 +69,7 @@ def parse_yaml(text: str, where: str) -> Any:
             raise UserError(f"{where}: {problem}.") from None
         raise UserError(f"{where} is not valid YAML{line}: {problem}.") from None
     except (yaml.YAMLError, ValueError) as error:
-        problem = " ".join(str(error).split())
+        problem = one_line(error)
     except RecursionError:
         problem = "its brackets are nested too deeply"
     except (AttributeError, LookupError, TypeError):  # PyYAML's, from a tag such as `!!bool` before what is none
@@ -146,7 +143,5 @@ def readable(name: str) -> str:
     >>> readable("apple_pie"), readable("ApplyEyeMakeup"), readable("7"), readable("dog"), readable("TV")
     ('apple pie', 'Apply Eye Makeup', '7', 'dog', 'TV')
     """
-    spaced = "".join(
-        f" {one}" if one.isupper() and place and name[place - 1].islower() else one for place, one in enumerate(name)
-    )
+    spaced = "".join(f" {one}" if one.isupper() and last.islower() else one for last, one in pairwise(f" {name}"))
     return " ".join(spaced.replace("_", " ").split())

@@ -79,18 +79,14 @@ class Lease:
 
     @contextlib.contextmanager
     def acquired(self, what: str) -> Iterator[Lease]:
-        """Hold the lease during the context, renewed by a thread. `what` names the sweep in error messages.
+        """Hold the lease during the context, renewed by a thread; `what` names the sweep in error messages.
 
-        Raises:
-            UserError: Another process has the lease.
-            UnreachableError: The store does not answer.
+        Raise UserError if another process has the lease, and UnreachableError if the store does not answer.
         """
         other, version = persistently(self._look)
         if other:
-            raise UserError(
-                f"{what} is being run by a process on {other['host']}; wait for it or end it. "
-                f"One that was killed gives way after {STALE / 60:g} minutes."
-            )
+            killed = f"One that was killed gives way after {STALE / 60:g} minutes."
+            raise UserError(f"{what} is being run by a process on {other['host']}; wait for it or end it. {killed}")
         persistently(lambda: self._write(version))
         if not self.objects.exclusive:
             time.sleep(SETTLES)

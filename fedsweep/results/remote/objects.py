@@ -67,10 +67,8 @@ def _check_secrets(uri: str) -> None:
         raise UserError(f"`--store` is a URI that cannot be read: {one_line(error)}.") from None
     if named or parts.password is not None or (parts.scheme == "s3" and parts.username is not None):
         shown = re.sub("//.*@", "//***@", uri.partition("?")[0])
-        raise UserError(
-            f"`--store` must hold no credentials, but `{shown}` does; they are taken from the environment or from the "
-            "usual files, such as ~/.aws/credentials."
-        )
+        usual = "the environment or from the usual files, such as ~/.aws/credentials"
+        raise UserError(f"`--store` must hold no credentials, but `{shown}` does; they are taken from {usual}.")
 
 
 def check_there(uri: str) -> None:

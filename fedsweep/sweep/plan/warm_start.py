@@ -50,10 +50,8 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
     manifest = sweep.manifest()
     where = f"`search.warm_start` {name}@{manifest.id}"
     if (manifest.metric, manifest.mode) != (objective.metric, objective.mode):
-        raise UserError(
-            f"{where} has the objective {manifest.metric} ({manifest.mode}), "
-            f"but search space {plan.name} has {objective.metric} ({objective.mode})."
-        )
+        ours = f"search space {plan.name} has {objective.metric} ({objective.mode})"
+        raise UserError(f"{where} has the objective {manifest.metric} ({manifest.mode}), but {ours}.")
     trials = sweep.trials()
     finished = [
         (trial.plan, values)

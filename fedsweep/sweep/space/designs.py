@@ -48,17 +48,16 @@ def full_factorial(factors: Factors, order: Sequence[str], active: Active) -> li
 def one_factor(factors: Factors, order: Sequence[str], active: Active, baseline: Arm) -> list[Arm]:
     """Return the baseline and, for each other level of a factor, the baseline with it, less the factors it deactivates.
 
-    Raises:
-        ValueError: The baseline lacks a factor, or is none of the arms.
+    Raise ValueError if the baseline lacks a factor, or is none of the arms.
     """
     start: dict[str, Arm] = {}
     for key in order:
         if not active(key, {name: value for level in start.values() for name, value in level.items()}):
             raise ValueError(f"`design` one_factor varies what the baseline has, and `space.{key}` is not there in it")
         if absent := [name for name in factors[key][0] if name not in baseline]:
+            lacks = f"`{absent[0]}` is not in {arm_label(baseline)}"
             raise ValueError(
-                f"`design` one_factor needs a `baseline` with a value of everything that varies, "
-                f"but `{absent[0]}` is not in {arm_label(baseline)}"
+                f"`design` one_factor needs a `baseline` with a value of everything that varies, but {lacks}"
             )
         levels = [level for level in factors[key] if agrees(level, baseline)]
         if not levels:
