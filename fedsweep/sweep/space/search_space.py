@@ -1,6 +1,6 @@
 """The search space, a YAML file with the hyperparameters that vary around an experiment, and requests for one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,17 +15,7 @@ from fedsweep.common.process_usage import logical_gpus
 from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
 from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
-from fedsweep.sweep.space.designs import (
-    Design,
-    Factors,
-    Subsets,
-    ablation_arms,
-    arm_of,
-    every,
-    full_factorial,
-    one_factor,
-    pairs,
-)
+from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms
 from fedsweep.sweep.space.settings import Objective, RandomSearch, Scheduler, Search, TPESearch, population_violations
 
 PROBED = 4096
@@ -206,10 +196,15 @@ class SearchSpace(Config):
 
     def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
         """Return the arms of a grid in the order of the file; raise ValueError if one_factor has no valid baseline."""
-        factors, active = self._factors(), Conditions(self.space, resolve).active
-        if (design or self.design) == "one_factor":
-            return one_factor(factors, self._order(factors), active, self.baseline or {})
-        return full_factorial(factors, self._order(factors), active)
+        factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
+        if self.named is not None:
+            factors[NAMED] = [{NAMED: name} for name in self.named]
+        if self.ablate is not None:
+            factors[ABLATED] = ablation_arms(list(self.ablate), self.subsets)
+        factorial = self._factorial(factors, resolve)
+        return (
+            factorial.one_factor(self.baseline or {}) if (design or self.design) == "one_factor" else factorial.full()
+        )
 
     def next_name(self, drawn: Arm, resolve: Resolve) -> str | None:
         """Return the next active axis to draw from, or None if the arm is complete; each draw may activate others."""
@@ -229,24 +224,16 @@ class SearchSpace(Config):
         asked = [one for axis in self.space.values() for one in axis.conditions.items()]
         wanted = {key: tuple(v for name, values in asked if name == key for v in values) for key in self.space}
         factors = {key: [{key: value} for value in axis.probes(wanted[key])] for key, axis in self.space.items()}
-        order, active = self._order(factors), Conditions(self.space, resolve).active
-        picked = list(islice(every(factors, order, active), PROBED + 1))
+        factorial = self._factorial(factors, resolve)
+        picked = list(islice(factorial.every(), PROBED + 1))
         if len(picked) > PROBED:
             deciding = {key for key in self.space if any(concerns(axis, key) for axis in self.space.values())}
-            picked = pairs(factors, order, active, deciding, PROBED)
-        return [arm_of(factors, one) for one in picked]
+            picked = factorial.pairs(deciding, PROBED)
+        return [factorial.arm(one) for one in picked]
 
-    def _factors(self) -> Factors:
-        factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
-        if self.named is not None:
-            factors[NAMED] = [{NAMED: name} for name in self.named]
-        if self.ablate is not None:
-            factors[ABLATED] = ablation_arms(list(self.ablate), self.subsets)
-        return factors
-
-    def _order(self, factors: Factors) -> list[str]:
-        """Return the factors, each after those that it depends on: named and ablation arms come first."""
-        return [*(key for key in factors if key not in self.space), *asking_order(self.space)]
+    def _factorial(self, factors: Mapping[str, Sequence[Arm]], resolve: Resolve) -> Factorial:
+        first = [key for key in factors if key not in self.space]  # named and ablation arms, which depend on nothing
+        return Factorial(factors, [*first, *asking_order(self.space)], Conditions(self.space, resolve).active)
 
 
 def _valued(key: str, value: Json) -> Arm:
