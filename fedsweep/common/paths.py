@@ -101,15 +101,13 @@ def available(kind: Kind) -> dict[str, Path]:
 
 def find(kind: Kind, name: str, where: str = "") -> Path:
     """Return the file of that name, or raise UserError; `where` is the file that refers to it, if any."""
-    return _find((kind,), name, where)[1]
+    return find_either(name, (kind,), where)[1]
 
 
-def find_either(name: str) -> tuple[Kind, Path]:
+def find_either(
+    name: str, kinds: Sequence[Kind] = ("experiments", "search_spaces"), where: str = ""
+) -> tuple[Kind, Path]:
     """Return the kind and file of the experiment or search space of that name, or raise UserError."""
-    return _find(("experiments", "search_spaces"), name)
-
-
-def _find(kinds: Sequence[Kind], name: str, where: str = "") -> tuple[Kind, Path]:
     known = {kind: available(kind) for kind in kinds}
     for kind in kinds:
         if name in known[kind]:

@@ -14,15 +14,17 @@ from fedsweep.common.errors import UserError, near
 from fedsweep.common.files import LockedError, locked, write_atomically
 from fedsweep.common.paths import inside, mirror_folder
 from fedsweep.common.yaml_values import read_json
-from fedsweep.results.checkpoint import load_history
+from fedsweep.results.checkpoint import load_history, without_tensors
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import Attempts, Outcome, OutcomeName, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.remote import NOTHING, Place, Remote
-from fedsweep.results.remote.mirror import AT_ONCE
+from fedsweep.results.remote.mirror import AT_ONCE, Mirror
 from fedsweep.results.remote.objects import check_there, check_writable, filesystem, is_uri, persistently, read
 from fedsweep.results.tsne_files import FILES
 
 Record = TypeVar("Record", bound=Config)
+SHORTEN = {"checkpoint.safetensors": without_tensors}
+"""Readers of the parts of large files that a driver needs."""
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
@@ -193,10 +195,11 @@ class Store:
             check_writable(self.uri)
 
     def remote(self, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote part of a folder; `plays` tells that this process writes the checkpoints."""
+        """Return the remote part of a folder; unless this process `plays`, checkpoints are fetched without tensors."""
         if self.uri is None:
             return NOTHING
-        return Remote.of(Place(self.uri, folder.relative_to(self.root).as_posix()), folder, plays)
+        place = Place(self.uri, folder.relative_to(self.root).as_posix())
+        return Remote(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
 
     def sweep(self, name: str, sweep_id: str) -> SweepStore:
         """Return the folder of a sweep, whether it exists or not."""

@@ -6,10 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.results.checkpoint import without_tensors
 from fedsweep.results.remote.lease import Lease, UnconditionalObjects
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, filesystem, persistently
@@ -17,8 +15,6 @@ from fedsweep.results.remote.objects import UnreachableError, filesystem, persis
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-SHORTEN = {"checkpoint.safetensors": without_tensors}
-"""Readers of the parts of large files that a driver needs."""
 LOST = "another process has taken the sweep over"
 
 
@@ -71,11 +67,6 @@ class Remote:
     is_lost: Callable[[], bool] = lambda: False
     """Function that returns whether another process has taken the remote folder over."""
 
-    @classmethod
-    def of(cls, place: Place, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote part of a folder; unless this process `plays`, checkpoints are fetched without tensors."""
-        return cls(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
-
     def below(self, *names: str) -> Remote:
         """Return the remote part of a folder or file within this one."""
         return replace(self, prefix="/".join((self.prefix, *names)).lstrip("/"))
@@ -124,10 +115,7 @@ class Remote:
 
     @contextlib.contextmanager
     def exclusively(self, what: str) -> Iterator[None]:
-        """Hold the lease on the remote folder during the context, or raise UserError if another process has it.
-
-        `is_lost` tells whether another process has taken it over all the same.
-        """
+        """Hold the lease on the remote folder during the context, or raise UserError if another process has it."""
         if self.place is None:
             yield
             return
