@@ -171,6 +171,8 @@ class Store:
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
         self.root, self.uri = root.resolve(), uri
+        self.where = uri or str(self.root)
+        """The address to show to a user."""
 
     @classmethod
     def at(cls, address: str | Path) -> Store:
@@ -183,11 +185,6 @@ class Store:
             return cls(Path(base))
         check_there(uri)
         return cls(mirror_folder(uri), uri)
-
-    @property
-    def where(self) -> str:
-        """The address to show to a user."""
-        return self.uri or str(self.root)
 
     def check_writable(self) -> None:
         """Raise UserError if there is a remote store that cannot be written."""

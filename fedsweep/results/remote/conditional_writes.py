@@ -115,6 +115,5 @@ def _keys_of_profile() -> dict[str, str]:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser())
     profile = os.environ.get("AWS_PROFILE") or "default"
-    found = dict(parser[profile]) if parser.has_section(profile) else {}
-    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-    return {name.removeprefix("aws_"): found[name] for name in names if name in found}
+    names = ("access_key_id", "secret_access_key", "session_token")
+    return {name: parser[profile][f"aws_{name}"] for name in names if parser.has_option(profile, f"aws_{name}")}

@@ -119,6 +119,7 @@ def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
 def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
     """Check that all metrics exist; the paper's domains may be missing if the user chose other data."""
     space, request, paper = resolved.space, resolved.request, resolved.space.reference
+    other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)
     of_arms = [(arm, COUNTS if request.counted else config.metrics()) for arm, config in resolved.configs]
 
     def asked(printed: Iterable[str]) -> Iterator[tuple[str, str, Sequence[str]]]:
@@ -128,7 +129,7 @@ def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
         if against := space.objective.against:
             yield "objective.against.metric", against.metric, ACCUMULATED
         for metric in printed:
-            if not (request.other_data and metric.startswith(OF_DOMAINS)):
+            if not (other_data and metric.startswith(OF_DOMAINS)):
                 yield "reference", metric, ()
 
     metrics = list(dict.fromkeys(name for _, reported in of_arms for name in reported))

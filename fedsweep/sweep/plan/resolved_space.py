@@ -82,18 +82,15 @@ class ResolvedSpace:
 
     def __init__(self, request: RequestedSpace, base: RunConfig) -> None:
         self.request, self.name, self.space, self.base = request, request.name, request.space, base
+        self.sampled = None if self.space.search.name == "grid" else self.space.search.samples
+        """Number of samples, or None for a grid."""
         self.left_out = left_out_values(self.space.ablate or {}, flat(base))
         self._configs: dict[tuple[str, int], RunConfig] = {}
 
     @property
-    def sampled(self) -> int | None:
-        """Number of samples, or None for a grid."""
-        return None if self.space.search.name == "grid" else self.space.search.samples
-
-    @property
     def num_trials(self) -> int:
         """Number of trials of the sweep, without the successors in a population."""
-        return self.sampled if self.sampled is not None else len(self.arms) * len(self.space.seeds)
+        return self.sampled or len(self.arms) * len(self.space.seeds)
 
     @cached_property
     def arms(self) -> list[Arm]:

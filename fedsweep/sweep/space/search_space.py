@@ -90,7 +90,7 @@ class SearchSpace(Config):
     )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(
-        default_factory=lambda given: {ABLATED: []} if given.get("ablate") else None,
+        default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
         description="the arm that others are compared to, each at its own values of what is not named here; "
         "of an `ablate` the full method",
     )
@@ -263,11 +263,6 @@ class RequestedSpace:
     def counted(self) -> bool:
         """True if the space counts parameters and runs nothing."""
         return self.space.measure.name == "parameters"
-
-    @property
-    def other_data(self) -> bool:
-        """True if the user changed the experiment or the data of the search space."""
-        return "experiment" in self.options or any(name.split(".")[0] == "data" for name in self.overrides)
 
 
 def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
