@@ -12,8 +12,7 @@ import yaml
 from fedsweep.common.errors import UserError, one_line
 
 LONGEST_NUMBER = 20  # digits of a whole number with its sign; more is a slip, and no library below takes it
-MOST_VALUES = 1_000_000
-"""Limit on the values of a file after its aliases are expanded, to protect the memory."""
+MOST_VALUES = 1_000_000  # limit on the values of a file after its aliases are expanded, to protect the memory
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
@@ -90,10 +89,7 @@ def _num_values(data: Any, counted: dict[int, int]) -> int:
 
 def read_yaml(path: Path) -> dict[str, Json]:
     """Read a YAML file, or raise UserError unless it contains a mapping."""
-    data = parse_yaml(read_text(path), str(path))
-    if data is None:
-        raise UserError(f"{path} must hold names and values, but it is empty.")
-    return _mapping(data, path)
+    return _mapping(parse_yaml(read_text(path), str(path)), path)
 
 
 def read_json(path: Path) -> dict[str, Json]:
@@ -116,7 +112,8 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 def _mapping(data: Any, path: Path) -> dict[str, Json]:
     if not isinstance(data, dict):
-        raise UserError(f"{path} must hold names and values, but it holds {type(data).__name__}.")
+        given = "is empty" if data is None else f"holds {type(data).__name__}"
+        raise UserError(f"{path} must hold names and values, but it {given}.")
     return data
 
 

@@ -11,12 +11,9 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, parse_yaml
 
 Arm = dict[str, Json]
-ABLATED = "without"
-"""The entry of an arm that lists the components that an ablation leaves out, by dotted name."""
-NAMED = "arm"
-"""The entry of an arm with the search space's name for a set of changes to the experiment."""
-IN_WORDS = (NAMED, ABLATED)
-"""Entries of an arm that are not hyperparameters."""
+ABLATED = "without"  # the entry of an arm that lists the components that an ablation leaves out, by dotted name
+NAMED = "arm"  # the entry of an arm with the search space's name for a set of changes to the experiment
+IN_WORDS = (NAMED, ABLATED)  # entries of an arm that are not hyperparameters
 
 
 class ReferenceArm(Config):

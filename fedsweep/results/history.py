@@ -4,8 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-MEASURED = ("memory", "system")
-"""Fields of a record that are not written if they were not measured."""
+MEASURED = ("memory", "system")  # fields of a record that are not written if they were not measured
 ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 """Metrics whose value for a run is the sum over its rounds."""
 

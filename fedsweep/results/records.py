@@ -15,10 +15,8 @@ from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.pareto import Against, Mode
 
-TAKEN_FROM = "taken_from"
-"""Tag: the earlier sweep that ran a trial of this one."""
-SYNTHETIC = "synthetic"
-"""Tag: the source of the synthetic images that a run trains on."""
+TAKEN_FROM = "taken_from"  # tag: the earlier sweep that ran a trial of this one
+SYNTHETIC = "synthetic"  # tag: the source of the synthetic images that a run trains on
 STAND_INS = {
     "surrogate": "surrogates, drawn from the statistics of images held out for the server and made by no generator"
 }

@@ -25,8 +25,7 @@ from fedsweep.results.remote.objects import filesystem
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-SLOWEST = timedelta(seconds=20)
-"""Time limit of one request of `obstore`."""
+SLOWEST = timedelta(seconds=20)  # time limit of one request of `obstore`
 
 
 class ConditionalObjects:

@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from fedsweep.results.remote.conditional_writes import ConditionalObjects
 
 NAME = ".lease"
-RENEWED = 30.0
-"""Seconds between two renewals."""
-STALE = 120.0
-"""Seconds without a renewal after which the holder counts as dead."""
-SETTLES = 1.0
-"""Seconds between writing and reading back if the store has no conditional writes."""
+RENEWED = 30.0  # seconds between two renewals
+STALE = 120.0  # seconds without a renewal after which the holder counts as dead
+SETTLES = 1.0  # seconds between writing and reading back if the store has no conditional writes
 
 
 class Found(NamedTuple):

@@ -21,14 +21,11 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 STATE = ".mirror.json"
-SCRATCH = "ray"
-"""A folder that is not mirrored."""
+SCRATCH = "ray"  # a folder that is not mirrored
 LAST = ("checkpoint.safetensors", "gpus.json", "trial.json", "sweep.json", "outcome.json")
 """Files that are sent after all others, in this order: each implies that those before it are complete."""
-AT_ONCE = 16
-"""Objects that are fetched in parallel."""
-READS = 5
-"""Attempts at reading an object that changes meanwhile."""
+AT_ONCE = 16  # objects that are fetched in parallel
+READS = 5  # attempts at reading an object that changes meanwhile
 Shorten = Mapping[str, Callable[[Any], bytes]]
 """Functions that read a part of a large file, by its name; these files are never sent back."""
 

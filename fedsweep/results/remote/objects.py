@@ -21,8 +21,7 @@ URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 SECRETS = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 FLAT = ("s3", "gcs", "abfs")
 """Kinds of stores without folders, where an object appears as a whole once it is written."""
-PAUSES = (1.0, 4.0, 10.0)
-"""Seconds between attempts."""
+PAUSES = (1.0, 4.0, 10.0)  # seconds between attempts
 Answer = TypeVar("Answer")
 
 

@@ -18,8 +18,7 @@ from fedsweep.types import Client, LayerAllocation
 ALL, BLOCK, LORA, HEAD, BRICK = (f"parameters/{part}" for part in ("all", "block", "lora_per_block", "head", "brick"))
 FROZEN, GATE, ADAPTER, MIXTURE = (f"parameters/{part}" for part in ("backbone", "gate", "gate_adapter", "mixture"))
 SERVER, TAUGHT = "parameters/server", "parameters/server_adapters"
-BANDWIDTHS = (0.1, 1.0, 10.0)
-"""Megabytes per second (FedMS, Section 4.2.3)."""
+BANDWIDTHS = (0.1, 1.0, 10.0)  # megabytes per second (FedMS, Section 4.2.3)
 STAGES = ("", "/stage_2")
 TRAINED = [f"percent/trained{stage}" for stage in STAGES]
 SECONDS = [f"seconds/{bandwidth:g}MBps{stage}" for stage in STAGES for bandwidth in BANDWIDTHS]

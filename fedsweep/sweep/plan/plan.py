@@ -27,8 +27,7 @@ from fedsweep.sweep.space.search_space import RequestedSpace, read
 ENGINE = ("common", "data", "models", "training", "methods", "federation")
 """Rooms that decide a run's numbers, together with `types.py`."""
 ENGINE_PACKAGES = ("torch", "timm", "transformers", "peft", "numpy", "scikit-learn")
-OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")
-"""Prefixes of metrics that other data may lack."""
+OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that other data may lack
 
 
 def check(resolved: ResolvedSpace) -> None:

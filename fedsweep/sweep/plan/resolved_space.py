@@ -13,10 +13,8 @@ from fedsweep.results.arms import Arm, agrees, arm_label, identity
 from fedsweep.sweep.space.designs import changes, left_out_values
 from fedsweep.sweep.space.search_space import RequestedSpace
 
-SHOWN = 3
-"""Number of causes that an error message names."""
-TRIED = 16
-"""Number of messages among which the simplest cause is searched."""
+SHOWN = 3  # causes that an error message names
+TRIED = 16  # messages among which the simplest cause is searched
 Items = frozenset[tuple[str, str]]
 
 

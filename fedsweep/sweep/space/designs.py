@@ -136,9 +136,7 @@ def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> di
     }
 
 
-def changes(
-    arm: Arm, values: Mapping[str, Json], named: Mapping[str, Mapping[str, Json]] | None = None
-) -> dict[str, Json]:
+def changes(arm: Arm, values: Mapping[str, Json], named: Mapping[str, Arm] | None = None) -> dict[str, Json]:
     """Return an arm's changes to the experiment, by dotted name.
 
     `values` leave the components out, and `named` holds the changes of each named arm.
