@@ -110,8 +110,8 @@ class Remote:
         """Return whether another process, on any machine, is writing to the remote folder."""
         if self.place is None:
             return False
-        lease = Lease(UnconditionalObjects(self.place.filesystem), self.place.base)
-        return persistently(lease.holder) is not None
+        other, _ = persistently(Lease(UnconditionalObjects(self.place.filesystem), self.place.base).look)
+        return other is not None
 
     @contextlib.contextmanager
     def exclusively(self, what: str) -> Iterator[None]:

@@ -80,7 +80,7 @@ class Lease:
 
         Raise UserError if another process has the lease, and UnreachableError if the store does not answer.
         """
-        other, version = persistently(self._look)
+        other, version = persistently(self.look)
         if other:
             killed = f"One that was killed gives way after {STALE / 60:g} minutes."
             raise UserError(f"{what} is being run by a process on {other['host']}; wait for it or end it. {killed}")
@@ -102,11 +102,7 @@ class Lease:
                 if not self.lost and self._is_mine(self._read()[0]):
                     self.objects.remove(self.path)
 
-    def holder(self) -> dict[str, Any] | None:
-        """Return the other living process that has the lease, or None."""
-        return self._look()[0]
-
-    def _look(self) -> tuple[dict[str, Any] | None, Any]:
+    def look(self) -> tuple[dict[str, Any] | None, Any]:
         """Return the other living holder, if any, and the version of the object that a successor has to replace."""
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):

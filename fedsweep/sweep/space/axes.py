@@ -193,7 +193,7 @@ class Conditions:
             key: {name for one in axes if concerns(axis, one) for name in names_of(one)} | {*IN_WORDS}
             for key, axis in axes.items()
         }
-        self._known: dict[tuple[str, str], Mapping[str, Json]] = {}
+        self._known: dict[str, Mapping[str, Json]] = {}
 
     def active(self, key: str, arm: Arm) -> bool:
         """Return whether an axis is active in an arm, which must contain all active axes that it depends on."""
@@ -205,7 +205,6 @@ class Conditions:
     def run(self, key: str, arm: Arm) -> Mapping[str, Json]:
         """Return the values of an arm's run that the conditions of the axis depend on, among others."""
         part = {name: value for name, value in arm.items() if name in self._decisive[key]}
-        place = key, identity(part)
-        if place not in self._known:
+        if (place := identity(part)) not in self._known:
             self._known[place] = self._resolve(part)
         return self._known[place]
