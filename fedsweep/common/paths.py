@@ -1,5 +1,6 @@
 """Folders of data and caches, and lookup of experiments and search spaces by name."""
 
+import contextlib
 import hashlib
 import math
 import os
@@ -47,11 +48,10 @@ def _cache(usual: str, named: str) -> Path:
 
 def gigabytes(text: str) -> float:
     """Return a text's number of gigabytes, or NaN if it is not a finite number from 0 on."""
-    try:
-        number = float(text)
-    except ValueError:
-        return math.nan
-    return number if 0 <= number < math.inf else math.nan
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := float(text)) < math.inf:
+            return number
+    return math.nan
 
 
 def activation_bytes() -> int:

@@ -38,14 +38,11 @@ class ConditionalObjects:
 
     def read(self, path: str) -> Found:
         """Read an object."""
-        with _os_errors():
-            try:
-                found = obstore.get(self.store, _key(path))
-                content = bytes(found.bytes())
-            except FileNotFoundError:
-                return Found()
-        version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
-        return Found(content, found.meta["last_modified"].timestamp(), version)
+        with _os_errors(), contextlib.suppress(FileNotFoundError):
+            found = obstore.get(self.store, _key(path))
+            version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
+            return Found(bytes(found.bytes()), found.meta["last_modified"].timestamp(), version)
+        return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
         """Write an object if it still has this version, None for absent; otherwise leave it."""

@@ -50,11 +50,10 @@ class UnconditionalObjects:
 
     def read(self, path: str) -> Found:
         """Read an object."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             content = read(self.files, path)
-        except FileNotFoundError:
-            return Found()
-        return Found(content, (self.files.get_file_info(path).mtime_ns or time.time_ns()) / 1e9)
+            return Found(content, (self.files.get_file_info(path).mtime_ns or time.time_ns()) / 1e9)
+        return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
         """Write an object, whatever its version."""

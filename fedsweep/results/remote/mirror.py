@@ -168,11 +168,9 @@ def _mark(path: Path) -> Mark:
 
 def _load(path: Path) -> dict[str, Known]:
     """Return the record of an earlier process, or nothing if it is incomplete or has another format."""
-    try:
-        found = json.loads(path.read_text())
-        return {
-            str(name): Known(Mark(*local), Mark(*remote) if remote else None, whole)
-            for name, (local, remote, whole) in found.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+    known: dict[str, Known] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        for name, (local, remote, whole) in json.loads(path.read_text()).items():
+            known[name] = Known(Mark(*local), Mark(*remote) if remote else None, whole)
+        return known
+    return {}

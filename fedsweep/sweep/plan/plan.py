@@ -183,12 +183,9 @@ class Plan(ResolvedSpace):
     @property
     def reference(self) -> Reference | None:
         """The paper's values, or None if the user chose data that lacks its domains."""
-        if (paper := self.space.reference) is None:
-            return None
-        of_domains = {name for name in paper.metrics() if name.startswith(OF_DOMAINS)}
-        for _, config in self.configs if of_domains else []:
-            of_domains -= {*config.metrics()}
-        return None if of_domains else paper
+        paper = self.space.reference
+        of_domains = {name for name in (paper.metrics() if paper else ()) if name.startswith(OF_DOMAINS)}
+        return paper if of_domains.issubset(name for _, config in self.configs for name in config.metrics()) else None
 
     def preflight(self) -> None:
         """Raise UserError if a trial's data or weights are missing or do not fit, or clients cannot share the data."""
