@@ -6,9 +6,9 @@ import contextlib
 import os
 import resource
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -68,7 +68,12 @@ class SystemMeter:
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self._gpus = list(_gpus())
+        self._gpus: list[Any] = []
+        if pynvml is not None:
+            with contextlib.suppress(pynvml.NVMLError):  # a machine without a driver
+                pynvml.nvmlInit()
+                for number in range(pynvml.nvmlDeviceGetCount()):
+                    self._gpus.append(pynvml.nvmlDeviceGetHandleByIndex(number))
         psutil.cpu_percent()  # the first call of each begins a span
         self._process.cpu_percent()
 
@@ -92,14 +97,3 @@ class SystemMeter:
                 busy = pynvml.nvmlDeviceGetUtilizationRates(handle)
                 found[f"system/gpu_{number}_utilization_percentage"] = float(busy.gpu)
         return found
-
-
-def _gpus() -> Iterator[object]:
-    if pynvml is None:
-        return
-    try:
-        pynvml.nvmlInit()
-        for number in range(pynvml.nvmlDeviceGetCount()):
-            yield pynvml.nvmlDeviceGetHandleByIndex(number)
-    except pynvml.NVMLError:  # a machine without a driver
-        return

@@ -223,12 +223,11 @@ class Store:
         remote.save()
         return TrialStore(inside(self.root / "runs", name, stamp))
 
-    def sweeps(self, name: str | None = None) -> list[SweepStore]:
-        """Return the sweeps, of search space `name` if given, oldest first; of remote ones, download the manifest."""
+    def sweeps(self) -> list[SweepStore]:
+        """Return the sweeps, oldest first; of remote ones, download the manifest."""
         local = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))
         found = [SweepStore(folder, self.remote(folder)) for folder in (self._remote_sweeps if self.uri else local)]
-        named = [sweep for sweep in found if name is None or sweep.manifest().name == name]
-        return sorted(named, key=lambda sweep: sweep.manifest().created)
+        return sorted(found, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
         """Return the newest sweep of a search space, or the one of that id, updated, or raise UserError."""
