@@ -64,9 +64,7 @@ class Mirror:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             fetched = pool.map(lambda one: self._fetch(one, remote[one], whole), wanted)
             self._known |= {name: known for name, known in zip(wanted, fetched, strict=True) if known is not None}
-        for name in self._below(prefix, {**local, **self._known}):
-            if name in remote:
-                continue
+        for name in self._below(prefix, {*local, *self._known} - {*remote}):
             known = self._known.get(name)
             if discard or (known and known.local == local.get(name)):
                 (self.folder / name).unlink(missing_ok=True)
