@@ -6,11 +6,20 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, ClassVar, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import Json
+
+_WORDING = {
+    "or Input should be ": "or ",
+    "String should match pattern": "must match",
+    "Input should be": "must be",
+    "Tuple should have": "must have",
+    "Dictionary should have": "must have",
+}
+"""Our words for those of pydantic's messages."""
 
 
 class Config(BaseModel):
@@ -52,6 +61,16 @@ class Config(BaseModel):
         """Return all values by dotted name, defaults included, after changes without validation; skip unknown names."""
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
 
+    @model_validator(mode="after")
+    def _valid(self) -> Self:
+        for violation in self._violations():
+            raise ValueError(violation)
+        return self
+
+    def _violations(self) -> Iterable[str]:
+        """Yield the violated rules between fields, each as a sentence; the first becomes the error message."""
+        return ()
+
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the changed data and, by name, the data met by each change whose parent does not exist."""
         data: dict[str, Any] = self.model_dump(mode="json")
@@ -69,18 +88,12 @@ class Config(BaseModel):
         return data, homeless
 
 
-def flat(config: "Config | Mapping[str, Json]") -> dict[str, Json]:
+def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, Json]:
     """Return all resolved values, defaults included, by dotted name. Lists stay lists."""
-    data = config.model_dump(mode="json") if isinstance(config, Config) else config
-    return {name: value for name, value in _walk(data) if not (isinstance(value, dict) and value)}
-
-
-def _walk(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every entry at any depth, objects before what they contain."""
-    for key, value in node.items():
-        yield f"{prefix}{key}", value
-        if isinstance(value, dict):
-            yield from _walk(value, f"{prefix}{key}.")
+    found: dict[str, Json] = {}
+    for key, value in (config.model_dump(mode="json") if isinstance(config, Config) else config).items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return found
 
 
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
@@ -91,8 +104,9 @@ def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
     if not isinstance(data, dict):
         return data
     spelt = {**_defaults(record), **data} if defaults else dict(data)
-    for field, (default, records) in _objects(record).items():
-        if field not in spelt and default is not None:
+    for field, records in _objects(record).items():
+        default = record.model_fields[field].default
+        if field not in spelt and isinstance(default, Config):
             spelt[field] = default.model_dump(mode="json")
         elif isinstance(spelt.get(field), str) and any("name" in one.model_fields for one in records):
             spelt[field] = {"name": spelt[field]}
@@ -102,23 +116,14 @@ def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
 
 
 @cache
-def _objects(record: type[Config]) -> dict[str, tuple["Config | None", list[type["Config"]]]]:
-    """Return the default and the possible kinds of each field that holds a record."""
-    return {
-        field: (info.default if isinstance(info.default, Config) else None, records)
-        for field, info in record.model_fields.items()
-        if (records := _records(info))
-    }
+def _objects(record: type[Config]) -> dict[str, list[type[Config]]]:
+    """Return the possible kinds of each field that holds a record."""
+    return {field: records for field, info in record.model_fields.items() if (records := _records(info))}
 
 
 @cache
 def _defaults(record: type[Config]) -> dict[str, Json]:
-    given = {
-        field: info.default
-        for field, info in record.model_fields.items()
-        if not (info.is_required() or info.default_factory or isinstance(info.default, Config))
-    }
-    return dict(json.loads(json.dumps(given)))
+    return record.model_construct().model_dump(mode="json", warnings=False)
 
 
 def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) -> str:
@@ -133,7 +138,7 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
     name = _dotted(first["loc"], data)
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown(name, _names_beside(error, data, root), root, where)
+        return _unknown(name, _fields(root, data), root, where)
     if kind == "missing":
         return f"{where}: `{name}` is missing."
     if kind == "value_error":
@@ -158,15 +163,6 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
     return f"{where}: `{name}` {rule[0].lower()}{rule[1:]}, but it is {shown}."
 
 
-_WORDING = {
-    "or Input should be ": "or ",
-    "String should match pattern": "must match",
-    "Input should be": "must be",
-    "Tuple should have": "must have",
-    "Dictionary should have": "must have",
-}
-
-
 def _dotted(location: tuple[int | str, ...], data: Any) -> str:
     """Return pydantic's location without the union tags that it inserts (`method.fedra.mu` is `method.mu`)."""
     parts: list[str] = []
@@ -174,23 +170,12 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
     for part in location:
         if not isinstance(node, dict | list):
             break
-        if isinstance(node, dict) and part not in node and node.get("name") == part:
-            continue
-        if isinstance(node, list) and isinstance(part, str):  # the kind of list, where something else is allowed too
-            continue
-        parts.append(str(part))
-        if isinstance(node, dict):
-            node = node.get(part)
-        elif isinstance(node, list) and isinstance(part, int):
-            node = node[part] if part < len(node) else None
+        entries = node if isinstance(node, dict) else dict(enumerate(node))
+        kind_of_list = isinstance(node, list) and isinstance(part, str)  # where something else is allowed too
+        if not kind_of_list and (part in entries or entries.get("name") != part):
+            parts.append(str(part))
+            node = entries.get(part)
     return ".".join(parts)
-
-
-def _names_beside(error: ValidationError, data: Mapping[str, Json], root: type[Config]) -> list[str]:
-    """Return the names to suggest: all of the record, and those in the data that pydantic did not reject."""
-    unknown = [_dotted(one["loc"], data) for one in error.errors(include_url=False) if one["type"] == "extra_forbidden"]
-    given = [name for name, _ in _walk(data) if not any(f"{name}.".startswith(f"{one}.") for one in unknown)]
-    return list(dict.fromkeys([*_fields(root, data), *given]))
 
 
 def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
@@ -201,6 +186,7 @@ def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
         below, records = given.get(field), _records(info)
         if get_origin(info.annotation) is dict:
             for key, value in below.items() if isinstance(below, dict) else ():
+                yield f"{prefix}{field}.{key}"
                 for kind in records:
                     yield from _fields(kind, value, f"{prefix}{field}.{key}.")
         elif chosen := _chosen(records, below):

@@ -18,15 +18,12 @@ class LockedError(UserError):
 @contextlib.contextmanager
 def locked(path: Path, taken: str) -> Iterator[None]:
     """Hold the lock on a file during the context; raise LockedError, with the message `taken`, if it is taken."""
-    lock = FileLock(path, blocking=False)
     try:
-        lock.acquire()
+        lock = FileLock(path, blocking=False).acquire()
     except Timeout:
         raise LockedError(taken) from None
-    try:
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -41,6 +38,5 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)
         raise

@@ -1,6 +1,8 @@
 """Folders of data and caches, and lookup of experiments and search spaces by name."""
 
+import contextlib
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -44,17 +46,20 @@ def _cache(usual: str, named: str) -> Path:
         return Path(tempfile.gettempdir()) / "fedsweep" / usual
 
 
+def gigabytes(text: str) -> float:
+    """Return a text's number of gigabytes, or NaN if it is not a finite number from 0 on."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := float(text)) < math.inf:
+            return number
+    return math.nan
+
+
 def activation_bytes() -> int:
     """Return the activation folder's limit in bytes, FEDSWEEP_CACHE_GB or 10 GB; raise UserError if it is invalid."""
     given = os.environ.get("FEDSWEEP_CACHE_GB") or "10"
-    try:
-        size = float(given)
-    except ValueError:
-        size = -1.0
-    if not 0 <= size < float("inf"):
-        raise UserError(
-            f"the environment's FEDSWEEP_CACHE_GB must be a number of gigabytes from 0 on, but it is {given}."
-        )
+    if math.isnan(size := gigabytes(given)):
+        rule = "must be a number of gigabytes from 0 on"
+        raise UserError(f"the environment's FEDSWEEP_CACHE_GB {rule}, but it is {given}.")
     return int(size * 1e9)
 
 
@@ -81,17 +86,12 @@ def resolve(name: str) -> Path:
     return path if path.exists() else data_folder() / Path(name).expanduser()
 
 
-def folders(kind: Kind) -> list[Path]:
-    """Return the existing folders of this kind, in order of precedence."""
-    package = Path(__file__).parent.parent
-    candidates = [root / _FOLDERS[kind] for root in (Path.cwd(), package / "shipped", package.parent)]
-    return [folder for folder in dict.fromkeys(path.resolve() for path in candidates) if folder.is_dir()]
-
-
 def available(kind: Kind) -> dict[str, Path]:
     """Return the files of this kind by name, e.g. `ablations/lora_rank`; experiments do not include pre-trainings."""
+    package = Path(__file__).parent.parent
     found: dict[str, Path] = {}
-    for folder in reversed(folders(kind)):
+    for root in (package.parent, package / "shipped", Path.cwd()):  # the last takes precedence
+        folder = (root / _FOLDERS[kind]).resolve()
         for path in sorted(path for path in folder.rglob("*.yaml") if path.is_file()):
             name = path.relative_to(folder).with_suffix("").as_posix()
             if kind != "experiments" or not name.startswith("pretrain/"):
@@ -101,15 +101,13 @@ def available(kind: Kind) -> dict[str, Path]:
 
 def find(kind: Kind, name: str, where: str = "") -> Path:
     """Return the file of that name, or raise UserError; `where` is the file that refers to it, if any."""
-    return _find((kind,), name, where)[1]
+    return find_either(name, (kind,), where)[1]
 
 
-def find_either(name: str) -> tuple[Kind, Path]:
+def find_either(
+    name: str, kinds: Sequence[Kind] = ("experiments", "search_spaces"), where: str = ""
+) -> tuple[Kind, Path]:
     """Return the kind and file of the experiment or search space of that name, or raise UserError."""
-    return _find(("experiments", "search_spaces"), name)
-
-
-def _find(kinds: Sequence[Kind], name: str, where: str = "") -> tuple[Kind, Path]:
     known = {kind: available(kind) for kind in kinds}
     for kind in kinds:
         if name in known[kind]:

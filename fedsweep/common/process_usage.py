@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import resource
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.paths import gigabytes
+
+try:
+    import pynvml  # with NVIDIA's nvidia-ml-py, which not every machine has
+except ImportError:
+    pynvml = None
+MEGABYTE = 1e6
+COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
 
 
 def forget_peak() -> None:
@@ -32,14 +39,6 @@ def resident_peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-try:
-    import pynvml  # with NVIDIA's nvidia-ml-py, which not every machine has
-except ImportError:
-    pynvml = None
-MEGABYTE = 1e6
-COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
-
-
 @dataclass(frozen=True)
 class LogicalGPUs:
     """`count` logical GPUs of `bytes` bytes each."""
@@ -50,20 +49,15 @@ class LogicalGPUs:
 
 def logical_gpus() -> LogicalGPUs | None:
     """Return the logical GPUs that the environment asks for, or None; raise UserError for invalid numbers."""
-    if not (count := os.environ.get(COUNT)):
+    count, size = os.environ.get(COUNT), os.environ.get(SIZE, "")
+    if not count:
         return None
     if not count.isdecimal() or int(count) == 0:
         raise UserError(f"the environment's {COUNT} must be a whole number from 1 on, but it is {count}.")
-    size = os.environ.get(SIZE, "")
-    try:
-        gigabytes = float(size)
-    except ValueError:
-        gigabytes = math.nan
-    if not 0 < gigabytes < math.inf:
-        raise UserError(
-            f"{COUNT} needs the gigabytes of each in {SIZE}, a number above 0, but it is {size or 'not set'}."
-        )
-    return LogicalGPUs(int(count), int(gigabytes * 1e9))
+    if not (each := gigabytes(size)) > 0:
+        rule = f"needs the gigabytes of each in {SIZE}, a number above 0"
+        raise UserError(f"{COUNT} {rule}, but it is {size or 'not set'}.")
+    return LogicalGPUs(int(count), int(each * 1e9))
 
 
 class SystemMeter:
@@ -74,7 +68,12 @@ class SystemMeter:
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self._gpus = list(_gpus())
+        self._gpus: list[Any] = []
+        if pynvml is not None:
+            with contextlib.suppress(pynvml.NVMLError):  # a machine without a driver
+                pynvml.nvmlInit()
+                for number in range(pynvml.nvmlDeviceGetCount()):
+                    self._gpus.append(pynvml.nvmlDeviceGetHandleByIndex(number))
         psutil.cpu_percent()  # the first call of each begins a span
         self._process.cpu_percent()
 
@@ -98,14 +97,3 @@ class SystemMeter:
                 busy = pynvml.nvmlDeviceGetUtilizationRates(handle)
                 found[f"system/gpu_{number}_utilization_percentage"] = float(busy.gpu)
         return found
-
-
-def _gpus() -> Iterator[object]:
-    if pynvml is None:
-        return
-    try:
-        pynvml.nvmlInit()
-        for number in range(pynvml.nvmlDeviceGetCount()):
-            yield pynvml.nvmlDeviceGetHandleByIndex(number)
-    except pynvml.NVMLError:  # a machine without a driver
-        return

@@ -3,18 +3,16 @@
 import json
 import re
 from collections.abc import Hashable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, one_line
 
 LONGEST_NUMBER = 20  # digits of a whole number with its sign; more is a slip, and no library below takes it
-
-MOST_VALUES = 1_000_000
-"""Limit on the values of a file after its aliases are expanded, to protect the memory."""
-
+MOST_VALUES = 1_000_000  # limit on the values of a file after its aliases are expanded, to protect the memory
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
@@ -28,10 +26,8 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key_node.start_mark)
             if key in seen:
-                line = key_node.start_mark.line + 1
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key}` stands twice (line {line})", key_node.start_mark
-                )
+                problem = f"the key `{key}` stands twice (line {key_node.start_mark.line + 1})"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -72,7 +68,7 @@ def parse_yaml(text: str, where: str) -> Any:
             raise UserError(f"{where}: {problem}.") from None
         raise UserError(f"{where} is not valid YAML{line}: {problem}.") from None
     except (yaml.YAMLError, ValueError) as error:
-        problem = " ".join(str(error).split())
+        problem = one_line(error)
     except RecursionError:
         problem = "its brackets are nested too deeply"
     except (AttributeError, LookupError, TypeError):  # PyYAML's, from a tag such as `!!bool` before what is none
@@ -93,10 +89,7 @@ def _num_values(data: Any, counted: dict[int, int]) -> int:
 
 def read_yaml(path: Path) -> dict[str, Json]:
     """Read a YAML file, or raise UserError unless it contains a mapping."""
-    data = parse_yaml(read_text(path), str(path))
-    if data is None:
-        raise UserError(f"{path} must hold names and values, but it is empty.")
-    return _mapping(data, path)
+    return _mapping(parse_yaml(read_text(path), str(path)), path)
 
 
 def read_json(path: Path) -> dict[str, Json]:
@@ -119,7 +112,8 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 def _mapping(data: Any, path: Path) -> dict[str, Json]:
     if not isinstance(data, dict):
-        raise UserError(f"{path} must hold names and values, but it holds {type(data).__name__}.")
+        given = "is empty" if data is None else f"holds {type(data).__name__}"
+        raise UserError(f"{path} must hold names and values, but it {given}.")
     return data
 
 
@@ -146,7 +140,5 @@ def readable(name: str) -> str:
     >>> readable("apple_pie"), readable("ApplyEyeMakeup"), readable("7"), readable("dog"), readable("TV")
     ('apple pie', 'Apply Eye Makeup', '7', 'dog', 'TV')
     """
-    spaced = "".join(
-        f" {one}" if one.isupper() and place and name[place - 1].islower() else one for place, one in enumerate(name)
-    )
+    spaced = "".join(f" {one}" if one.isupper() and last.islower() else one for last, one in pairwise(f" {name}"))
     return " ".join(spaced.replace("_", " ").split())

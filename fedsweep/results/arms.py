@@ -2,22 +2,18 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Self
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, parse_yaml
 
 Arm = dict[str, Json]
-ABLATED = "without"
-"""The entry of an arm that lists the components that an ablation leaves out, by dotted name."""
-NAMED = "arm"
-"""The entry of an arm with the search space's name for a set of changes to the experiment."""
-IN_WORDS = (NAMED, ABLATED)
-"""Entries of an arm that are not hyperparameters."""
+ABLATED = "without"  # the entry of an arm that lists the components that an ablation leaves out, by dotted name
+NAMED = "arm"  # the entry of an arm with the search space's name for a set of changes to the experiment
+IN_WORDS = (NAMED, ABLATED)  # entries of an arm that are not hyperparameters
 
 
 class ReferenceArm(Config):
@@ -26,15 +22,11 @@ class ReferenceArm(Config):
     arm: Arm = Field(description="an arm of the grid")
     values: dict[str, float] = Field(min_length=1, description="the last round's metrics; accuracies in percent")
 
-    @model_validator(mode="after")
-    def _in_percent(self) -> Self:
+    def _violations(self) -> Iterator[str]:
         for metric, value in self.values.items():
             if is_accuracy(metric) and not 0 <= value <= 100:
-                raise ValueError(
-                    "`reference` gives accuracies in percent, from 0 to 100, "
-                    f"but `{metric}` of {arm_label(self.arm)} is {value:g}"
-                )
-        return self
+                given = f"`{metric}` of {arm_label(self.arm)} is {value:g}"
+                yield f"`reference` gives accuracies in percent, from 0 to 100, but {given}"
 
 
 class Reference(Config):
@@ -43,15 +35,13 @@ class Reference(Config):
     source: str = Field(description="where they are printed, e.g. `FedRA (Su, Li and Xue), Table 1`")
     arms: tuple[ReferenceArm, ...] = Field(min_length=1, description="`{arm: ..., values: {metric: number}}` of each")
 
-    @model_validator(mode="after")
-    def _source_and_arms(self) -> Self:
+    def _violations(self) -> Iterator[str]:
         if not self.source.strip():
-            raise ValueError(f"`reference.source` must say where the values are printed, but it is `{self.source}`")
+            yield f"`reference.source` must say where the values are printed, but it is `{self.source}`"
         keys = [identity(one.arm) for one in self.arms]
         for place, one in enumerate(self.arms):
             if keys[place] in keys[:place]:
-                raise ValueError(f"`reference` must name each arm once, but {arm_label(one.arm)} stands twice")
-        return self
+                yield f"`reference` must name each arm once, but {arm_label(one.arm)} stands twice"
 
     def metrics(self) -> list[str]:
         """Return all metrics for which the paper has a value."""

@@ -30,8 +30,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint atomically."""
     from safetensors.torch import save as to_bytes
 
-    tensors: dict[str, Any] = {}
-    state = checkpoint.state
+    tensors, state = dict[str, Any](), checkpoint.state
     tree = {field.name: _pack(getattr(state, field.name), f"state/{field.name}", tensors) for field in fields(state)}
     metadata = {"round": str(checkpoint.round), "state": json.dumps(tree), "history": to_json(checkpoint.history)}
     write_atomically(path, to_bytes(tensors, metadata))
@@ -43,8 +42,8 @@ def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
 
     with safe_open(path, framework="pt", device=device) as file:
         metadata = file.metadata()
-        fill: Callable[[str], Any] = file.get_tensor
-        state = type(like)(**{name: _unpack(node, fill) for name, node in json.loads(metadata["state"]).items()})
+        tree = json.loads(metadata["state"])
+        state = type(like)(**{name: _unpack(node, file.get_tensor) for name, node in tree.items()})
     return Checkpoint(int(metadata["round"]), state, tuple(from_json(metadata["history"])))
 
 
@@ -91,13 +90,9 @@ def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
 
 
 def _unpack(node: dict[str, Any], fill: Callable[[str], Any]) -> Any:
-    match node:
-        case {"tensor": path}:
-            return fill(path)
-        case {"dict": items}:
-            return {key: _unpack(value, fill) for key, value in items}
-        case {"tuple": items}:
-            return tuple(_unpack(value, fill) for value in items)
-        case {"value": value}:
-            return value
-    raise ValueError(f"not a packed state: {node}")
+    [(kind, content)] = node.items()
+    if kind == "tensor":
+        return fill(content)
+    if kind == "dict":
+        return {key: _unpack(value, fill) for key, value in content}
+    return tuple(_unpack(value, fill) for value in content) if kind == "tuple" else content

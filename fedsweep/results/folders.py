@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,22 +14,26 @@ from fedsweep.common.errors import UserError, near
 from fedsweep.common.files import LockedError, locked, write_atomically
 from fedsweep.common.paths import inside, mirror_folder
 from fedsweep.common.yaml_values import read_json
-from fedsweep.results.checkpoint import load_history
+from fedsweep.results.checkpoint import load_history, without_tensors
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import Attempts, Outcome, OutcomeName, SweepManifest, TrialPlan, TrialRecord
 from fedsweep.results.remote import NOTHING, Place, Remote
-from fedsweep.results.remote.mirror import AT_ONCE
+from fedsweep.results.remote.mirror import AT_ONCE, Mirror
 from fedsweep.results.remote.objects import check_there, check_writable, filesystem, is_uri, persistently, read
 from fedsweep.results.tsne_files import FILES
 
 Record = TypeVar("Record", bound=Config)
+SHORTEN = {"checkpoint.safetensors": without_tensors}
+"""Readers of the parts of large files that a driver needs."""
 
 
-def _read(kind: type[Record], path: Path) -> Record:
+def read_record(kind: type[Record], path: Path) -> Record:
+    """Read a JSON file, or raise UserError if it is not such a record."""
     return kind.of(read_json(path), str(path))
 
 
-def _write(path: Path, record: Config) -> None:
+def write_record(path: Path, record: Config) -> None:
+    """Write a JSON file atomically."""
     write_atomically(path, record.model_dump_json(indent=2).encode())
 
 
@@ -44,7 +49,7 @@ class TrialStore:
 
     def plan(self, plan: TrialPlan) -> None:
         """Write the trial's plan, before any of it runs."""
-        _write(self.folder / "trial.json", plan)
+        write_record(self.folder / "trial.json", plan)
         self.remote.push(needed=True)
 
     @property
@@ -64,7 +69,7 @@ class TrialStore:
     def outcome(self) -> Outcome | None:
         """Return how the trial ended, or None."""
         path = self.folder / "outcome.json"
-        return _read(Outcome, path) if path.exists() else None
+        return read_record(Outcome, path) if path.exists() else None
 
     def begin_from(self, other: TrialStore, round: int) -> None:
         """Copy the state and history of another trial, or raise ValueError unless `round` is its last round."""
@@ -77,7 +82,7 @@ class TrialStore:
 
     def end(self, outcome: Outcome) -> None:
         """Record how the trial ended."""
-        _write(self.folder / "outcome.json", outcome)
+        write_record(self.folder / "outcome.json", outcome)
         self.remote.push()
 
     def reopen(self) -> None:
@@ -88,28 +93,27 @@ class TrialStore:
     def take(self, other: TrialStore, ends: Collection[OutcomeName]) -> None:
         """Copy the rounds of the same trial of another sweep, and its outcome if that is in `ends`."""
         other.remote.pull(whole=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
         for name in (*FILES, self.checkpoint.name):
             if (other.folder / name).exists():
                 write_atomically(self.folder / name, (other.folder / name).read_bytes())
         outcome = other.outcome()
         if outcome is not None and outcome.outcome in ends:
-            _write(self.folder / "outcome.json", outcome)
+            write_record(self.folder / "outcome.json", outcome)
 
     def read(self) -> TrialRecord:
         """Return all records of the trial."""
-        plan = _read(TrialPlan, self.folder / "trial.json")
+        plan = read_record(TrialPlan, self.folder / "trial.json")
         artifacts = {name: self.folder / name for name in FILES if (self.folder / name).exists()}
         return TrialRecord(plan, self.outcome(), self.history(), artifacts, self.attempts().attempts)
 
     def attempts(self) -> Attempts:
         """Return the attempts at the trial, with the share of a GPU that each was given and used."""
         path = self.folder / "gpus.json"
-        return _read(Attempts, path) if path.exists() else Attempts()
+        return read_record(Attempts, path) if path.exists() else Attempts()
 
     def keep_attempts(self, attempts: Attempts) -> None:
         """Write the attempts."""
-        _write(self.folder / "gpus.json", attempts)
+        write_record(self.folder / "gpus.json", attempts)
         self.remote.push()
 
 
@@ -123,19 +127,20 @@ class SweepStore:
         """Write the manifest and copies of the YAML files."""
         for name, text in files.items():
             write_atomically(self.folder / name, text.encode())
-        _write(self.folder / "sweep.json", manifest)
+        write_record(self.folder / "sweep.json", manifest)
         self.remote.push(needed=True)
 
     def manifest(self) -> SweepManifest:
         """Return the sweep's manifest."""
-        return _read(SweepManifest, self.folder / "sweep.json")
+        return read_record(SweepManifest, self.folder / "sweep.json")
 
     def show(self, columns: tuple[str, ...], asked: bool) -> None:
         """Record the columns of reports; those `asked` for by the user outlive a change of the YAML file."""
         manifest = self.manifest()
         if manifest.columns != columns:
             options = {**manifest.options, "columns": list(columns)} if asked else manifest.options
-            _write(self.folder / "sweep.json", manifest.model_copy(update={"columns": columns, "options": options}))
+            shown = manifest.model_copy(update={"columns": columns, "options": options})
+            write_record(self.folder / "sweep.json", shown)
 
     def fetch(self) -> None:
         """Update the folder from the remote store, unless a local process runs the sweep and updates it itself."""
@@ -157,8 +162,8 @@ class SweepStore:
 
     def trials(self) -> list[TrialRecord]:
         """Return all trials in the order of the plan."""
-        folders = [path.parent for path in (self.folder / "trials").glob("*/trial.json")]
-        return sorted((TrialStore(folder).read() for folder in folders), key=lambda trial: trial.plan.number)
+        trials = [TrialStore(path.parent).read() for path in (self.folder / "trials").glob("*/trial.json")]
+        return sorted(trials, key=lambda trial: trial.plan.number)
 
 
 class Store:
@@ -166,7 +171,8 @@ class Store:
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
         self.root, self.uri = root.resolve(), uri
-        self._found: list[Path] | None = None
+        self.where = uri or str(self.root)
+        """The address to show to a user."""
 
     @classmethod
     def at(cls, address: str | Path) -> Store:
@@ -180,21 +186,17 @@ class Store:
         check_there(uri)
         return cls(mirror_folder(uri), uri)
 
-    @property
-    def where(self) -> str:
-        """The address to show to a user."""
-        return self.uri or str(self.root)
-
     def check_writable(self) -> None:
         """Raise UserError if there is a remote store that cannot be written."""
         if self.uri:
             check_writable(self.uri)
 
     def remote(self, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote part of a folder; `plays` tells that this process writes the checkpoints."""
+        """Return the remote part of a folder; unless this process `plays`, checkpoints are fetched without tensors."""
         if self.uri is None:
             return NOTHING
-        return Remote.of(Place(self.uri, folder.relative_to(self.root).as_posix()), folder, plays)
+        place = Place(self.uri, folder.relative_to(self.root).as_posix())
+        return Remote(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
 
     def sweep(self, name: str, sweep_id: str) -> SweepStore:
         """Return the folder of a sweep, whether it exists or not."""
@@ -208,47 +210,42 @@ class Store:
 
     def runs(self) -> list[TrialStore]:
         """Return the existing runs outside sweeps, updated from the remote store."""
-        folder = self.root / "runs"
-        remote = self.remote(folder)
+        remote = self.remote(self.root / "runs")
         remote.pull()
         remote.save()
-        return [TrialStore(path.parent) for path in sorted(folder.glob("**/trial.json"))]
+        return [TrialStore(path.parent) for path in sorted((self.root / "runs").glob("**/trial.json"))]
 
     def whole_run(self, name: str, stamp: str) -> TrialStore:
         """Return a run outside a sweep, with its tensors."""
-        folder = self.run(name, stamp).folder
         # The mirror of `runs` knows which checkpoints it has without tensors.
         remote = self.remote(self.root / "runs").below(name, stamp)
         remote.pull(whole=True)
         remote.save()
-        return TrialStore(folder)
+        return TrialStore(inside(self.root / "runs", name, stamp))
 
-    def sweeps(self, name: str | None = None) -> list[SweepStore]:
-        """Return the sweeps, of search space `name` if given, oldest first; of remote ones, download the manifest."""
+    def sweeps(self) -> list[SweepStore]:
+        """Return the sweeps, oldest first; of remote ones, download the manifest."""
         local = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))
-        folders = self._remote_sweeps(self.uri) if self.uri else local
-        found = [SweepStore(folder, self.remote(folder)) for folder in folders]
-        named = [sweep for sweep in found if name is None or sweep.manifest().name == name]
-        return sorted(named, key=lambda sweep: sweep.manifest().created)
+        found = [SweepStore(folder, self.remote(folder)) for folder in (self._remote_sweeps if self.uri else local)]
+        return sorted(found, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
         """Return the newest sweep of a search space, or the one of that id, updated, or raise UserError."""
         existing = self.sweeps()
-        mine = [sweep for sweep in existing if sweep.manifest().name == name]
-        if sweep_id is not None:
-            ids = [sweep.folder.name for sweep in mine]
-            mine = [sweep for sweep in mine if sweep.folder.name == sweep_id]
-            if not mine:
-                raise UserError(f"there is no sweep `{sweep_id}` of {name} in {self.where}{near(sweep_id, ids) or '.'}")
+        mine = {sweep.folder.name: sweep for sweep in existing if sweep.manifest().name == name}
+        if sweep_id is not None and sweep_id not in mine:
+            raise UserError(f"there is no sweep `{sweep_id}` of {name} in {self.where}{near(sweep_id, mine) or '.'}")
         if not mine:
             names = sorted({sweep.manifest().name for sweep in existing})
             raise UserError(f"there is no sweep of {name} in {self.where}{near(name, names) or '.'}")
-        mine[-1].fetch()
-        return mine[-1]
+        found = mine[sweep_id] if sweep_id is not None else list(mine.values())[-1]
+        found.fetch()
+        return found
 
-    def _remote_sweeps(self, uri: str) -> list[Path]:
-        """Return local folders of the remote sweeps, each with its manifest; list the remote store only once."""
-        place, root = Place(uri, "sweeps"), self.root / "sweeps"
+    @cached_property
+    def _remote_sweeps(self) -> list[Path]:
+        """The local folders of the remote sweeps, each with its manifest; the remote store is listed only once."""
+        place, root = Place(self.where, "sweeps"), self.root / "sweeps"
 
         def manifest(name: str) -> Path:
             path = inside(root, name, "sweep.json")
@@ -257,10 +254,8 @@ class Store:
             return path.parent
 
         def look() -> list[Path]:
-            names = list(place.folders("sweep.json", lambda one: (root / one / "sweep.json").exists()))
+            names = place.folders("sweep.json", lambda one: (root / one / "sweep.json").exists())
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 return list(pool.map(manifest, names))
 
-        if self._found is None:
-            self._found = persistently(look)
-        return self._found
+        return persistently(look)

@@ -4,6 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+MEASURED = ("memory", "system")  # fields of a record that are not written if they were not measured
+ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
+"""Metrics whose value for a run is the sum over its rounds."""
+
 
 @dataclass(frozen=True)
 class RoundRecord:
@@ -19,8 +23,6 @@ class RoundRecord:
 
 
 History = Sequence[RoundRecord]
-MEASURED = ("memory", "system")
-"""Fields that are not written if they were not measured."""
 
 
 def to_json(history: History) -> str:
@@ -48,10 +50,6 @@ def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
 def last(history: History, metric: str) -> float | None:
     """Return a metric at the last recorded round, or None if it is absent."""
     return history[-1].metrics.get(metric) if history else None
-
-
-ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
-"""Metrics whose value for a run is the sum over its rounds."""
 
 
 def over_the_run(history: History, metric: str) -> float | None:

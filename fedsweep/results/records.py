@@ -15,36 +15,12 @@ from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.pareto import Against, Mode
 
-TAKEN_FROM = "taken_from"
-"""Tag: the earlier sweep that ran a trial of this one."""
-
-SYNTHETIC = "synthetic"
-"""Tag: the source of the synthetic images that a run trains on."""
-
+TAKEN_FROM = "taken_from"  # tag: the earlier sweep that ran a trial of this one
+SYNTHETIC = "synthetic"  # tag: the source of the synthetic images that a run trains on
 STAND_INS = {
     "surrogate": "surrogates, drawn from the statistics of images held out for the server and made by no generator"
 }
 """Descriptions of images that replace a generator's, by source."""
-
-
-def stand_in(tags: Mapping[str, str]) -> str | None:
-    """Return the description of images that replaced a generator's in a run with these tags, or None.
-
-    >>> stand_in({"synthetic": "folder"}), stand_in({})
-    (None, None)
-    """
-    return STAND_INS.get(tags.get(SYNTHETIC, ""))
-
-
-def warning(made: str, where: str = "") -> str:
-    """Return the warning about images that replaced a generator's.
-
-    >>> warning("surrogates", "all arms")
-    'Synthetic images: surrogates (all arms).'
-    """
-    return f"Synthetic images: {made}{f' ({where})' if where else ''}."
-
-
 OutcomeName = Literal["finished", "pruned", "diverged", "failed"]
 
 
@@ -157,3 +133,21 @@ def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
     """Return the number of ended trials by outcome."""
     ended = [trial.outcome.outcome for trial in trials if trial.outcome]
     return {name: ended.count(name) for name in get_args(OutcomeName)}
+
+
+def stand_in(tags: Mapping[str, str]) -> str | None:
+    """Return the description of images that replaced a generator's in a run with these tags, or None.
+
+    >>> stand_in({"synthetic": "folder"}), stand_in({})
+    (None, None)
+    """
+    return STAND_INS.get(tags.get(SYNTHETIC, ""))
+
+
+def warning(made: str, where: str = "") -> str:
+    """Return the warning about images that replaced a generator's.
+
+    >>> warning("surrogates", "all arms")
+    'Synthetic images: surrogates (all arms).'
+    """
+    return f"Synthetic images: {made}{f' ({where})' if where else ''}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.results import TrialRecord
@@ -33,24 +34,18 @@ class Column:
     """True if the value differs between repetitions, as time and memory do."""
 
 
-def _last(metric: str) -> Callable[[TrialRecord], float | None]:
-    def value(trial: TrialRecord) -> float | None:
-        found = last(trial.history, metric)
-        return found if found is not None and math.isfinite(found) else None
-
-    return value
+def _last(metric: str, trial: TrialRecord) -> float | None:
+    found = last(trial.history, metric)
+    return found if found is not None and math.isfinite(found) else None
 
 
-def _sum_of(metric: str, scale: float) -> Callable[[TrialRecord], float | None]:
-    return lambda trial: sum(record.metrics.get(metric, 0.0) for record in trial.history) / scale
+def _megabytes(metric: str, trial: TrialRecord) -> float:
+    return sum(record.metrics.get(metric, 0.0) for record in trial.history) / 1e6
 
 
-def _mean_of_rounds(metric: str) -> Callable[[TrialRecord], float | None]:
-    def value(trial: TrialRecord) -> float | None:
-        values = [record.metrics[metric] for record in trial.history if record.round and metric in record.metrics]
-        return sum(values) / len(values) if values else None
-
-    return value
+def _mean_of_rounds(metric: str, trial: TrialRecord) -> float | None:
+    values = [record.metrics[metric] for record in trial.history if record.round and metric in record.metrics]
+    return sum(values) / len(values) if values else None
 
 
 def _gpu_seconds(trial: TrialRecord) -> float | None:
@@ -69,41 +64,37 @@ def _most_megabytes(numbers_of_bytes: Iterable[int | None]) -> float | None:
     return max(known) / 1e6 if known else None
 
 
-def _rounds_to(target: float, metric: str, mode: Mode) -> Callable[[TrialRecord], float | None]:
-    """Return a function that finds the first round after which the metric is as good as the target."""
+def _rounds_to(target: float, metric: str, mode: Mode, trial: TrialRecord) -> float | None:
+    """Return the first round after which the metric is as good as the target."""
     sign = 1 if mode == "max" else -1
-
-    def value(trial: TrialRecord) -> float | None:
-        known = ((record.round, record.metrics.get(metric, math.nan)) for record in trial.history)
-        return next((float(number) for number, found in known if sign * found >= sign * target), None)
-
-    return value
+    known = ((record.round, record.metrics.get(metric, math.nan)) for record in trial.history)
+    return next((float(number) for number, found in known if sign * found >= sign * target), None)
 
 
 COLUMNS: Mapping[str, Column] = {
     column.name: column
     for column in (
-        Column("mean_over_domains", "mean of domains", _last("accuracy/mean"),
+        Column("mean_over_domains", "mean of domains", partial(_last, "accuracy/mean"),
                "accuracy in percent, each domain with the same weight", percent=True),
-        Column("worst_domain", "worst domain", _last("accuracy/worst_domain"),
+        Column("worst_domain", "worst domain", partial(_last, "accuracy/worst_domain"),
                "accuracy in percent on each seed's worst domain", percent=True),
-        Column("domain_spread", "sd of domains", _last("accuracy/domain_spread"),
+        Column("domain_spread", "sd of domains", partial(_last, "accuracy/domain_spread"),
                "of the accuracy over the domains (n), in percentage points", percent=True),
-        Column("out_of_domain", "out of domain", _last("accuracy/out_of_domain_mean"),
+        Column("out_of_domain", "out of domain", partial(_last, "accuracy/out_of_domain_mean"),
                "mean accuracy in percent over the domains that no client of an arm has", percent=True),
-        Column("mean_client", "mean client", _last("accuracy/clients/mean"),
+        Column("mean_client", "mean client", partial(_last, "accuracy/clients/mean"),
                "accuracy in percent of clients with their own models, mean over clients", percent=True),
-        Column("worst_client", "worst client", _last("accuracy/clients/worst"),
+        Column("worst_client", "worst client", partial(_last, "accuracy/clients/worst"),
                "accuracy in percent of each seed's worst client with its own model", percent=True),
-        Column("bottom_clients", "bottom 10% clients", _last("accuracy/clients/bottom_10"),
+        Column("bottom_clients", "bottom 10% clients", partial(_last, "accuracy/clients/bottom_10"),
                "mean accuracy in percent of each seed's worst tenth of the clients", percent=True),
         Column("megabytes", "MB sent", lambda trial: total_megabytes(trial.history),
                "10^6 bytes, both directions, whole run"),
-        Column("megabytes_up", "MB up", _sum_of("bytes/up", 1e6), "10^6 bytes sent by clients, whole run"),
-        Column("megabytes_down", "MB down", _sum_of("bytes/down", 1e6), "10^6 bytes sent to clients, whole run"),
-        Column("parameters_trained", "trained parameters", _mean_of_rounds("parameters/trained"),
+        Column("megabytes_up", "MB up", partial(_megabytes, "bytes/up"), "10^6 bytes sent by clients, whole run"),
+        Column("megabytes_down", "MB down", partial(_megabytes, "bytes/down"), "10^6 bytes sent to clients, whole run"),
+        Column("parameters_trained", "trained parameters", partial(_mean_of_rounds, "parameters/trained"),
                "of a client, mean over clients and rounds", digits=0),
-        Column("parameters_held", "held parameters", _mean_of_rounds("parameters/held"),
+        Column("parameters_held", "held parameters", partial(_mean_of_rounds, "parameters/held"),
                "of a client, frozen ones included, mean over clients and rounds", digits=0),
         Column("seconds", "seconds", lambda trial: sum(one.seconds for one in trial.history),
                "training and evaluation as measured, whole run", measured=True),
@@ -125,27 +116,26 @@ def column(name: str, metric: str, mode: Mode) -> Column:
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
     """
-    if (found := COLUMNS.get(name)) is not None:
-        return found
+    if name in COLUMNS:
+        return COLUMNS[name]
     if name.startswith(TARGET):
         target = float(name.removeprefix(TARGET))
         shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
         meaning = "the first round after which the objective was there, on every seed or `by k of n`"
-        return Column(name, f"rounds to {shown}", _rounds_to(target, metric, mode), meaning, digits=1)
+        return Column(name, f"rounds to {shown}", partial(_rounds_to, target, metric, mode), meaning, digits=1)
     percent = is_accuracy(name)
-    return Column(name, name, _last(name), "at the last round" + ", in percent" * percent, percent=percent)
+    return Column(name, name, partial(_last, name), "at the last round" + ", in percent" * percent, percent=percent)
 
 
 def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
     """Raise UserError for an unknown or repeated name, and for an invalid target."""
     known = [*COLUMNS, *metrics]
-    taken = set[str | float]()
+    taken: list[str | float] = []
     for name in names:
         is_target = name.startswith(TARGET)
-        which = _target(name, objective, where) if is_target else name
-        if which in taken:
+        taken.append(_target(name, objective, where) if is_target else name)
+        if taken[-1] in taken[:-1]:
             raise UserError(f"{where} names {name} twice.")
-        taken.add(which)
         if not is_target and name not in known:
             rest = f"; there are {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics of its rounds."
             raise UserError(f"{where} names {name}, which is no column{near(name, known) or rest}")

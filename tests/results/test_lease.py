@@ -143,14 +143,14 @@ def race(remote: Objects, drivers: int) -> Counter[str]:
 
     def drive() -> None:
         mine = Lease(Slow(remote), FOLDER)  # type: ignore[arg-type]
-        look = mine._look
+        look = mine.look
 
         def looked() -> Any:
             seen = look()
             ready.wait(30)
             return seen
 
-        mine._look = looked  # type: ignore[method-assign]
+        mine.look = looked  # type: ignore[method-assign]
         try:
             with mine.acquired("sweep x"):
                 fared.append("acquired")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsweep.results.checkpoint import without_tensors
 from fedsweep.results.remote.lease import Lease, UnconditionalObjects
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, filesystem, persistently
@@ -17,8 +15,6 @@ from fedsweep.results.remote.objects import UnreachableError, filesystem, persis
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-SHORTEN = {"checkpoint.safetensors": without_tensors}
-"""Readers of the parts of large files that a driver needs."""
 LOST = "another process has taken the sweep over"
 
 
@@ -43,44 +39,37 @@ class Place:
         """Return the address of a folder within this one."""
         return Place(self.uri, "/".join((self.path, *names)))
 
-    def folders(self, marker: str, known: Callable[[str], bool]) -> Iterator[str]:
-        """Yield the names of the folders below that contain the file `marker`, or are `known` to without a request."""
+    def folders(self, marker: str, known: Callable[[str], bool], above: str = "") -> Iterator[str]:
+        """Yield the folders below `above` that contain the file `marker`, or are `known` to without a request."""
         from pyarrow.fs import FileSelector
 
-        found = self.filesystem.get_file_info(FileSelector(self.base, allow_not_found=True))
+        found = self.filesystem.get_file_info(FileSelector(f"{self.base}/{above}".rstrip("/"), allow_not_found=True))
         if any(one.is_file and one.base_name == marker for one in found):
-            yield ""
+            yield above
             return
         for name in sorted(one.base_name for one in found if not one.is_file and not one.base_name.startswith(".")):
-            if known(name):
-                yield name
-                continue
-            deeper = self.below(name).folders(marker, lambda one, above=name: known(f"{above}/{one}"))  # type: ignore[misc]
-            yield from (f"{name}/{one}" if one else name for one in deeper)
+            path = f"{above}/{name}".lstrip("/")
+            if known(path):
+                yield path
+            else:
+                yield from self.folders(marker, known, path)
 
 
+@dataclass(eq=False)
 class Remote:
     """The part of a mirror below a prefix, or nothing. Methods raise UnreachableError if the store does not answer."""
 
-    def __init__(self, mirror: Mirror | None = None, place: Place | None = None) -> None:
-        self.mirror, self.place = mirror, place
-        self.prefix = ""
-        self.unsent: dict[str, str] = {}
-        """Prefixes below which a push has failed, with the reason; shared by all parts of a mirror."""
-        self.is_lost: Callable[[], bool] = lambda: False
-        """Function that returns whether another process has taken the remote folder over."""
-
-    @classmethod
-    def of(cls, place: Place, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote part of a folder; unless this process `plays`, checkpoints are fetched without tensors."""
-        return cls(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
+    mirror: Mirror | None = None
+    place: Place | None = None
+    prefix: str = ""
+    unsent: dict[str, str] = field(default_factory=dict)
+    """Prefixes below which a push has failed, with the reason; shared by all parts of a mirror."""
+    is_lost: Callable[[], bool] = lambda: False
+    """Function that returns whether another process has taken the remote folder over."""
 
     def below(self, *names: str) -> Remote:
         """Return the remote part of a folder or file within this one."""
-        part = Remote(self.mirror, self.place)
-        part.prefix = "/".join((*([self.prefix] if self.prefix else ()), *names))
-        part.unsent, part.is_lost = self.unsent, self.is_lost
-        return part
+        return replace(self, prefix="/".join((self.prefix, *names)).lstrip("/"))
 
     def pull(self, whole: bool = False, discard: bool = False) -> None:
         """Update the folder from the objects, as `Mirror.pull` does."""
@@ -121,15 +110,12 @@ class Remote:
         """Return whether another process, on any machine, is writing to the remote folder."""
         if self.place is None:
             return False
-        lease = Lease(UnconditionalObjects(self.place.filesystem), self.place.base)
-        return persistently(lease.holder) is not None
+        other, _ = persistently(Lease(UnconditionalObjects(self.place.filesystem), self.place.base).look)
+        return other is not None
 
     @contextlib.contextmanager
     def exclusively(self, what: str) -> Iterator[None]:
-        """Hold the lease on the remote folder during the context, or raise UserError if another process has it.
-
-        `is_lost` tells whether another process has taken it over all the same.
-        """
+        """Hold the lease on the remote folder during the context, or raise UserError if another process has it."""
         if self.place is None:
             yield
             return

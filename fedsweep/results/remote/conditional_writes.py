@@ -25,8 +25,7 @@ from fedsweep.results.remote.objects import filesystem
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-SLOWEST = timedelta(seconds=20)
-"""Time limit of one request of `obstore`."""
+SLOWEST = timedelta(seconds=20)  # time limit of one request of `obstore`
 
 
 class ConditionalObjects:
@@ -39,14 +38,11 @@ class ConditionalObjects:
 
     def read(self, path: str) -> Found:
         """Read an object."""
-        with _os_errors():
-            try:
-                found = obstore.get(self.store, _key(path))
-                content = bytes(found.bytes())
-            except FileNotFoundError:
-                return Found()
-        version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
-        return Found(content, found.meta["last_modified"].timestamp(), version)
+        with _os_errors(), contextlib.suppress(FileNotFoundError):
+            found = obstore.get(self.store, _key(path))
+            version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
+            return Found(bytes(found.bytes()), found.meta["last_modified"].timestamp(), version)
+        return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
         """Write an object if it still has this version, None for absent; otherwise leave it."""
@@ -115,6 +111,5 @@ def _keys_of_profile() -> dict[str, str]:
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser())
     profile = os.environ.get("AWS_PROFILE") or "default"
-    found = dict(parser[profile]) if parser.has_section(profile) else {}
-    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-    return {name.removeprefix("aws_"): found[name] for name in names if name in found}
+    names = ("access_key_id", "secret_access_key", "session_token")
+    return {name: parser[profile][f"aws_{name}"] for name in names if parser.has_option(profile, f"aws_{name}")}

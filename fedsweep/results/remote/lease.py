@@ -26,12 +26,9 @@ if TYPE_CHECKING:
     from fedsweep.results.remote.conditional_writes import ConditionalObjects
 
 NAME = ".lease"
-RENEWED = 30.0
-"""Seconds between two renewals."""
-STALE = 120.0
-"""Seconds without a renewal after which the holder counts as dead."""
-SETTLES = 1.0
-"""Seconds between writing and reading back if the store has no conditional writes."""
+RENEWED = 30.0  # seconds between two renewals
+STALE = 120.0  # seconds without a renewal after which the holder counts as dead
+SETTLES = 1.0  # seconds between writing and reading back if the store has no conditional writes
 
 
 class Found(NamedTuple):
@@ -53,11 +50,10 @@ class UnconditionalObjects:
 
     def read(self, path: str) -> Found:
         """Read an object."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             content = read(self.files, path)
-        except FileNotFoundError:
-            return Found()
-        return Found(content, (self.files.get_file_info(path).mtime_ns or time.time_ns()) / 1e9)
+            return Found(content, (self.files.get_file_info(path).mtime_ns or time.time_ns()) / 1e9)
+        return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
         """Write an object, whatever its version."""
@@ -79,18 +75,14 @@ class Lease:
 
     @contextlib.contextmanager
     def acquired(self, what: str) -> Iterator[Lease]:
-        """Hold the lease during the context, renewed by a thread. `what` names the sweep in error messages.
+        """Hold the lease during the context, renewed by a thread; `what` names the sweep in error messages.
 
-        Raises:
-            UserError: Another process has the lease.
-            UnreachableError: The store does not answer.
+        Raise UserError if another process has the lease, and UnreachableError if the store does not answer.
         """
-        other, version = persistently(self._look)
+        other, version = persistently(self.look)
         if other:
-            raise UserError(
-                f"{what} is being run by a process on {other['host']}; wait for it or end it. "
-                f"One that was killed gives way after {STALE / 60:g} minutes."
-            )
+            killed = f"One that was killed gives way after {STALE / 60:g} minutes."
+            raise UserError(f"{what} is being run by a process on {other['host']}; wait for it or end it. {killed}")
         persistently(lambda: self._write(version))
         if not self.objects.exclusive:
             time.sleep(SETTLES)
@@ -105,13 +97,11 @@ class Lease:
         finally:
             self._over.set()
             thread.join()
-            self._give_back()
+            with contextlib.suppress(OSError):
+                if not self.lost and self._is_mine(self._read()[0]):
+                    self.objects.remove(self.path)
 
-    def holder(self) -> dict[str, Any] | None:
-        """Return the other living process that has the lease, or None."""
-        return self._look()[0]
-
-    def _look(self) -> tuple[dict[str, Any] | None, Any]:
+    def look(self) -> tuple[dict[str, Any] | None, Any]:
         """Return the other living holder, if any, and the version of the object that a successor has to replace."""
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):
@@ -150,11 +140,6 @@ class Lease:
                     self.lost = True
                     return
                 self._write(found.version)
-
-    def _give_back(self) -> None:
-        with contextlib.suppress(OSError):
-            if not self.lost and self._is_mine(self._read()[0]):
-                self.objects.remove(self.path)
 
 
 def process() -> str:

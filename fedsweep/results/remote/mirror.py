@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 STATE = ".mirror.json"
-SCRATCH = "ray"
-"""A folder that is not mirrored."""
+SCRATCH = "ray"  # a folder that is not mirrored
 LAST = ("checkpoint.safetensors", "gpus.json", "trial.json", "sweep.json", "outcome.json")
 """Files that are sent after all others, in this order: each implies that those before it are complete."""
-AT_ONCE = 16
-"""Objects that are fetched in parallel."""
-READS = 5
-"""Attempts at reading an object that changes meanwhile."""
+AT_ONCE = 16  # objects that are fetched in parallel
+READS = 5  # attempts at reading an object that changes meanwhile
+Shorten = Mapping[str, Callable[[Any], bytes]]
+"""Functions that read a part of a large file, by its name; these files are never sent back."""
 
 
 class Mark(NamedTuple):
@@ -50,14 +49,7 @@ class Known(NamedTuple):
 class Mirror:
     """A folder, and the objects below a path of a pyarrow file system, without names that begin with a dot."""
 
-    def __init__(
-        self,
-        filesystem: FileSystem,
-        base: str,
-        folder: Path,
-        shorten: Mapping[str, Callable[[Any], bytes]] | None = None,
-    ) -> None:
-        """`shorten` maps names of large files to functions that read a part; these files are never sent back."""
+    def __init__(self, filesystem: FileSystem, base: str, folder: Path, shorten: Shorten | None = None) -> None:
         self.filesystem, self.base, self.folder = filesystem, base.rstrip("/"), folder
         self._shorten = shorten or {}
         self._known = _load(folder / STATE)
@@ -72,9 +64,7 @@ class Mirror:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             fetched = pool.map(lambda one: self._fetch(one, remote[one], whole), wanted)
             self._known |= {name: known for name, known in zip(wanted, fetched, strict=True) if known is not None}
-        for name in self._below(prefix, {**local, **self._known}):
-            if name in remote:
-                continue
+        for name in self._below(prefix, {*local, *self._known} - {*remote}):
             known = self._known.get(name)
             if discard or (known and known.local == local.get(name)):
                 (self.folder / name).unlink(missing_ok=True)
@@ -107,17 +97,15 @@ class Mirror:
     def _objects(self, prefix: str) -> dict[str, Mark]:
         from pyarrow.fs import FileSelector
 
-        where = f"{self.base}/{prefix}".rstrip("/")
-        found = {}
-        for info in self.filesystem.get_file_info(FileSelector(where, recursive=True, allow_not_found=True)):
-            name = info.path.removeprefix(f"{self.base}/")
-            if info.is_file and _ours(name):
-                found[name] = Mark(info.size, info.mtime_ns)
-        return found
+        below = FileSelector(f"{self.base}/{prefix}".rstrip("/"), recursive=True, allow_not_found=True)
+        files = [info for info in self.filesystem.get_file_info(below) if info.is_file]
+        found = {info.path.removeprefix(f"{self.base}/"): Mark(info.size, info.mtime_ns) for info in files}
+        return {name: mark for name, mark in found.items() if _ours(name)}
 
     def _files(self, prefix: str) -> dict[str, Mark]:
         start, found = self.folder / prefix, {}
-        for path in [start] if start.is_file() else _files_in(start):
+        walked = (Path(path, file) for path, _, files in os.walk(start) for file in files)
+        for path in [start] if start.is_file() else walked:
             if _ours(name := path.relative_to(self.folder).as_posix()):
                 with contextlib.suppress(FileNotFoundError):  # it has just gone
                     found[name] = _mark(path)
@@ -150,18 +138,14 @@ class Mirror:
                     content = short(file) if short else file.readall()
             except FileNotFoundError:
                 return None
-            info = self.filesystem.get_file_info(path) if short is None else None
-            if info is None or Mark(info.size, info.mtime_ns) == mark:  # else it may be a part of each
+            before = mark
+            if short is None:
+                info = self.filesystem.get_file_info(path)
+                mark = Mark(info.size, info.mtime_ns)
+            if mark == before:  # else it may be a part of each
                 write_atomically(place, content)
                 return Known(_mark(place), mark, short is None)
-            mark = Mark(info.size, info.mtime_ns)
         raise OSError(f"{path} changes faster than it can be read")
-
-
-def _files_in(folder: Path) -> Iterator[Path]:
-    for path, folders, files in os.walk(folder):
-        folders[:] = [one for one in folders if not one.startswith(".")]
-        yield from (Path(path, file) for file in files)
 
 
 def _ours(name: str) -> bool:
@@ -182,11 +166,9 @@ def _mark(path: Path) -> Mark:
 
 def _load(path: Path) -> dict[str, Known]:
     """Return the record of an earlier process, or nothing if it is incomplete or has another format."""
-    try:
-        found = json.loads(path.read_text())
-        return {
-            str(name): Known(Mark(*local), Mark(*remote) if remote else None, whole)
-            for name, (local, remote, whole) in found.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+    known: dict[str, Known] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        for name, (local, remote, whole) in json.loads(path.read_text()).items():
+            known[name] = Known(Mark(*local), Mark(*remote) if remote else None, whole)
+        return known
+    return {}

@@ -21,8 +21,7 @@ URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 SECRETS = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 FLAT = ("s3", "gcs", "abfs")
 """Kinds of stores without folders, where an object appears as a whole once it is written."""
-PAUSES = (1.0, 4.0, 10.0)
-"""Seconds between attempts."""
+PAUSES = (1.0, 4.0, 10.0)  # seconds between attempts
 Answer = TypeVar("Answer")
 
 
@@ -51,10 +50,8 @@ def filesystem(uri: str) -> tuple[FileSystem, str]:
     try:
         found, base = FileSystem.from_uri(quick)
     except (OSError, ValueError, ArrowException) as error:
-        raise UserError(
-            f"`--store` must be a folder or a URI that pyarrow can open, such as s3://BUCKET/RUNS, but `{uri}` is not: "
-            f"{one_line(error)}."
-        ) from None
+        rule = "must be a folder or a URI that pyarrow can open, such as s3://BUCKET/RUNS"
+        raise UserError(f"`--store` {rule}, but `{uri}` is not: {one_line(error)}.") from None
     if found.type_name == "mock" or not base:
         raise UserError(f"`--store` must name a bucket, such as s3://BUCKET/RUNS, but it is `{uri}`.")
     return found, base
@@ -64,16 +61,13 @@ def _check_secrets(uri: str) -> None:
     """Raise UserError if the URI contains credentials, which others could see in logs or the list of processes."""
     try:
         parts = urlsplit(uri)
-        named = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if SECRETS.search(name)]
-        secret = parts.password is not None or (parts.scheme == "s3" and parts.username is not None)
+        named = any(SECRETS.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     except ValueError as error:
         raise UserError(f"`--store` is a URI that cannot be read: {one_line(error)}.") from None
-    if secret or named:
+    if named or parts.password is not None or (parts.scheme == "s3" and parts.username is not None):
         shown = re.sub("//.*@", "//***@", uri.partition("?")[0])
-        raise UserError(
-            f"`--store` must hold no credentials, but `{shown}` does; they are taken from the environment or from the "
-            "usual files, such as ~/.aws/credentials."
-        )
+        usual = "the environment or from the usual files, such as ~/.aws/credentials"
+        raise UserError(f"`--store` must hold no credentials, but `{shown}` does; they are taken from {usual}.")
 
 
 def check_there(uri: str) -> None:
@@ -82,13 +76,11 @@ def check_there(uri: str) -> None:
     if found.type_name not in FLAT:
         return
     bucket = base.split("/")[0]
-    from pyarrow.fs import FileType
-
     try:
         info = found.get_file_info(bucket)
     except OSError as error:
         raise UserError(f"the store {uri} cannot be reached: {one_line(error)}.") from None
-    if info.type == FileType.NotFound:
+    if info.type.name == "NotFound":
         raise UserError(f"the store {uri} cannot be used: there is no bucket `{bucket}`.")
 
 
@@ -141,15 +133,13 @@ def persistently(do: Callable[[], Answer], pauses: Sequence[float] | None = None
         UnreachableError: Every attempt failed.
         OSError: The disk of this machine is full, or a file is missing.
     """
-    for pause in (*(PAUSES if pauses is None else pauses), None):
+    left = iter(PAUSES if pauses is None else pauses)
+    while True:
         try:
             return do()
-        except FileNotFoundError:
-            raise
         except OSError as error:
-            if disk_is_full(error):
+            if isinstance(error, FileNotFoundError) or disk_is_full(error):
                 raise
-            if pause is None:
+            if (pause := next(left, None)) is None:
                 raise UnreachableError(one_line(error)) from error
             time.sleep(pause)
-    raise AssertionError

@@ -13,13 +13,12 @@ from fedsweep.methods.capabilities import Messages, Stages
 from fedsweep.models import LayeredModel, add_lora, train_head_alone
 from fedsweep.models.names import is_statistic, layer_of, names_within
 from fedsweep.training.costs import held_parameters, sizes_of, transmission_seconds
-from fedsweep.types import Client
+from fedsweep.types import Client, LayerAllocation
 
 ALL, BLOCK, LORA, HEAD, BRICK = (f"parameters/{part}" for part in ("all", "block", "lora_per_block", "head", "brick"))
 FROZEN, GATE, ADAPTER, MIXTURE = (f"parameters/{part}" for part in ("backbone", "gate", "gate_adapter", "mixture"))
 SERVER, TAUGHT = "parameters/server", "parameters/server_adapters"
-BANDWIDTHS = (0.1, 1.0, 10.0)
-"""Megabytes per second (FedMS, Section 4.2.3)."""
+BANDWIDTHS = (0.1, 1.0, 10.0)  # megabytes per second (FedMS, Section 4.2.3)
 STAGES = ("", "/stage_2")
 TRAINED = [f"percent/trained{stage}" for stage in STAGES]
 SECONDS = [f"seconds/{bandwidth:g}MBps{stage}" for stage in STAGES for bandwidth in BANDWIDTHS]
@@ -90,11 +89,8 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
     if brick := next((name for name in sizes if name.startswith("bricks.")), None):
         parameters[BRICK] = under(f"{brick.rpartition('.')[0]}.")
     clients = tuple(_clients(config, model, sizes, backbone))
-    deepest: dict[str, ClientCount] = {}
-    for one in clients:
-        deepest.setdefault(one.stage, one)
     shares: dict[str, float] = {}
-    for one in deepest.values():
+    for one in reversed(clients):  # the deepest of each stage comes last
         suffix = STAGES[one.stage == "stage 2"]
         shares[f"percent/trained{suffix}"] = one.percent
         shares |= {f"seconds/{speed:g}MBps{suffix}": one.seconds(speed) for speed in BANDWIDTHS}
@@ -125,18 +121,16 @@ def _clients(config: RunConfig, model: LayeredModel, sizes: Mapping[str, int], b
     first = config.method.init(model, clients, server)
     for stage, state in Stages.of_method(config.method).stage_states(first, config.federation.rounds).items():
         rows = config.method.allocate(state, clients, server, stream(config.seed, "allocation", 1))
-        seen: set[int] = set()
+        of_depth: dict[int, LayerAllocation] = {}
         for client in sorted(clients, key=lambda one: -one.capacity):
-            row = rows[client.id]
-            if len(row.held) in seen:
-                continue
-            seen.add(len(row.held))
+            of_depth.setdefault(len(rows[client.id].held), rows[client.id])
+        for depth, row in of_depth.items():
             held = names_within(sizes, row.held, row.excluded_prefixes)
-            names = messages.trained_names(state, movable, row)
-            trained = sum(movable[name] for name in names if not is_statistic(name))
+            trained_names = messages.trained_names(state, movable, row)
+            trained = sum(movable[name] for name in trained_names if not is_statistic(name))
             yield ClientCount(
                 stage=stage,
-                depth=len(row.held),
+                depth=depth,
                 held=sum(sizes[name] for name in held),
                 bricks=sum(sizes[name] for name in held if name.startswith("bricks.")),
                 trained=trained,

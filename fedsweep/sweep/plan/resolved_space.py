@@ -10,13 +10,11 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.arms import Arm, agrees, arm_label, identity
-from fedsweep.sweep.space.designs import Design, changes, left_out_values
-from fedsweep.sweep.space.requested_space import RequestedSpace
+from fedsweep.sweep.space.designs import changes, left_out_values
+from fedsweep.sweep.space.search_space import RequestedSpace
 
-SHOWN = 3
-"""Number of causes that an error message names."""
-TRIED = 16
-"""Number of messages among which the simplest cause is searched."""
+SHOWN = 3  # causes that an error message names
+TRIED = 16  # messages among which the simplest cause is searched
 Items = frozenset[tuple[str, str]]
 
 
@@ -82,33 +80,21 @@ class ResolvedSpace:
 
     def __init__(self, request: RequestedSpace, base: RunConfig) -> None:
         self.request, self.name, self.space, self.base = request, request.name, request.space, base
-        self._of_base = flat(base)
-        self.left_out = left_out_values(self.space.ablate or {}, self._of_base)
-        self._configs: dict[tuple[str, int], RunConfig] = {}
-
-    @property
-    def sampled(self) -> int | None:
+        self.sampled = None if self.space.search.name == "grid" else self.space.search.samples
         """Number of samples, or None for a grid."""
-        return None if self.space.search.name == "grid" else self.space.search.samples
+        self.left_out = left_out_values(self.space.ablate or {}, flat(base))
+        self._configs: dict[tuple[str, int], RunConfig] = {}
 
     @property
     def num_trials(self) -> int:
         """Number of trials of the sweep, without the successors in a population."""
-        return self.sampled if self.sampled is not None else len(self.arms) * len(self.space.seeds)
+        return self.sampled or len(self.arms) * len(self.space.seeds)
 
     @cached_property
     def arms(self) -> list[Arm]:
         """The arms of the design; empty for a sampled search."""
-        return self._arms(self.space.design)
-
-    @cached_property
-    def crossed(self) -> list[Arm]:
-        """The arms of the full grid, whatever the design."""
-        return self._arms("full")
-
-    def _arms(self, design: Design) -> list[Arm]:
         try:
-            return [] if self.sampled is not None else self.space.arms(self.tentative, design)
+            return [] if self.sampled is not None else self.space.arms(self.tentative, self.space.design)
         except ValueError as error:
             raise UserError(f"{self.request.where}: {error}.") from None
 
@@ -132,15 +118,12 @@ class ResolvedSpace:
         key = identity(arm), seed
         if key not in self._configs:
             changed = {**changes(arm, self.left_out, self.space.named), "seed": seed}
-            known = {name: self._of_base.get(name) for name in changed}
-            same = identity(known) == identity(changed) and changed.keys() <= self._of_base.keys()
-            self._configs[key] = self.base if same else self.base.override(changed, self.where(arm))
+            self._configs[key] = self.base.override(changed, self.where(arm))
         return self._configs[key]
 
     def resolve_all(self, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:
         """Return the configuration of each arm under the first seed; raise one UserError about all impossible arms."""
-        found: list[tuple[Arm, RunConfig]] = []
-        wrong: list[WrongArm] = []
+        found, wrong = list[tuple[Arm, RunConfig]](), list[WrongArm]()
         for arm in arms:
             try:
                 found.append((arm, self.resolve(arm, self.space.seeds[0])))

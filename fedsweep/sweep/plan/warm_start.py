@@ -1,14 +1,12 @@
 """Earlier sweeps in a new one: the warm start of a search, and the reuse of equal trials that have finished."""
 
-import json
-
 from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
-from fedsweep.common.files import write_atomically
 from fedsweep.results import Store, SweepStore, TrialPlan, TrialStore
 from fedsweep.results.arms import Arm
+from fedsweep.results.folders import read_record, write_record
 from fedsweep.results.records import TAKEN_FROM
 from fedsweep.sweep.plan.plan import Plan
 
@@ -52,41 +50,41 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
     manifest = sweep.manifest()
     where = f"`search.warm_start` {name}@{manifest.id}"
     if (manifest.metric, manifest.mode) != (objective.metric, objective.mode):
-        raise UserError(
-            f"{where} has the objective {manifest.metric} ({manifest.mode}), "
-            f"but search space {plan.name} has {objective.metric} ({objective.mode})."
-        )
+        ours = f"search space {plan.name} has {objective.metric} ({objective.mode})"
+        raise UserError(f"{where} has the objective {manifest.metric} ({manifest.mode}), but {ours}.")
     trials = sweep.trials()
-    ended = [trial for trial in trials if trial.outcome is not None and trial.outcome.outcome == "finished"]
-    finished = [(one.plan, values) for one in ended if (values := objective.values(one.history)) is not None]
-    known = [
+    finished = [
+        (trial.plan, values)
+        for trial in trials
+        if trial.outcome is not None and trial.outcome.outcome == "finished"
+        if (values := objective.values(trial.history)) is not None
+    ]
+    known = tuple(
         Known(key=one.key, arm=one.arm, values=values)
         for one, values in finished
         if one.arm.keys() == axes.keys() and all(axis.has(one.arm[name]) for name, axis in axes.items())
-    ]
+    )
     if not known:
-        why = (
-            f"none of its {len(finished)} finished trials lies in the axes {', '.join(axes)}"
-            if finished
-            else f"none of its {len(trials)} trials has finished"
-        )
+        why = f"none of its {len(trials)} trials has finished"
+        if finished:
+            why = f"none of its {len(finished)} finished trials lies in the axes {', '.join(axes)}"
         raise UserError(f"{where} has nothing for search space {plan.name}: {why}.")
     unfinished, outside = len(trials) - len(finished), len(finished) - len(known)
     return WarmStart(
-        name=name, id=manifest.id, rounds=manifest.rounds, known=tuple(known), unfinished=unfinished, outside=outside
+        name=name, id=manifest.id, rounds=manifest.rounds, known=known, unfinished=unfinished, outside=outside
     )
 
 
 def keep(found: WarmStart | None, sweep: SweepStore) -> None:
     """Write the known trials into the new sweep's folder."""
     if found is not None:
-        write_atomically(sweep.folder / FILE, found.model_dump_json(indent=2).encode())
+        write_record(sweep.folder / FILE, found)
 
 
 def read(sweep: SweepStore) -> WarmStart | None:
     """Return the trials that a sweep's search started from, if any."""
     path = sweep.folder / FILE
-    return WarmStart.of(json.loads(path.read_text()), str(path)) if path.exists() else None
+    return read_record(WarmStart, path) if path.exists() else None
 
 
 def known(sweep: SweepStore) -> list[tuple[Arm, tuple[float, ...]]]:

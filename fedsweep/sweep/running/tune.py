@@ -14,7 +14,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.paths import find
 from fedsweep.common.yaml_values import Json
 from fedsweep.results import Store, SweepStore
-from fedsweep.sweep.space.requested_space import RequestedSpace, read
+from fedsweep.sweep.space.search_space import RequestedSpace, read
 
 if TYPE_CHECKING:
     from fedsweep.report import Report

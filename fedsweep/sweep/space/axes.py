@@ -1,19 +1,20 @@
 """Axes of a search space: the values or range of one hyperparameter, and the arms in which it is active."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from graphlib import CycleError, TopologicalSorter
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import near
 from fedsweep.common.yaml_values import Json
 from fedsweep.results.arms import IN_WORDS, Arm, identity, shown_setting
 
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer", "loginteger")
 STEPPED = ("uniform", "integer")
+WHOLE = ("integer", "loginteger")
+Resolve = Callable[[Arm], Mapping[str, Json]]
+"""A function from an arm, or a part of one that need not be valid, to all values of its run by dotted name."""
 
 
 class Axis(Config):
@@ -34,34 +35,27 @@ class Axis(Config):
         description="where the axis is there: dotted names, each with the value that it must have, or a list of values",
     )
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
+    def _violations(self) -> Iterator[str]:
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(
-                f"each entry of `space` must have exactly one of {', '.join(KINDS)}, but one has {given or 'none'}"
-            )
-        if self.bounds and not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"the bounds of `{given[0]}` must ascend, but they are {list(self.bounds)}")
-        if self.bounds and given[0].startswith("log") and self.bounds[0] <= 0:
-            raise ValueError(f"the bounds of `{given[0]}` must be positive, but they are {list(self.bounds)}")
-        if self.values and len({repr(value) for value in self.values}) < len(self.values):
-            raise ValueError(f"the values of `{given[0]}` must differ, but they are {list(self.values)}")
-        if self.step is not None:
-            self._check_step(given[0], self.step)
+            yield f"each entry of `space` must have exactly one of {', '.join(KINDS)}, but one has {given or 'none'}"
+        kind, bounds, step = self.kind, self.bounds, self.step
+        if bounds and not bounds[0] < bounds[1]:
+            yield f"the bounds of `{kind}` must ascend, but they are {list(bounds)}"
+        if bounds and kind.startswith("log") and bounds[0] <= 0:
+            yield f"the bounds of `{kind}` must be positive, but they are {list(bounds)}"
+        if len({repr(value) for value in self.values}) < len(self.values):
+            yield f"the values of `{kind}` must differ, but they are {list(self.values)}"
+        if step is not None:
+            if bounds is None or kind not in STEPPED:
+                yield f"a `step` is of {' or '.join(f'`{one}`' for one in STEPPED)}, but it stands at `{kind}`"
+            elif kind == "integer" and not step.is_integer():
+                yield f"the `step` of `integer` must be a whole number, but it is {step:g}"
+            elif (Decimal(str(bounds[1])) - Decimal(str(bounds[0]))) % Decimal(str(step)):
+                yield f"the `step` of `{kind}` must divide {bounds[1]:g} - {bounds[0]:g}, but it is {step:g}"
         for name, wanted in (self.when or {}).items():
             if wanted == []:
-                raise ValueError(f"`when` must give `{name}` a value or a list of values, but the list is empty")
-        return self
-
-    def _check_step(self, kind: str, step: float) -> None:
-        if kind not in STEPPED or self.bounds is None:
-            raise ValueError(f"a `step` is of {' or '.join(f'`{one}`' for one in STEPPED)}, but it stands at `{kind}`")
-        if kind == "integer" and not step.is_integer():
-            raise ValueError(f"the `step` of `integer` must be a whole number, but it is {step:g}")
-        low, high = self.bounds
-        if (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)):
-            raise ValueError(f"the `step` of `{kind}` must divide {high:g} - {low:g}, but it is {step:g}")
+                yield f"`when` must give `{name}` a value or a list of values, but the list is empty"
 
     @property
     def kind(self) -> str:
@@ -107,15 +101,11 @@ class Axis(Config):
         """
         if self.bounds is None:
             return identity(value) in map(identity, self.values)
-        if isinstance(value, bool) or not isinstance(value, int if self._whole else (int, float)):
+        if isinstance(value, bool) or not isinstance(value, int if self.kind in WHOLE else (int, float)):
             return False
         low, high = self.bounds
         steps = 0.0 if self.step is None else (value - low) / self.step  # with or without its rounding error
         return low <= value <= high and abs(steps - round(steps)) < 1e-9
-
-    @property
-    def _whole(self) -> bool:
-        return (self.integer or self.loginteger) is not None
 
     def probes(self, asked: tuple[Json, ...] = ()) -> list[Json]:
         """Return the values to validate: all, or the ends of a range and the values that conditions ask for."""
@@ -130,6 +120,14 @@ class Axis(Config):
         """
         values = shown_setting(list(self.values or self.bounds or ()))
         return f"{self.kind} {values}{f', step {self.step:g}' if self.step is not None else ''}"
+
+    def wanted(self) -> str:
+        """Return the values of a sampled axis as a phrase of an error message."""
+        if self.bounds is None:
+            return f"one of {', '.join(map(str, self.values))}"
+        steps = f" in steps of {self.step}" if self.step is not None else ""
+        whole = " whole" if self.kind in WHOLE else ""
+        return f"a{whole} number from {self.bounds[0]} to {self.bounds[1]}{steps}"
 
     def shown_conditions(self) -> str:
         """Return the conditions as text for people; empty if there are none.
@@ -161,35 +159,6 @@ def names_of(key: str) -> list[str]:
     (['lora.rank'], ['method', 'optimizer'])
     """
     return [name.strip() for name in key.split(",")]
-
-
-def check_points(points: Sequence[Arm], axes: Mapping[str, Axis], samples: int) -> None:
-    """Raise ValueError if a point to try first is not in the space, or there are more points than samples."""
-    if len(points) > samples:
-        raise ValueError(f"`search.first` has {len(points)} points, but `search.samples` is {samples}")
-    for place, point in enumerate(points):
-        if not point:
-            raise ValueError(f"`search.first.{place}` must give a value of `space`, but it is empty")
-        for name, value in point.items():
-            if name not in axes:
-                raise ValueError(
-                    f"`search.first.{place}` names `{name}`, which `space` does not vary{near(name, axes)}"
-                )
-            if not axes[name].has(value):
-                raise ValueError(f"`search.first.{place}`: `{name}` must be {wanted(axes[name])}, but it is {value}")
-
-
-def wanted(axis: Axis) -> str:
-    """Return the values of a sampled axis as a phrase of an error message."""
-    if axis.bounds is None:
-        return f"one of {', '.join(map(str, axis.values))}"
-    low, high = axis.bounds
-    steps = f" in steps of {axis.step}" if axis.step is not None else ""
-    return f"a{' whole' if axis._whole else ''} number from {low} to {high}{steps}"
-
-
-Resolve = Callable[[Arm], Mapping[str, Json]]
-"""A function from an arm, or a part of one that need not be valid, to all values of its run by dotted name."""
 
 
 def holds(name: str, values: Iterable[Json], run: Mapping[str, Json]) -> bool:
@@ -224,7 +193,7 @@ class Conditions:
             key: {name for one in axes if concerns(axis, one) for name in names_of(one)} | {*IN_WORDS}
             for key, axis in axes.items()
         }
-        self._known: dict[tuple[str, str], Mapping[str, Json]] = {}
+        self._known: dict[str, Mapping[str, Json]] = {}
 
     def active(self, key: str, arm: Arm) -> bool:
         """Return whether an axis is active in an arm, which must contain all active axes that it depends on."""
@@ -236,7 +205,6 @@ class Conditions:
     def run(self, key: str, arm: Arm) -> Mapping[str, Json]:
         """Return the values of an arm's run that the conditions of the axis depend on, among others."""
         part = {name: value for name, value in arm.items() if name in self._decisive[key]}
-        place = key, identity(part)
-        if place not in self._known:
+        if (place := identity(part)) not in self._known:
             self._known[place] = self._resolve(part)
         return self._known[place]

@@ -1,128 +1,115 @@
 """Experimental designs: the arms of several factors, named arms and ablation arms. No ray, no torch."""
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
 from fedsweep.common.yaml_values import Json
-from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm, arm_label, identity
+from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm, agrees, arm_label
 
 Design = Literal["full", "one_factor"]
-Factors = Mapping[str, Sequence[Arm]]
-"""The levels of each factor; a level is a part of an arm, such as `{"lora.rank": 4}`."""
-Picked = dict[str, int]
-"""The number of the chosen level, by factor."""
-Active = Callable[[str, Arm], bool]
-"""A predicate: is a factor active, given the levels of the factors before it in `order`?"""
-
-
-def every(factors: Factors, order: Sequence[str], active: Active) -> Iterator[Picked]:
-    """Yield each arm of a full factorial as picked levels, without its inactive factors."""
-
-    def below(place: int, picked: Picked, arm: Arm) -> Iterator[Picked]:
-        if place == len(order):
-            yield picked
-        elif not active(key := order[place], arm):
-            yield from below(place + 1, picked, arm)
-        else:
-            for number, level in enumerate(factors[key]):
-                yield from below(place + 1, {**picked, key: number}, {**arm, **level})
-
-    return below(0, {}, {})
-
-
-def arm_of(factors: Factors, picked: Picked) -> Arm:
-    """Return the arm with the picked levels, its names in the order of the factors."""
-    return {name: value for key in factors if key in picked for name, value in factors[key][picked[key]].items()}
-
-
-def full_factorial(factors: Factors, order: Sequence[str], active: Active) -> list[Arm]:
-    """Return all arms in the order of the factors and levels; the last factor changes fastest."""
-    found = sorted(every(factors, order, active), key=lambda picked: [picked.get(key, 0) for key in factors])
-    return [arm_of(factors, picked) for picked in found]
-
-
-def one_factor(factors: Factors, order: Sequence[str], active: Active, baseline: Arm) -> list[Arm]:
-    """Return the baseline and, for each other level of a factor, the baseline with it, less the factors it deactivates.
-
-    Raises:
-        ValueError: The baseline lacks a factor, or is none of the arms.
-    """
-    start: Picked = {}
-    for key in order:
-        if not active(key, arm_of(factors, start)):
-            raise ValueError(f"`design` one_factor varies what the baseline has, and `space.{key}` is not there in it")
-        given = {name: baseline.get(name) for name in factors[key][0]}
-        if absent := [name for name in given if name not in baseline]:
-            raise ValueError(
-                f"`design` one_factor needs a `baseline` with a value of everything that varies, "
-                f"but `{absent[0]}` is not in {arm_label(baseline)}"
-            )
-        numbers = [number for number, level in enumerate(factors[key]) if identity(level) == identity(given)]
-        if not numbers:
-            raise ValueError(f"`baseline` must be one of the arms, but {baseline} is not")
-        start[key] = numbers[0]
-    changed = [{**start, key: number} for key in factors for number in range(len(factors[key])) if number != start[key]]
-    return [arm_of(factors, start), *(arm_of(factors, _kept(factors, order, active, one)) for one in changed)]
-
-
-def _kept(factors: Factors, order: Sequence[str], active: Active, picked: Picked) -> Picked:
-    kept: Picked = {}
-    for key in order:
-        if active(key, arm_of(factors, kept)):
-            kept[key] = picked[key]
-    return kept
-
-
-def pairs(factors: Factors, order: Sequence[str], active: Active, deciding: set[str], most: int) -> list[Picked]:
-    """Return at most `most` arms that cover every reachable level and then every reachable pair of levels.
-
-    Each arm is built for one missing pair and takes, factor by factor, the level that adds most other missing pairs.
-    Only factors in `deciding`, on which the presence of others depends, are tried with further levels.
-    """
-    levels = [(key, number) for key in order for number in range(len(factors[key]))]
-    couples = [frozenset(pair) for pair in combinations(levels, 2) if pair[0][0] != pair[1][0]]
-    missing = dict.fromkeys([*(frozenset([one]) for one in levels), *couples])
-
-    def completed(place: int, picked: Picked, arm: Arm, target: Picked) -> Picked | None:
-        if place == len(order):
-            return picked
-        key = order[place]
-        if not active(key, arm):
-            return None if key in target else completed(place + 1, picked, arm, target)
-        for number in _by_worth(key, picked, target):
-            level = factors[key][number]
-            if (found := completed(place + 1, {**picked, key: number}, {**arm, **level}, target)) is not None:
-                return found
-            if key not in deciding:
-                return None
-        return None
-
-    def _by_worth(key: str, picked: Picked, target: Picked) -> list[int]:
-        if key in target:
-            return [target[key]]
-
-        def worth(number: int) -> int:
-            return sum(frozenset([(key, number), one]) in missing for one in picked.items())
-
-        return sorted(range(len(factors[key])), key=worth, reverse=True)
-
-    found: list[Picked] = []
-    while missing and len(found) < most:
-        target = next(iter(missing))
-        arm = completed(0, {}, {}, dict(target))
-        missing.pop(target)
-        if arm is not None:
-            found.append(arm)
-            for covered in (*combinations(arm.items(), 1), *combinations(arm.items(), 2)):
-                missing.pop(frozenset(covered), None)
-    return found
-
-
 Subsets = Literal["one", "all"]
 SWITCH = {"on": True, "off": False}
 """Words for true and false: YAML 1.1 reads them as booleans, YAML 1.2 and fedsweep as text."""
+Picked = dict[str, int]
+"""The number of the chosen level, by factor."""
+
+
+@dataclass(frozen=True)
+class Factorial:
+    """Factors, of which some are there only with certain levels of others."""
+
+    factors: Mapping[str, Sequence[Arm]]
+    """The levels of each factor; a level is a part of an arm, such as `{"lora.rank": 4}`."""
+    order: Sequence[str]
+    """The factors, each after those that it depends on."""
+    active: Callable[[str, Arm], bool]
+    """A predicate: is a factor active, given the levels of the factors before it in `order`?"""
+
+    def every(self) -> Iterator[Picked]:
+        """Yield each arm of the full factorial as picked levels, without its inactive factors."""
+
+        def below(place: int, picked: Picked, arm: Arm) -> Iterator[Picked]:
+            if place == len(self.order):
+                yield picked
+            elif not self.active(key := self.order[place], arm):
+                yield from below(place + 1, picked, arm)
+            else:
+                for number, level in enumerate(self.factors[key]):
+                    yield from below(place + 1, {**picked, key: number}, {**arm, **level})
+
+        return below(0, {}, {})
+
+    def arm(self, picked: Picked) -> Arm:
+        """Return the arm with the picked levels, its names in the order of the factors."""
+        levels = (levels[picked[key]] for key, levels in self.factors.items() if key in picked)
+        return {name: value for level in levels for name, value in level.items()}
+
+    def full(self) -> list[Arm]:
+        """Return all arms in the order of the factors and levels; the last factor changes fastest."""
+        found = sorted(self.every(), key=lambda picked: [picked.get(key, 0) for key in self.factors])
+        return [self.arm(picked) for picked in found]
+
+    def one_factor(self, baseline: Arm) -> list[Arm]:
+        """Return the baseline and, for each other level, the baseline with it, less the factors it deactivates.
+
+        Raise ValueError if the baseline lacks a factor, or is none of the arms.
+        """
+        start: dict[str, Arm] = {}
+        for key in self.order:
+            if not self.active(key, {name: value for level in start.values() for name, value in level.items()}):
+                raise ValueError(
+                    f"`design` one_factor varies what the baseline has, and `space.{key}` is not there in it"
+                )
+            if absent := [name for name in self.factors[key][0] if name not in baseline]:
+                needs = "needs a `baseline` with a value of everything that varies"
+                raise ValueError(f"`design` one_factor {needs}, but `{absent[0]}` is not in {arm_label(baseline)}")
+            levels = [level for level in self.factors[key] if agrees(level, baseline)]
+            if not levels:
+                raise ValueError(f"`baseline` must be one of the arms, but {baseline} is not")
+            start[key] = levels[0]
+        others = [{**start, key: one} for key in self.factors for one in self.factors[key] if one is not start[key]]
+        fixed = ({key: [chosen[key]] for key in self.factors} for chosen in (start, *others))
+        return [arm for factors in fixed for arm in replace(self, factors=factors).full()]
+
+    def pairs(self, deciding: set[str], most: int) -> list[Picked]:
+        """Return at most `most` arms that cover every reachable level and then every reachable pair of levels.
+
+        Each arm is built for one missing pair and takes, factor by factor, the level that adds most other missing
+        pairs. Only factors in `deciding`, on which the presence of others depends, are tried with further levels.
+        """
+        levels = [(key, number) for key in self.order for number in range(len(self.factors[key]))]
+        couples = [pair for pair in combinations(levels, 2) if pair[0][0] != pair[1][0]]
+        missing = dict.fromkeys(map(frozenset, [*combinations(levels, 1), *couples]))
+
+        def completed(place: int, picked: Picked, arm: Arm, target: Picked) -> Picked | None:
+            if place == len(self.order):
+                return picked
+            key = self.order[place]
+            if not self.active(key, arm):
+                return None if key in target else completed(place + 1, picked, arm, target)
+
+            def worth(number: int) -> int:
+                return sum(frozenset([(key, number), one]) in missing for one in picked.items())
+
+            numbers = [target[key]] if key in target else sorted(range(len(self.factors[key])), key=worth, reverse=True)
+            for number in numbers if key in deciding else numbers[:1]:
+                level = self.factors[key][number]
+                if found := completed(place + 1, {**picked, key: number}, {**arm, **level}, target):
+                    return found
+            return None
+
+        found: list[Picked] = []
+        while missing and len(found) < most:
+            target = next(iter(missing))
+            arm = completed(0, {}, {}, dict(target))
+            missing.pop(target)
+            if arm is not None:
+                found.append(arm)
+                for covered in (*combinations(arm.items(), 1), *combinations(arm.items(), 2)):
+                    missing.pop(frozenset(covered), None)
+        return found
 
 
 def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
@@ -134,7 +121,7 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
     [{'without': ['method.cross', 'method.quality']}]
     """
     sizes = range(len(components) + 1 if subsets == "all" else 2)
-    return [{ABLATED: list(chosen)} for size in sizes for chosen in itertools.combinations(components, size)]
+    return [{ABLATED: list(chosen)} for size in sizes for chosen in combinations(components, size)]
 
 
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:
@@ -149,9 +136,7 @@ def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> di
     }
 
 
-def changes(
-    arm: Arm, values: Mapping[str, Json], named: Mapping[str, Mapping[str, Json]] | None = None
-) -> dict[str, Json]:
+def changes(arm: Arm, values: Mapping[str, Json], named: Mapping[str, Arm] | None = None) -> dict[str, Json]:
     """Return an arm's changes to the experiment, by dotted name.
 
     `values` leave the components out, and `named` holds the changes of each named arm.

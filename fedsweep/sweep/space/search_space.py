@@ -1,29 +1,22 @@
-"""The search space, a YAML file with the hyperparameters that vary around an experiment. No ray, no torch."""
+"""The search space, a YAML file with the hyperparameters that vary around an experiment, and requests for one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, Self
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsweep.common.config import Config
-from fedsweep.common.errors import near
+from fedsweep.common.errors import UserError, near
+from fedsweep.common.paths import find
 from fedsweep.common.process_usage import logical_gpus
-from fedsweep.common.yaml_values import Json
+from fedsweep.common.yaml_values import Json, read_yaml
 from fedsweep.results.arms import ABLATED, NAMED, Arm, Reference
-from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, check_points, concerns, names_of
-from fedsweep.sweep.space.designs import (
-    Design,
-    Factors,
-    Subsets,
-    ablation_arms,
-    arm_of,
-    every,
-    full_factorial,
-    one_factor,
-    pairs,
-)
-from fedsweep.sweep.space.settings import Objective, Scheduler, Search, check_population
+from fedsweep.sweep.space.axes import Axis, Conditions, Resolve, asking_order, concerns, names_of
+from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_arms
+from fedsweep.sweep.space.settings import Objective, RandomSearch, Scheduler, Search, TPESearch, population_violations
 
 PROBED = 4096
 """Number of value combinations up to which a sampled search checks all; above it, all pairs of values."""
@@ -69,10 +62,6 @@ class Parameters(Config):
     classes: int = Field(100, gt=1, description="classes of the head")
 
 
-def _full_method(given: Mapping[str, Any]) -> Arm | None:
-    return {ABLATED: []} if given.get("ablate") else None
-
-
 class SearchSpace(Config):
     """A set of runs around an experiment."""
 
@@ -101,7 +90,7 @@ class SearchSpace(Config):
     )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
     baseline: Arm | None = Field(
-        default_factory=_full_method,
+        default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
         description="the arm that others are compared to, each at its own values of what is not named here; "
         "of an `ablate` the full method",
     )
@@ -118,44 +107,60 @@ class SearchSpace(Config):
     scheduler: Scheduler
     resources: Resources = Field(default_factory=Resources)
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        gridded = self.search.name == "grid"
+    def _violations(self) -> Iterator[str]:
+        search, scheduler, against = self.search, self.scheduler, self.objective.against
         if self.ablate is None and self.named is None and not self.space:
-            raise ValueError("`space`, `named` or `ablate` must say what varies, but none does")
+            yield "`space`, `named` or `ablate` must say what varies, but none does"
         if self.ablate is None and self.subsets != "one":
-            raise ValueError(f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none")
+            yield f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none"
         for name, axis in self.space.items():
-            if (axis.grid is not None) != gridded:
-                kind = "`grid` values" if gridded else "a range or `choice`, not `grid`"
-                raise ValueError(f"`search` {self.search.name} needs {kind}, which `space.{name}` does not give")
-        self._check_names()
+            if (axis.grid is not None) != (search.name == "grid"):
+                kind = "`grid` values" if search.name == "grid" else "a range or `choice`, not `grid`"
+                yield f"`search` {search.name} needs {kind}, which `space.{name}` does not give"
+        yield from self._wrong_names()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"`seeds` must be different and not negative, but they are {list(self.seeds)}")
-        if self.search.name != "grid":
-            self._check_sampled(self.search.name)
-            check_points(self.search.first, self.space, self.search.samples)
+            yield f"`seeds` must be different and not negative, but they are {list(self.seeds)}"
+        if search.name != "grid":
+            yield from self._wrong_in_a_sampled(search)
         if self.design == "one_factor" and self.baseline is None:
-            raise ValueError("`design` one_factor needs a `baseline` around which one value at a time is changed")
-        self._check_scheduler()
-        self._check_two_objectives()
+            yield "`design` one_factor needs a `baseline` around which one value at a time is changed"
+        if scheduler.name == "pbt":
+            yield from population_violations(search, self.space, scheduler)
+        for name in getattr(scheduler, "per", ()):
+            if name not in self._axis_names:
+                hint = near(name, self._axis_names).rstrip("?")
+                yield f"`scheduler.per` must name hyperparameters that `space` varies, but {name} is none{hint}"
+        if against is not None and scheduler.name != "none":
+            second = f"`objective.against` {against.metric} is a second one: it needs `scheduler` none"
+            yield f"`scheduler` {scheduler.name} prunes by one objective, and {second}"
+        if against is not None and self.measure.name == "parameters":
+            yield "`objective.against` is of trials that are played, and `measure` parameters plays none"
         asking_order(self.space)
-        return self
 
-    def _check_sampled(self, search: str) -> None:
-        none = f"and `search` {search} has none"
+    def _wrong_in_a_sampled(self, search: TPESearch | RandomSearch) -> Iterator[str]:
+        none = f"and `search` {search.name} has none"
         for given, sentence in (
-            (self.ablate, f"`ablate` needs `search` grid, but it is {search}"),
-            (self.named, f"`named` needs `search` grid, but it is {search}"),
+            (self.ablate, f"`ablate` needs `search` grid, but it is {search.name}"),
+            (self.named, f"`named` needs `search` grid, but it is {search.name}"),
             (self.measure.name == "parameters", f"`measure` parameters counts the arms of a grid, {none}"),
-            (self.seeds[1:], f"`search` {search} runs each sample once: give one seed, not {list(self.seeds)}"),
+            (self.seeds[1:], f"`search` {search.name} runs each sample once: give one seed, not {list(self.seeds)}"),
             (self.scheduler.name == "arms", f"`scheduler` arms prunes arms of a grid, {none}"),
             (self.baseline is not None, f"`baseline` names an arm of a grid, {none}"),
             (self.reference, f"`reference.arms.0.arm` names an arm of a grid, {none}"),
             (self.design == "one_factor", f"`design` one_factor is of a grid, {none}"),
         ):
             if given:
-                raise ValueError(sentence)
+                yield sentence
+        if len(search.first) > search.samples:
+            yield f"`search.first` has {len(search.first)} points, but `search.samples` is {search.samples}"
+        for place, point in enumerate(search.first):
+            if not point:
+                yield f"`search.first.{place}` must give a value of `space`, but it is empty"
+            for name, value in point.items():
+                if (axis := self.space.get(name)) is None:
+                    yield f"`search.first.{place}` names `{name}`, which `space` does not vary{near(name, self.space)}"
+                elif not axis.has(value):
+                    yield f"`search.first.{place}`: `{name}` must be {axis.wanted()}, but it is {value}"
 
     @property
     def names(self) -> list[str]:
@@ -167,58 +172,39 @@ class SearchSpace(Config):
     def _axis_names(self) -> list[str]:
         return [name for key in self.space for name in names_of(key)]
 
-    def _check_names(self) -> None:
-        names = self._axis_names
+    def _wrong_names(self) -> Iterator[str]:
+        names, ablated = self._axis_names, {*(self.ablate or ())}
         for name, changes in (self.named or {}).items():
-            if both := sorted({*names, *(self.ablate or ())} & {*changes}):
-                raise ValueError(
-                    f"`{both[0]}` is changed by the arm `{name}` of `named` and cannot be varied otherwise as well"
-                )
-        if both := sorted({*names} & {*(self.ablate or ())}):
-            raise ValueError(f"`{both[0]}` is left out by `ablate` and cannot be varied by `space` as well")
+            if both := sorted({*names, *ablated} & {*changes}):
+                yield f"`{both[0]}` is changed by the arm `{name}` of `named` and cannot be varied otherwise as well"
+        if both := sorted({*names} & ablated):
+            yield f"`{both[0]}` is left out by `ablate` and cannot be varied by `space` as well"
         if "seed" in {*self.names, *self.fixed}:
-            raise ValueError("seeds are given by `seeds`, not as a hyperparameter of the space")
+            yield "seeds are given by `seeds`, not as a hyperparameter of the space"
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"`{twice[0]}` is varied twice by `space`")
+            yield f"`{twice[0]}` is varied twice by `space`"
         for key, axis in self.space.items():
-            count = len(names_of(key))
-            if count > 1 and axis.grid is None:
-                raise ValueError(f"several names together need `grid` values, which `space.{key}` does not give")
-            for value in (axis.grid or ()) if count > 1 else ():
+            if (count := len(names_of(key))) == 1:
+                continue
+            if axis.grid is None:
+                yield f"several names together need `grid` values, which `space.{key}` does not give"
+            for value in axis.grid or ():
                 if not isinstance(value, list) or len(value) != count:
-                    raise ValueError(
-                        f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
-                    )
+                    yield f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
         if both := sorted({*self.names} & {*self.fixed}):
-            raise ValueError(f"`{both[0]}` is varied by the search space and cannot be fixed as well")
-
-    def _check_scheduler(self) -> None:
-        if self.scheduler.name == "pbt":
-            check_population(self.search, self.space, self.scheduler)
-        for name in getattr(self.scheduler, "per", ()):
-            if name not in self._axis_names:
-                raise ValueError(
-                    f"`scheduler.per` must name hyperparameters that `space` varies, but {name} is none"
-                    f"{near(name, self._axis_names).rstrip('?')}"
-                )
-
-    def _check_two_objectives(self) -> None:
-        if self.objective.against is None:
-            return
-        if self.scheduler.name != "none":
-            raise ValueError(
-                f"`scheduler` {self.scheduler.name} prunes by one objective, and `objective.against` "
-                f"{self.objective.against.metric} is a second one: it needs `scheduler` none"
-            )
-        if self.measure.name == "parameters":
-            raise ValueError("`objective.against` is of trials that are played, and `measure` parameters plays none")
+            yield f"`{both[0]}` is varied by the search space and cannot be fixed as well"
 
     def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
         """Return the arms of a grid in the order of the file; raise ValueError if one_factor has no valid baseline."""
-        factors, active = self._factors(), Conditions(self.space, resolve).active
-        if (design or self.design) == "one_factor":
-            return one_factor(factors, self._order(factors), active, self.baseline or {})
-        return full_factorial(factors, self._order(factors), active)
+        factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
+        if self.named is not None:
+            factors[NAMED] = [{NAMED: name} for name in self.named]
+        if self.ablate is not None:
+            factors[ABLATED] = ablation_arms(list(self.ablate), self.subsets)
+        factorial = self._factorial(factors, resolve)
+        return (
+            factorial.one_factor(self.baseline or {}) if (design or self.design) == "one_factor" else factorial.full()
+        )
 
     def next_name(self, drawn: Arm, resolve: Resolve) -> str | None:
         """Return the next active axis to draw from, or None if the arm is complete; each draw may activate others."""
@@ -238,26 +224,62 @@ class SearchSpace(Config):
         asked = [one for axis in self.space.values() for one in axis.conditions.items()]
         wanted = {key: tuple(v for name, values in asked if name == key for v in values) for key in self.space}
         factors = {key: [{key: value} for value in axis.probes(wanted[key])] for key, axis in self.space.items()}
-        order, active = self._order(factors), Conditions(self.space, resolve).active
-        picked = list(islice(every(factors, order, active), PROBED + 1))
+        factorial = self._factorial(factors, resolve)
+        picked = list(islice(factorial.every(), PROBED + 1))
         if len(picked) > PROBED:
             deciding = {key for key in self.space if any(concerns(axis, key) for axis in self.space.values())}
-            picked = pairs(factors, order, active, deciding, PROBED)
-        return [arm_of(factors, one) for one in picked]
+            picked = factorial.pairs(deciding, PROBED)
+        return [factorial.arm(one) for one in picked]
 
-    def _factors(self) -> Factors:
-        factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
-        if self.named is not None:
-            factors[NAMED] = [{NAMED: name} for name in self.named]
-        if self.ablate is not None:
-            factors[ABLATED] = ablation_arms(list(self.ablate), self.subsets)
-        return factors
-
-    def _order(self, factors: Factors) -> list[str]:
-        """Return the factors, each after those that it depends on: named and ablation arms come first."""
-        return [*(key for key in factors if key not in self.space), *asking_order(self.space)]
+    def _factorial(self, factors: Mapping[str, Sequence[Arm]], resolve: Resolve) -> Factorial:
+        first = [key for key in factors if key not in self.space]  # named and ablation arms, which depend on nothing
+        return Factorial(factors, [*first, *asking_order(self.space)], Conditions(self.space, resolve).active)
 
 
 def _valued(key: str, value: Json) -> Arm:
     names = names_of(key)
     return dict(zip(names, value, strict=True)) if len(names) > 1 and isinstance(value, list) else {key: value}
+
+
+@dataclass(frozen=True)
+class RequestedSpace:
+    """A search space with the user's changes, before its experiment is read."""
+
+    name: str
+    space: SearchSpace
+    files: Mapping[str, Path]
+    """The YAML files, by the name of the copy in the sweep's folder."""
+    overrides: Mapping[str, Json]
+    """Changes to the experiment, by dotted name."""
+    options: Mapping[str, Json]
+    """Changes to the search space, by dotted name."""
+
+    @property
+    def where(self) -> str:
+        """The beginning of an error message about the space."""
+        return f"search space {self.name}"
+
+    @property
+    def counted(self) -> bool:
+        """True if the space counts parameters and runs nothing."""
+        return self.space.measure.name == "parameters"
+
+
+def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
+    """Read a search space and apply the user's changes; raise UserError if the space or a change is invalid."""
+    path = find("search_spaces", name)
+    where = f"search space {name}"
+    space = SearchSpace.of(read_yaml(path), where)
+    for changed in overrides:
+        if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
+            raise UserError(f"`{changed}` is varied by {where} and cannot be overridden.")
+    if "seed" in overrides:
+        raise UserError(f"the seeds of {where} are given by --seeds, not by `seed`.")
+    if "search.samples" in options and space.search.name == "grid":
+        raise UserError(f"--samples is for a sampled search, but {where} runs every arm of its grid.")
+    if "search.warm_start" in options and (search := space.search.name) != "tpe":
+        raise UserError(f"--warm-start is for `search` tpe, which learns from results, but {where} has {search}.")
+    space = space.override({**options, "fixed": {**space.fixed, **overrides}}, where)
+    experiment = find("experiments", space.experiment, "" if "experiment" in options else where)
+    files = {"search_space.yaml": path, "experiment.yaml": experiment}
+    return RequestedSpace(name, space, files, dict(overrides), dict(options))

@@ -1,10 +1,10 @@
 """The objective, scheduler and search of a search space."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import near
@@ -26,6 +26,8 @@ Others decide shapes, data, clients or the meaning of tensors: with another `lor
 model. FedDyn's state is in gradients, independent of alpha, and InclusiveFL's in steps, independent of beta. Clients'
 optimizers are new in every round.
 """
+PER = "trials are compared only with those that have the same values of these hyperparameters"
+FIRST = "points to try before others, `{name: value}` of each; names that one leaves out are sampled"
 
 
 class Objective(Config):
@@ -37,11 +39,9 @@ class Objective(Config):
         None, description="a second objective: trials are then compared by both, and none is pruned"
     )
 
-    @model_validator(mode="after")
-    def _two(self) -> Self:
+    def _violations(self) -> Iterator[str]:
         if self.against is not None and self.against.metric == self.metric:
-            raise ValueError(f"`objective.against.metric` must be another one than `objective.metric` {self.metric}")
-        return self
+            yield f"`objective.against.metric` must be another one than `objective.metric` {self.metric}"
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -55,9 +55,6 @@ class Objective(Config):
             found.append(over_the_run(history, self.against.metric))
         values = tuple(value for value in found if value is not None and math.isfinite(value))
         return values if len(values) == len(found) else None
-
-
-PER = "trials are compared only with those that have the same values of these hyperparameters"
 
 
 class NoScheduler(Config):
@@ -117,9 +114,6 @@ Scheduler = Annotated[
 ]
 
 
-FIRST = "points to try before others, `{name: value}` of each; names that one leaves out are sampled"
-
-
 class GridSearch(Config):
     """Every arm of the grid with every seed."""
 
@@ -161,27 +155,20 @@ class RandomSearch(Config):
 Search = Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="name")]
 
 
-def check_population(search: Search, space: Mapping[str, Axis], scheduler: PopulationScheduler) -> None:
-    """Raise ValueError unless population based training supports the search and the space."""
+def population_violations(search: Search, space: Mapping[str, Axis], scheduler: PopulationScheduler) -> Iterator[str]:
+    """Yield the reasons, if any, why population based training does not support the search or the space."""
     if search.name != "random":
-        raise ValueError(f"`scheduler` pbt needs `search` random, whose samples are the population, not {search.name}")
+        yield f"`scheduler` pbt needs `search` random, whose samples are the population, not {search.name}"
+        return
     for name, axis in space.items():
         if axis.uniform is None and axis.loguniform is None:
-            raise ValueError(
-                f"`scheduler` pbt needs a `uniform` or `loguniform` range, which `space.{name}` does not give"
-            )
+            yield f"`scheduler` pbt needs a `uniform` or `loguniform` range, which `space.{name}` does not give"
         if axis.step is not None or axis.when is not None:
             given = "a `step`" if axis.step is not None else "`when`"
-            raise ValueError(
-                f"`scheduler` pbt needs a range without steps or conditions, but `space.{name}` has {given}"
-            )
+            yield f"`scheduler` pbt needs a range without steps or conditions, but `space.{name}` has {given}"
         if name not in MOVABLE:
-            raise ValueError(
-                f"`scheduler` pbt changes values in the middle of a run, and `{name}` is none that may change there"
-                f"{near(name, MOVABLE, 0.85).rstrip('?')}"
-            )
-    if search.samples > 1 and scheduler.quantile * search.samples < 1:
-        raise ValueError(
-            f"`scheduler.quantile` of the {search.samples} samples must be one at least, but it is "
-            f"{scheduler.quantile:g} of them"
-        )
+            other = f"`{name}` is none that may change there{near(name, MOVABLE, 0.85).rstrip('?')}"
+            yield f"`scheduler` pbt changes values in the middle of a run, and {other}"
+    share = scheduler.quantile
+    if search.samples > 1 and share * search.samples < 1:
+        yield f"`scheduler.quantile` of the {search.samples} samples must be one at least, but it is {share:g} of them"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fedsweep.common.errors import UserError
 from fedsweep.results.arms import counterparts, identity
 from fedsweep.sweep.space import search_space as space_module
+from fedsweep.sweep.space.designs import Factorial
 from fedsweep.sweep.space.search_space import SearchSpace
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -102,10 +103,10 @@ def test_where_combinations_are_too_many_every_pair_that_can_be_is_checked(found
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(space_module, "PROBED", 0)
         assert space(found, "choice").probes(run) == []
-    order_and_most = space_module.pairs
+    pairs = Factorial.pairs
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(space_module, "PROBED", max(0, len(possible) - 1))
-        patch.setattr(space_module, "pairs", lambda *given: order_and_most(*given[:-1], 10_000))
+        patch.setattr(Factorial, "pairs", lambda self, deciding, _: pairs(self, deciding, 10_000))
         chosen = space(found, "choice").probes(run)
     assert {identity(one) for one in chosen} <= {identity(one) for one in possible}
     for size in (1, 2):
