@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
-from fedsweep.data.partition.base import pool
+from fedsweep.data.partition import pool
 from fedsweep.pretraining.config import PretrainConfig
 from fedsweep.pretraining.network import EpochRecord, Network, Saved, TrainingState, build_network, cosine, mixer
 from fedsweep.types import ImageSet

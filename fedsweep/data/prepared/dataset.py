@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
-from fedsweep.data.partition.base import pool
+from fedsweep.data.partition import pool
 from fedsweep.data.prepared.arrow_files import Part, check_labels, map_domain
 from fedsweep.data.prepared.card import StoreCard, prepared_sizes, read_card, store_folder, why_missing
 from fedsweep.types import Domain, FederatedData, ImageSet
