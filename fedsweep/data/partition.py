@@ -53,7 +53,7 @@ class Partition(Config, ABC):
         """Return the ids of the clients that share a domain, or the pool of all."""
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images of a domain, or of the pool, among its clients, or raise UserError; a single one gets all."""
+        """Divide the images of a domain or of the pool among its clients, or raise UserError; a lone one gets all."""
         return [images]
 
     def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:

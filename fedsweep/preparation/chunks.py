@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple
 
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
@@ -31,21 +31,28 @@ class Chunk:
     pixels: Path
 
 
+class Corrupt(NamedTuple):
+    """An image that cannot be decoded: its slot in the domain, its path within the root, and the reason."""
+
+    slot: int
+    path: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class Done:
     """A finished chunk. `crc` is the checksum of the pixels of its images in order, without the corrupt ones."""
 
     key: str
     crc: int
-    corrupt: tuple[tuple[int, str, str], ...]
-    """Slot, path and reason of each image that could not be decoded."""
+    corrupt: tuple[Corrupt, ...]
 
 
 def decode_chunk(chunk: Chunk) -> Done:
-    """Read, decode and write the images of a chunk, or raise UserError if a file cannot be read or written."""
+    """Read, decode and write the images of a chunk, or raise UserError if a file cannot be read."""
     crc, corrupt = 0, []
     stream = chunk.layout.read(chunk.root, chunk.items)
-    length = 3 * chunk.geometry.size**2
+    length = chunk.geometry.image_bytes
     with chunk.pixels.open("r+b", buffering=0) as file:
         for item, slot in zip(chunk.items, chunk.slots, strict=True):
             try:
@@ -56,59 +63,38 @@ def decode_chunk(chunk: Chunk) -> Done:
             try:
                 pixels = decode(data, chunk.geometry).tobytes()
             except CorruptImageError as error:
-                corrupt.append((slot, item.path, str(error)))
+                corrupt.append(Corrupt(slot, item.path, str(error)))
                 continue
-            write_at(file.fileno(), pixels, slot * length, chunk.pixels)
+            _write_at(file.fileno(), pixels, slot * length)
             crc = zlib.crc32(pixels, crc)
     return Done(chunk.key, crc, tuple(corrupt))
 
 
-def write_at(file: int, data: bytes, offset: int, path: Path) -> None:
-    """Write all of `data`, or raise UserError. A write to a memory map would end the process if the disk is full."""
+def _write_at(file: int, data: bytes, offset: int) -> None:
+    while data:  # no memory map: writing to one ends the process if the disk is full
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Iterator[Done]:
+    """Yield the decoded chunks as they end; raise UserError as `decode_chunk`, or if a worker was killed.
+
+    They are decoded in this process or, with several workers, in others; close the iterator to end these.
+    """
+    if min(workers, len(chunks)) <= 1:
+        yield from map(decode_chunk, chunks)
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)  # not forked: there may be threads
     try:
-        while data:
-            written = os.pwrite(file, data, offset)
-            data, offset = data[written:], offset + written
-    except OSError as error:
-        raise unwritable(path, error) from None
-
-
-def unwritable(path: Path, error: OSError, begun: bool = True) -> UserError:
-    """Return the error for a failed write; after decoding has `begun`, it says how to continue."""
-    kept = "what is decoded so far is kept, and the same command goes on from there."
-    hint = kept if begun else "FEDSWEEP_DATA can name another folder for data."
-    return UserError(f"{path} cannot be written: {error.strerror or one_line(error)}; {hint}")
-
-
-class Decoders:
-    """Decodes chunks in this process or, with several workers, in a pool of processes that starts when needed."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self._pool: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def decode(self, chunks: Sequence[Chunk]) -> Iterator[Done]:
-        """Yield the decoded chunks as they end; raise UserError as `decode_chunk`, or if a worker was killed."""
-        if self._pool is None and min(self.workers, len(chunks)) <= 1:
-            yield from map(decode_chunk, chunks)
-            return
-        if self._pool is None:  # not forked: this process may have threads
-            self._pool = ProcessPoolExecutor(self.workers, get_context("spawn"), _start_worker)
-        try:
-            for future in as_completed([self._pool.submit(decode_chunk, chunk) for chunk in chunks]):
-                yield future.result()
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker process was killed while decoding, perhaps for memory; the same command goes on from "
-                "there, and a smaller `--workers` needs less."
-            ) from None
+        for future in as_completed([pool.submit(decode_chunk, chunk) for chunk in chunks]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed while decoding, perhaps for memory; the same command goes on from "
+            "there, and a smaller `--workers` needs less."
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _start_worker() -> None:
@@ -143,7 +129,7 @@ class Scratch:
             if "domain" in entry:
                 self.domains[entry["domain"]] = (entry["key"], entry["bytes"])
             else:
-                corrupt = tuple((slot, path, reason) for slot, path, reason in entry["corrupt"])
+                corrupt = tuple(Corrupt(*one) for one in entry["corrupt"])
                 self.chunks[entry["chunk"]] = Done(entry["chunk"], entry["crc"], corrupt)
 
     def _append(self, entry: dict[str, object]) -> None:
@@ -183,7 +169,7 @@ class Scratch:
         """Return whether the chunk is in the log with the checksum of the pixels in the file."""
         if (done := self.chunks.get(chunk.key)) is None:
             return False
-        bad, crc, length = {slot for slot, _, _ in done.corrupt}, 0, 3 * chunk.geometry.size**2
+        bad, crc, length = {one.slot for one in done.corrupt}, 0, chunk.geometry.image_bytes
         with chunk.pixels.open("rb", buffering=0) as file:
             for slot in chunk.slots:
                 if slot not in bad:

@@ -33,6 +33,11 @@ class Geometry:
     crop_mode: Literal["center", "squash"] = "center"
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
+    @property
+    def image_bytes(self) -> int:
+        """Size of one decoded image, in bytes."""
+        return 3 * self.size**2
+
     def enlarged(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height before the crop, of which the aspect ratio is kept unless `crop_mode` is squash."""
         fitted = math.floor(self.size / self.crop_pct)
