@@ -36,11 +36,11 @@ class DomainPlan:
     train: int
 
     def parts(self, corrupt: Set[str]) -> tuple[list[tuple[int, Item]], list[tuple[int, Item]]]:
-        """Return training and test images with their slots, in the order of the store, without these paths."""
-        kept = [pair for pair in zip(self.slots, self.items, strict=True) if pair[1].path not in corrupt]
-        placed = sorted(kept, key=itemgetter(0))
-        train = sum(slot < self.train for slot, _ in placed)
-        return placed[:train], placed[train:]
+        """Return training and test images with their slots, in the order of the store, without the corrupt paths."""
+        pairs = zip(self.slots, self.items, strict=True)
+        kept = sorted((pair for pair in pairs if pair[1].path not in corrupt), key=itemgetter(0))
+        train = sum(slot < self.train for slot, _ in kept)
+        return kept[:train], kept[train:]
 
 
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def drawn(self) -> bool:
-        """True if the split of some image is not listed, but drawn here."""
+        """True if the split of some image is drawn here."""
         return any(item.split is None for item in self.listing.items)
 
     def key(self) -> str:

@@ -140,19 +140,18 @@ def _check_space(plan: Plan, domains: Sequence[DomainPlan], folder: Path) -> Non
 def _assemble(plan: Plan, domain: DomainPlan, corrupt: Set[str], pixels: Path) -> Path:
     """Write a domain's file under a temporary name."""
     train, test = domain.parts(corrupt)
-    path = pixels.with_name(f"{domain.name}.arrow.new")
-    kept = pixels
-    if len(train + test) < len(domain.items):
-        kept = _without_gaps(pixels, [slot for slot, _ in train + test], plan.geometry.image_bytes)
-    pages = map_file(kept) if train or test else None
+    gaps, path = len(train + test) < len(domain.items), pixels.with_name(f"{domain.name}.arrow.new")
+    if gaps:
+        pixels = _without_gaps(pixels, [slot for slot, _ in train + test], plan.geometry.image_bytes)
+    pages = map_file(pixels) if train or test else None
     images = np.frombuffer(pages or b"", np.uint8).reshape(-1, 3, plan.geometry.size, plan.geometry.size)
     batches = [
         record_batch(rows, [item.label for _, item in part], [item.path for _, item in part])
         for rows, part in ((images[: len(train)], train), (images[len(train) :], test))
     ]
     write_domain(path, batches[0], batches[1], pages)
-    if kept != pixels:
-        kept.unlink()
+    if gaps:
+        pixels.unlink()
     return path
 
 
@@ -186,9 +185,9 @@ def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
     for domain in plan.domains if corrupt else ():
         train, test = domain.parts(corrupt)
         before = Counter(item.label for item in domain.items)
-        after = Counter(item.label for _, item in train + test)
+        left = {item.label for _, item in train + test}
         for label in sorted(before):
-            if not after[label]:
+            if label not in left:
                 raise UserError(
                     f"the class `{plan.listing.class_names[label]}` of the domain `{domain.name}` has no image that "
                     f"can be decoded, of {before[label]}; without it the data set would be another one."
@@ -200,19 +199,19 @@ def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
 
 def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> StoreCard:
     """Write the card, with the digest of the files as read from the disk."""
-    bad = {one.path for one in corrupt}
+    skipped = tuple(one.path for one in corrupt)
     card = StoreCard(
         name=plan.options.name,
         size=plan.options.size,
         layout=plan.layout.name,
         class_names=plan.listing.class_names,
-        domains={domain.name: _domain_card(domain, scratch, bad) for domain in plan.domains},
+        domains={domain.name: _domain_card(domain, scratch, {*skipped}) for domain in plan.domains},
         digest="",
         crop_pct=plan.geometry.crop_pct,
         crop_mode=plan.geometry.crop_mode,
         interpolation=plan.geometry.interpolation,
         test_fraction=plan.options.test_fraction if plan.drawn else None,
-        skipped=tuple(one.path for one in corrupt),
+        skipped=skipped,
         plan=plan.key(),
         times=plan.times(),
         made_with=MADE_WITH,
@@ -227,8 +226,8 @@ def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> Dom
     path = scratch.arrow(domain.name)
     train, test = map_domain(path)
     for part, planned in zip((train, test), domain.parts(corrupt), strict=True):
-        labels, paths = [item.label for _, item in planned], [item.path for _, item in planned]
-        if part.labels.tolist() != labels or part.paths.to_pylist() != paths:
+        found = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
+        if [*found] != [(item.label, item.path) for _, item in planned]:
             raise UserError(
                 f"{path} holds other labels or images than were planned; remove {scratch.folder}, and the same command "
                 "begins anew."

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.layouts.base import Layout
-from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_folder, list_root, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_root, summarise_list, unexpected
 from fedsweep.preparation.layouts.domain_lists import DomainNet, ImageClef, Nico, OfficeHome
 from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, has_splits
 from fedsweep.preparation.layouts.parquet import Parquet, holds_images, parquet_files
@@ -39,22 +39,20 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
             raise UserError(f"there is no layout `{layout}`{hint}")
         return layouts[layout]()
     outer = list_root(root)
-    if holds_images(root, outer):
+    if holds_images(outer):
         return Parquet()
     named = {fold(one): layouts[one] for one in layouts} | _OTHER_SPELLINGS
     if fold(name) in named:
         return named[fold(name)]()
-    _refuse_stray_splits(root, outer)
-    if has_splits(root, outer, above="classes"):
+    _refuse_stray_splits(outer)
+    if has_splits(outer, above="classes"):
         return Classes()
-    if has_splits(root, outer, above="domains"):
+    if has_splits(outer, above="domains"):
         return Domains()
-    for folder in outer.folders:
-        inner = list_folder(root / folder)
-        if inner.images:
+    for folder in outer.inner():
+        if folder.images:
             return Classes()
-        deeper = any(list_folder(root / folder / child).images for child in inner.folders)
-        if deeper or has_splits(root / folder, inner, above="classes"):
+        if any(deeper.images for deeper in folder.inner()) or has_splits(folder, above="classes"):
             return Domains()
     if parquet_files(outer):
         return Parquet()  # whose error says what is wrong with them
@@ -64,13 +62,13 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
     )
 
 
-def _refuse_stray_splits(root: Path, outer: Folder) -> None:
+def _refuse_stray_splits(outer: Folder) -> None:
     """Raise UserError for folders of splits next to others: taken for domains, test images would be trained on."""
     splits = [name for name in outer.folders if name.lower() in SPLITS]
     others = [name for name in outer.folders if name not in splits]
     if others and len({SPLITS[name.lower()] for name in splits}) > 1:
         raise UserError(
-            f"{root}: the folders {summarise_list(splits)} are called like splits, but {summarise_list(others)} beside "
-            f"them {'is' if len(others) == 1 else 'are'} not; without the others the splits are read, and "
+            f"{outer.path}: the folders {summarise_list(splits)} are called like splits, but {summarise_list(others)} "
+            f"beside them {'is' if len(others) == 1 else 'are'} not; without the others the splits are read, and "
             "`--layout domains` takes each folder for a domain."
         )

@@ -9,17 +9,10 @@ from typing import ClassVar, Literal
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import read_text
-from fedsweep.preparation.layouts.disk_listing import (
-    Folder,
-    first_folder,
-    join,
-    list_folder,
-    list_root,
-    summarise_list,
-    unexpected,
-)
+from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, list_root, summarise_list, unexpected
 
 Split = Literal["train", "test"]
+BOTH: tuple[Split, Split] = ("train", "test")
 _LONGEST_NAME = 200  # bytes; file systems take 255, and the store adds a suffix
 
 
@@ -96,10 +89,11 @@ class Layout(ABC):
         return path, 0
 
     def _folder(self, root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool], looked_for: str) -> str:
-        """Return the first candidate folder within the root that fits, or raise UserError."""
-        if (base := first_folder(root, candidates, fits)) is None:
-            raise unexpected(root, self.name, looked_for)
-        return base
+        """Return the first candidate folder within the root that exists and fits, or raise UserError."""
+        for name in candidates:
+            if (root / name).is_dir() and fits(list_folder(root / name)):
+                return name
+        raise unexpected(root, self.name, looked_for)
 
     def file_of(self, path: str) -> str:
         """Return the file within the root that contains an item: its path, unless files contain many images."""
@@ -123,19 +117,18 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: I
         outer = list_folder(root / folder)
         if folder and outer.images:  # a picture in the root itself may well be a preview
             raise UserError(
-                f"{root / folder}: images must lie in a class folder, but `{outer.images[0]}` lies beside them."
+                f"{outer.path}: images must lie in a class folder, but `{outer.images[0]}` lies beside them."
             )
-        for name in outer.folders:
-            inner = list_folder(root / folder / name)
+        for inner in outer.inner():
             if inner.folders:
                 raise UserError(
-                    f"{root / folder / name}: images must lie in the class folder itself, "
+                    f"{inner.path}: images must lie in the class folder itself, "
                     f"but it holds the folders {summarise_list(inner.folders)}."
                 )
-            names.add(name)
+            names.add(name := inner.path.name)
             images += [(join(folder, name, image), name, domain, split) for image in inner.images]
         if len(images) == before:
-            raise UserError(f"the domain `{domain}` is empty: no images under {root / folder}/<class>/.")
+            raise UserError(f"the domain `{domain}` is empty: no images under {outer.path}/<class>/.")
     labels = {name: label for label, name in enumerate(sorted(names))}
     return Found([*labels], [Item(path, labels[name], domain, split) for path, name, domain, split in images], domains)
 

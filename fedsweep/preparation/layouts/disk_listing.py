@@ -1,7 +1,7 @@
 """Folders listed in sorted order, and the error message for a root of another layout."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 class Folder:
     """The sorted names in a folder, without hidden ones, `__MACOSX` and fedsweep's data folder (for `--root .`)."""
 
+    path: Path
     folders: tuple[str, ...]
     files: tuple[str, ...]
     broken: tuple[str, ...] = ()
@@ -28,6 +29,11 @@ class Folder:
     def images(self) -> tuple[str, ...]:
         """The files with the suffix of an image."""
         return tuple(name for name in self.files if is_image(name))
+
+    def inner(self) -> Iterator["Folder"]:
+        """List one folder after the other of those in it."""
+        for name in self.folders:
+            yield list_folder(self.path / name)
 
 
 def is_image(name: str) -> bool:
@@ -43,7 +49,7 @@ def list_folder(path: Path | str) -> Folder:
     """Return the names in a folder, or raise UserError if it cannot be read or contains a broken image."""
     found = scan(path)
     if found.broken:
-        raise UserError(f"`{Path(path) / found.broken[0]}` {BROKEN}.")
+        raise UserError(f"`{found.path / found.broken[0]}` {BROKEN}.")
     return found
 
 
@@ -67,7 +73,7 @@ def scan(path: Path | str) -> Folder:
                     broken.append(entry.name)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
-    return Folder(tuple(sorted(folders)), tuple(sorted(files)), tuple(sorted(broken)))
+    return Folder(Path(path), tuple(sorted(folders)), tuple(sorted(files)), tuple(sorted(broken)))
 
 
 def list_root(root: Path) -> Folder:
@@ -95,11 +101,6 @@ def join(*parts: str) -> str:
     ('real/bus', '')
     """
     return "/".join(part for part in parts if part)
-
-
-def first_folder(root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool]) -> str | None:
-    """Return the first candidate folder within the root that exists and fits, or None."""
-    return next((name for name in candidates if (root / name).is_dir() and fits(list_folder(root / name))), None)
 
 
 def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: int = 2) -> str | None:

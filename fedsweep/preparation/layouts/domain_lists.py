@@ -5,40 +5,37 @@ from pathlib import Path
 
 from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts.base import (
+    BOTH,
     ExistingFiles,
     Found,
     Item,
     Layout,
     Line,
-    Split,
     label_within,
     read_list,
     refuse_twice,
     tree,
 )
-from fedsweep.preparation.layouts.disk_listing import first_folder, fold, join, list_folder, unexpected
-
-_TRAIN, _TEST = "_train.txt", "_test.txt"
+from fedsweep.preparation.layouts.disk_listing import fold, join, list_folder, unexpected
 
 
-def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, dict[Split, str]]:
-    """Return the lists `<domain>_{train,test}.txt` of each domain (in `only`), from the first place that has any."""
+def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, str]:
+    """Return, from the first place with lists, the path before `_{train,test}.txt` for each domain (in `only`)."""
+    for place in places:
+        files = list_folder(root / place).files if (root / place).is_dir() else ()
+        train, test = (_domains(files, f"_{split}.txt", only) for split in BOTH)
+        if not train:
+            continue
+        for domain in sorted(train ^ test):
+            found, missing = BOTH if domain in train else BOTH[::-1]
+            raise UserError(f"{root / place} has the list `{domain}_{found}.txt`, but not `{domain}_{missing}.txt`.")
+        return {domain: join(place, domain) for domain in sorted(train)}
+    return {}
 
-    def domains(names: Iterable[str], suffix: str) -> set[str]:
-        stems = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-        return stems if only is None else stems & only
 
-    place = first_folder(root, places, lambda folder: bool(domains(folder.files, _TRAIN)))
-    if place is None:
-        return {}
-    files = list_folder(root / place).files
-    train, test = domains(files, _TRAIN), domains(files, _TEST)
-    for domain in sorted(train ^ test):
-        found, missing = (_TRAIN, _TEST) if domain in train else (_TEST, _TRAIN)
-        raise UserError(f"{root / place} has the list `{domain}{found}`, but not `{domain}{missing}`.")
-    return {
-        domain: {"train": join(place, domain + _TRAIN), "test": join(place, domain + _TEST)} for domain in sorted(train)
-    }
+def _domains(names: Iterable[str], suffix: str, only: frozenset[str] | None) -> set[str]:
+    stems = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
+    return stems if only is None else stems & only
 
 
 def _names_from_folders(lines: Sequence[Line], most: int) -> list[str | None]:
@@ -60,7 +57,7 @@ def _names_from_folders(lines: Sequence[Line], most: int) -> list[str | None]:
 
 
 def _read_lists(
-    root: Path, lists: Mapping[str, Mapping[Split, str]], bases: Sequence[str], most: int, num_classes: int | None
+    root: Path, lists: Mapping[str, str], bases: Sequence[str], most: int, num_classes: int | None
 ) -> tuple[list[str | None], list[Item]]:
     """Return the classes and images of the lists, without domains that have no folder.
 
@@ -69,10 +66,10 @@ def _read_lists(
     unpacked = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
     read = [
         (line, domain, split)
-        for domain, by_split in lists.items()
+        for domain, path in lists.items()
         if domain in unpacked or not unpacked  # without any, an error message about the first line follows
-        for split, name in by_split.items()
-        for line in read_list(root, name)
+        for split in BOTH
+        for line in read_list(root, f"{path}_{split}.txt")
     ]
     lines = [line for line, _, _ in read]
     refuse_twice(lines)

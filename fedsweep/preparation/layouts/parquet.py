@@ -113,9 +113,9 @@ def row_of(path: str) -> tuple[str, int]:
     return name, int(row)
 
 
-def holds_images(root: Path, folder: Folder) -> bool:
-    """Return whether the root contains a Parquet file with images."""
-    return any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(folder))
+def holds_images(folder: Folder) -> bool:
+    """Return whether a folder contains a Parquet file with images."""
+    return any("image" in open_parquet(folder.path / name).schema_arrow.names for name in parquet_files(folder))
 
 
 def parquet_files(folder: Folder) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.layouts.base import (
+    BOTH,
     ExistingFiles,
     Found,
     Item,
@@ -21,13 +22,19 @@ from fedsweep.preparation.layouts.base import (
     refuse_twice,
     tree,
 )
-from fedsweep.preparation.layouts.disk_listing import join, list_folder, only_folder, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import (
+    Folder,
+    join,
+    list_folder,
+    only_folder,
+    summarise_list,
+    unexpected,
+)
 
 
 def _read_splits(root: Path, pattern: str) -> Iterator[tuple[Line, Split]]:
     """Yield the lines of the training list and of the test list, or raise UserError if an image is listed twice."""
-    splits: tuple[Split, ...] = ("train", "test")
-    read = [(line, split) for split in splits for line in read_list(root, pattern.format(split), labels=False)]
+    read = [(line, split) for split in BOTH for line in read_list(root, pattern.format(split), labels=False)]
     refuse_twice(line for line, _ in read)
     yield from read
 
@@ -121,7 +128,8 @@ class Ucf101(Layout):
         base = self._folder(root, _UCF_FOLDERS, lambda folder: bool(set(folder.folders) - {*_UCF_LISTS}), looked_for)
         names = _class_names(root, join(place, "classInd.txt"))
         plain = [_plain(name) for name in names]
-        videos = _Videos(root, base)
+        class_folders = {_plain(name): name for name in list_folder(root / base).folders}  # there may be none
+        list_once = cache(lambda folder: list_folder(root / folder))
         items = []
         for line, split in _read_splits(root, join(place, "{}list01.txt")):
             class_name, _, video = line.path.rpartition("/")
@@ -132,41 +140,29 @@ class Ucf101(Layout):
             if line.label is not None and label_within(line, len(names), first=1) != label:
                 raise UserError(f"{line.where}: class `{class_name}` has label {label + 1}, but here {line.label}.")
             if num_classes is None or label < num_classes:
-                frame = videos.frame(class_name, os.path.splitext(video)[0], line.where)
-                items.append(Item(frame, label, self.name, split))
+                folder = join(base, class_folders.get(_plain(class_name), ""))
+                frame = _middle_frame(list_once(folder), os.path.splitext(video)[0], line.where)
+                items.append(Item(join(folder, frame), label, self.name, split))
         return Found(names, items)
 
 
-class _Videos:
-    """The frames of videos; each folder is listed once."""
-
-    def __init__(self, root: Path, base: str) -> None:
-        self._root, self._base = root, base
-        self._list = cache(lambda folder: list_folder(root / folder))
-        self._folders = {_plain(name): name for name in list_folder(root / base).folders}
-
-    def frame(self, class_name: str, video: str, where: str) -> str:
-        """Return the path of the video's middle frame, or raise UserError if there is none."""
-        folder = join(self._base, self._folders.get(_plain(class_name), ""))  # there may be no class folders
-        files = self._list(folder)
-        for image in files.images:
-            if os.path.splitext(image)[0] == video:
-                return join(folder, image)
-        frames = self._frames(join(folder, video)) if video in files.folders else []
-        if not frames:
-            stems = [*(os.path.splitext(image)[0] for image in files.images), *files.folders]
-            raise UserError(f"{where}: no frame of `{video}` is under {self._root / folder}{near(video, stems) or '.'}")
-        return join(folder, video, sorted(frames, key=_by_number)[len(frames) // 2])
-
-    def _frames(self, folder: str) -> list[str]:
-        frames = [name for name in list_folder(self._root / folder).images if not name.startswith(_FLOW)]
-        kinds = sorted({re.sub(r"\d+$", "", os.path.splitext(name)[0]) for name in frames})
-        if len(kinds) > 1:
-            raise UserError(
-                f"{self._root / folder}: the frames of a video must be called alike but for their numbers, "
-                f"but they begin with {summarise_list(kinds)}."
-            )
-        return frames
+def _middle_frame(folder: Folder, video: str, where: str) -> str:
+    """Return the path, within the folder, of a video's only or middle frame, or raise UserError if there is none."""
+    stems = [os.path.splitext(image)[0] for image in folder.images]
+    if video in stems:
+        return folder.images[stems.index(video)]
+    images = list_folder(folder.path / video).images if video in folder.folders else ()
+    frames = [name for name in images if not name.startswith(_FLOW)]
+    if not frames:
+        hint = near(video, [*stems, *folder.folders]) or "."
+        raise UserError(f"{where}: no frame of `{video}` is under {folder.path}{hint}")
+    kinds = sorted({re.sub(r"\d+$", "", os.path.splitext(name)[0]) for name in frames})
+    if len(kinds) > 1:
+        raise UserError(
+            f"{folder.path / video}: the frames of a video must be called alike but for their numbers, "
+            f"but they begin with {summarise_list(kinds)}."
+        )
+    return join(video, sorted(frames, key=_by_number)[len(frames) // 2])
 
 
 def _class_names(root: Path, name: str) -> list[str]:
