@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ def _write_at(file: int, data: bytes, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Iterator[Done]:
+def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
     """Yield the decoded chunks as they end; raise UserError as `decode_chunk`, or if a worker was killed.
 
     They are decoded in this process or, with several workers, in others; close the iterator to end these.
@@ -154,10 +154,9 @@ class Scratch:
 
     def finish(self, domain: str, key: str, written: Path) -> None:
         """Record a domain's file `written`, after giving it its name, and delete the domain's pixels."""
-        arrow = self.arrow(domain)
-        written.replace(arrow)
-        self.domains[domain] = (key, arrow.stat().st_size)
-        self._append({"domain": domain, "key": key, "bytes": self.domains[domain][1]})
+        length = written.replace(self.arrow(domain)).stat().st_size
+        self.domains[domain] = (key, length)
+        self._append({"domain": domain, "key": key, "bytes": length})
         self.pixels(domain).unlink(missing_ok=True)
 
     def has_domain(self, domain: str, key: str) -> bool:

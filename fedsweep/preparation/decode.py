@@ -4,7 +4,7 @@ import io
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import PIL
@@ -87,17 +87,6 @@ def geometry_of(backbone: str, size: int) -> Geometry:
 
     The name may have a weights tag. Transforms that pad are not supported.
     """
-    config = _config(backbone)
-    mode, interpolation = config.crop_mode, config.interpolation
-    if mode not in ("center", "squash") or interpolation not in FILTERS:
-        raise UserError(
-            f"`--backbone` {backbone} is evaluated with the crop `{mode}` and `{interpolation}` interpolation, but "
-            f"`data prepare` knows center and squash, {' and '.join(FILTERS)}."
-        )
-    return Geometry(size, float(config.crop_pct), mode, interpolation)
-
-
-def _config(backbone: str) -> Any:
     import timm
     from timm.models import get_pretrained_cfg
 
@@ -113,4 +102,10 @@ def _config(backbone: str) -> Any:
         raise UserError(f"`--backbone`: timm has no weights `{tag}` of {name}{hint}") from None
     if config is None:
         raise UserError(f"`--backbone`: timm says nothing about how {name} is evaluated.")
-    return config
+    mode, interpolation = config.crop_mode, config.interpolation
+    if mode not in ("center", "squash") or interpolation not in FILTERS:
+        raise UserError(
+            f"`--backbone` {backbone} is evaluated with the crop `{mode}` and `{interpolation}` interpolation, but "
+            f"`data prepare` knows center and squash, {' and '.join(FILTERS)}."
+        )
+    return Geometry(size, float(config.crop_pct), mode, interpolation)

@@ -234,8 +234,6 @@ def generate(generation: Generation, device: str = "cpu", progress: Progress = l
     config, folder = generation.config, generation.folder
     if not generation.missing:
         return 0
-    from fedsweep.preparation.generate import TextToImage
-
     model = TextToImage(config, device)
     model.check(list(dict.fromkeys(config.prompt(one.domain, one.class_name) for one in generation.images)))
     try:

@@ -156,7 +156,7 @@ class Plan:
         common = [self.layout.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
         chunks = []
         for start in range(0, len(domain.items), length):
-            items, slots = (all_of_it[start : start + length] for all_of_it in (domain.items, domain.slots))
+            items, slots = domain.items[start : start + length], domain.slots[start : start + length]
             places = [[item.path, slot] for item, slot in zip(items, slots, strict=True)]
             key = _sha256([*common, *places, [self.stamps[file] for file in _files(self.layout, items)]])
             chunks.append(Chunk(key, self.layout, self.root, items, slots, self.geometry, pixels))

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedsweep.data.prepared.card import StoreCard
@@ -78,11 +78,14 @@ def split_words(card: StoreCard) -> str:
     return "split as listed" if drawn is None else f"split drawn here, {drawn:g} of each class for testing"
 
 
+def _table(first: str, *numbers: str, title: str | None = None) -> Table:
+    columns = [Column(heading, justify="right") for heading in numbers]
+    return Table(first, *columns, title=title, title_justify="left", box=None)
+
+
 def summary(card: StoreCard) -> Table:
     """Return a table of images per domain and split."""
-    table = Table("domain", box=None)
-    for heading in ("train", "test", "MB"):
-        table.add_column(heading, justify="right")
+    table = _table("domain", "train", "test", "MB")
     for name, domain in card.domains.items():
         table.add_row(Text(name), str(domain.train), str(domain.test), megabytes(domain.bytes))
     if len(card.domains) > 1:
@@ -93,9 +96,7 @@ def summary(card: StoreCard) -> Table:
 
 def stores_table(cards: Sequence[StoreCard]) -> Table:
     """Return a table with one line per prepared data set."""
-    table = Table("name", title="Prepared", title_justify="left", box=None)
-    for heading in ("size", "images", "domains", "classes", "MB"):
-        table.add_column(heading, justify="right")
+    table = _table("name", "size", "images", "domains", "classes", "MB", title="Prepared")
     table.add_column("digest")
     for card in cards:
         numbers = (card.size, card.images, len(card.domains), len(card.class_names))
@@ -118,9 +119,7 @@ def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = F
 
     For more than 40 classes, the table has minimum, median and maximum over the classes unless `every` is set.
     """
-    table = Table("class", box=None)
-    for name in card.domains:
-        table.add_column(Text(name), justify="right")
+    table = Table("class", *[Column(Text(name), justify="right") for name in card.domains], box=None)
     if every or len(card.class_names) <= MOST_ROWS:
         for label, class_name in enumerate(card.class_names):
             cells = [f"{counts[name][0, label]} / {counts[name][1, label]}" for name in card.domains]
