@@ -84,8 +84,11 @@ class Partition(Config, ABC):
         return False
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """Return the split with the server's synthetic images."""
-        return replace(parts, synthetic=synthetic)
+        """Add the server's synthetic images to the split, and to the clients' training images if they take them."""
+        clients = parts.clients
+        if self.takes_synthetic:
+            clients = tuple(replace(one, train=pool([one.train, *synthetic.values()])) for one in clients)
+        return replace(parts, clients=clients, synthetic=synthetic)
 
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
@@ -243,14 +246,6 @@ class Centralized(Partition):
     def ids(self, source: str) -> list[ClientId]:
         """Name the client `central`."""
         return ["central"]
-
-    def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """Add the synthetic images to the split, and to the client's training images if `with_synthetic` is set."""
-        given = super().joined(parts, synthetic)
-        if not self.with_synthetic:
-            return given
-        (client,) = parts.clients
-        return replace(given, clients=(replace(client, train=pool([client.train, *synthetic.values()])),))
 
 
 AnyPartition = FeatureSkew | FeatureLabelSkew | LabelSkew | Iid | Centralized

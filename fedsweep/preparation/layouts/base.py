@@ -68,17 +68,24 @@ class Layout(ABC):
         """
         list_root(root)
         found = self._find(root, self.num_classes if num_classes is None else num_classes)
-        most = len(found.class_names)
-        count = min(self.num_classes or most, most) if num_classes is None else num_classes
-        kept, domains = _first_classes(root, found, count)
+        names = found.class_names
+        count = num_classes if num_classes is not None else min(self.num_classes or len(names), len(names))
+        if not 1 <= count <= len(names):
+            raise UserError(f"`--classes` must be within 1..{len(names)}, the classes of {root}, but it is {count}.")
+        kept = [item for item in found.items if item.label < count]
+        used = {item.label for item in kept}
+        if empty := [names[label] or f"label {label}" for label in range(count) if label not in used]:
+            raise UserError(f"{root}: a class must have images, but {_have(empty)} none in any domain.")
+        domains = sorted({item.domain for item in kept})
+        if lost := sorted({item.domain for item in found.items}.difference(domains)):
+            raise UserError(f"{root}: a domain must have images, but {_have(lost)} none of {count} classes.")
         check_domains(root, domains)
         for item in kept:
             if not item.path.isascii():
                 _check_text(root, item.path)
         kept.sort(key=lambda item: (item.domain, self._order(item.path), item.label))
-        names = tuple(name or "" for name in found.class_names[:count])
-        absent = tuple(sorted(set(found.domains) - set(domains)))
-        return Listing(names, tuple(domains), tuple(kept), absent, found.nameless)
+        absent = tuple(sorted({*found.domains}.difference(domains)))
+        return Listing(tuple(name or "" for name in names[:count]), tuple(domains), tuple(kept), absent, found.nameless)
 
     @abstractmethod
     def _find(self, root: Path, num_classes: int | None) -> Found:
@@ -133,22 +140,6 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: I
     return Found([*labels], [Item(path, labels[name], domain, split) for path, name, domain, split in images], domains)
 
 
-def _first_classes(root: Path, found: Found, count: int) -> tuple[list[Item], list[str]]:
-    """Return the images of the first `count` classes and their domains; raise UserError if one of them is empty."""
-    names = found.class_names
-    if not 1 <= count <= len(names):
-        raise UserError(f"`--classes` must be within 1..{len(names)}, the classes of {root}, but it is {count}.")
-    kept = [item for item in found.items if item.label < count]
-    used = {item.label for item in kept}
-    empty = [names[label] or f"label {label}" for label in range(count) if label not in used]
-    if empty:
-        raise UserError(f"{root}: a class must have images, but {_have(empty)} none in any domain.")
-    domains = {item.domain for item in kept}
-    if lost := sorted({item.domain for item in found.items} - domains):
-        raise UserError(f"{root}: a domain must have images, but {_have(lost)} none of {count} classes.")
-    return kept, sorted(domains)
-
-
 def check_domains(root: Path, domains: Sequence[str]) -> None:
     """Raise UserError if a domain's name cannot name a file, or differs from another in case only."""
     folded: dict[str, str] = {}
@@ -178,11 +169,13 @@ def _have(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a list file: its place for error messages, the image's path, and its label if it has one."""
+    """A line of a list: its place for error messages, the image's path, its label if it has one, and what it lists."""
 
     where: str
     path: str
     label: int | None
+    domain: str
+    split: Split | None
 
 
 def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -193,10 +186,10 @@ def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
             yield f"{root / name}, line {number}", line.strip()
 
 
-def read_list(root: Path, name: str, labels: bool = True) -> list[Line]:
+def read_list(root: Path, name: str, domain: str, split: Split | None, labels: bool = True) -> list[Line]:
     """Return the lines `<path of an image> <label>`, or raise UserError for a malformed line or a path out of the root.
 
-    Without `labels`, lines may lack a label.
+    The list is of a domain and a split. Without `labels`, lines may lack a label.
     """
     lines = []
     for where, text in read_lines(root, name):
@@ -209,7 +202,7 @@ def read_list(root: Path, name: str, labels: bool = True) -> list[Line]:
         parts = PurePosixPath(path).parts
         if not parts or parts[0] == "/" or ".." in parts:
             raise UserError(f"{where}: a path must lie within the root, but it is `{path}`.")
-        lines.append(Line(where, "/".join(parts), int(last) if is_label else None))
+        lines.append(Line(where, "/".join(parts), int(last) if is_label else None, domain, split))
     if not lines:
         raise UserError(f"the list {root / name} is empty.")
     return lines

@@ -64,24 +64,23 @@ def _read_lists(
     Paths start from the first of `bases`, folders within the root, that contains the first image.
     """
     unpacked = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
-    read = [
-        (line, domain, split)
+    lines = [
+        line
         for domain, path in lists.items()
         if domain in unpacked or not unpacked  # without any, an error message about the first line follows
         for split in BOTH
-        for line in read_list(root, f"{path}_{split}.txt")
+        for line in read_list(root, f"{path}_{split}.txt", domain, split)
     ]
-    lines = [line for line, _, _ in read]
     refuse_twice(lines)
     names = _names_from_folders(lines, most)
     existing = ExistingFiles(root)
     base = next((base for base in bases if join(base, lines[0].path) in existing), "")
     items = []
-    for line, domain, split in read:
+    for line in lines:
         path, label = join(base, line.path), label_within(line, most)
         if num_classes is None or label < num_classes:  # images of other classes may have been left packed
             existing.require(path, line.where)
-        items.append(Item(path, label, domain, split))
+        items.append(Item(path, label, line.domain, line.split))
     return names, items
 
 
@@ -172,13 +171,11 @@ class ImageClef(Layout):
     def _find(self, root: Path, num_classes: int | None) -> Found:
         looked_for = "`list/{b,c,i,p}List.txt` or `{b,c,i,p}List.txt`"
         place = self._folder(root, ("list", ""), lambda one: bool(_IMAGECLEF_LISTS.keys() & {*one.files}), looked_for)
-        existing = ExistingFiles(root)
-        lines, items = [], []
-        for name in sorted(_IMAGECLEF_LISTS.keys() & set(list_folder(root / place).files)):
-            for line in read_list(root, join(place, name)):
-                label = label_within(line, len(_IMAGECLEF_CLASSES))
-                existing.require(line.path, line.where)
-                lines.append(line)
-                items.append(Item(line.path, label, _IMAGECLEF_LISTS[name], None))
+        names = sorted(_IMAGECLEF_LISTS.keys() & set(list_folder(root / place).files))
+        lines = [one for name in names for one in read_list(root, join(place, name), _IMAGECLEF_LISTS[name], None)]
+        existing, items = ExistingFiles(root), []
+        for line in lines:
+            items.append(Item(line.path, label_within(line, len(_IMAGECLEF_CLASSES)), line.domain, None))
+            existing.require(line.path, line.where)
         refuse_twice(lines, by_label=True)
         return Found(_IMAGECLEF_CLASSES, items, _IMAGECLEF_LISTS.values())

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,6 @@ from fedsweep.preparation.layouts.base import (
     Item,
     Layout,
     Line,
-    Split,
     label_within,
     read_lines,
     read_list,
@@ -32,11 +31,11 @@ from fedsweep.preparation.layouts.disk_listing import (
 )
 
 
-def _read_splits(root: Path, pattern: str) -> Iterator[tuple[Line, Split]]:
-    """Yield the lines of the training list and of the test list, or raise UserError if an image is listed twice."""
-    read = [(line, split) for split in BOTH for line in read_list(root, pattern.format(split), labels=False)]
-    refuse_twice(line for line, _ in read)
-    yield from read
+def _read_splits(root: Path, pattern: str, domain: str) -> list[Line]:
+    """Return the lines of the training list and of the test list, or raise UserError if an image is listed twice."""
+    lines = [line for split in BOTH for line in read_list(root, pattern.format(split), domain, split, labels=False)]
+    refuse_twice(lines)
+    return lines
 
 
 class Food101(Layout):
@@ -54,13 +53,13 @@ class Food101(Layout):
             raise UserError(f"{root / base / 'meta/classes.txt'} must name each class once.")
         existing = ExistingFiles(root)
         items = []
-        for line, split in _read_splits(root, join(base, "meta/{}.txt")):
+        for line in _read_splits(root, join(base, "meta/{}.txt"), self.name):
             class_name = line.path.split("/")[0]
             if class_name not in labels:
                 raise UserError(f"{line.where}: there is no class `{class_name}`{near(class_name, names) or '.'}")
             path = join(base, "images", f"{line.path}.jpg")
             existing.require(path, line.where)
-            items.append(Item(path, labels[class_name], self.name, split))
+            items.append(Item(path, labels[class_name], line.domain, line.split))
         return Found(names, items)
 
 
@@ -89,8 +88,7 @@ class Pacs(Layout):
 
     def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
         """Return the paths of the train lists, or raise UserError if a list names other images than the folders."""
-        existing = ExistingFiles(root)
-        train: set[str] = set()
+        existing, train = ExistingFiles(root), set[str]()
         files = set(list_folder(root / place).files)
         for domain in domains:
             listed: dict[str, set[str]] = {}
@@ -98,7 +96,7 @@ class Pacs(Layout):
                 name = f"{domain}_{part}_kfold.txt"
                 if name not in files and part == "train":
                     raise UserError(f"{root / place} has lists `<domain>_train_kfold.txt`, but not `{name}`.")
-                lines = read_list(root, join(place, name)) if name in files else []
+                lines = read_list(root, join(place, name), domain, None) if name in files else []
                 for line in lines:
                     existing.require(join(base, line.path), line.where)
                 listed[part] = {join(base, line.path) for line in lines}
@@ -131,7 +129,7 @@ class Ucf101(Layout):
         class_folders = {_plain(name): name for name in list_folder(root / base).folders}  # there may be none
         list_once = cache(lambda folder: list_folder(root / folder))
         items = []
-        for line, split in _read_splits(root, join(place, "{}list01.txt")):
+        for line in _read_splits(root, join(place, "{}list01.txt"), self.name):
             class_name, _, video = line.path.rpartition("/")
             if _plain(class_name) not in plain:
                 hint = near(class_name, [name.replace("_", "") for name in names]) or "."
@@ -142,7 +140,7 @@ class Ucf101(Layout):
             if num_classes is None or label < num_classes:
                 folder = join(base, class_folders.get(_plain(class_name), ""))
                 frame = _middle_frame(list_once(folder), os.path.splitext(video)[0], line.where)
-                items.append(Item(join(folder, frame), label, self.name, split))
+                items.append(Item(join(folder, frame), label, line.domain, line.split))
         return Found(names, items)
 
 
