@@ -15,8 +15,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
 
-POOL = "pool"
-"""The domain of a client whose images come from all domains."""
+POOL = "pool"  # the domain of a client whose images come from all domains
 
 
 @dataclass(frozen=True)

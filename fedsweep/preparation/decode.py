@@ -14,8 +14,7 @@ from fedsweep.common.errors import UserError, near, one_line
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Formats that are opened; other formats of PIL may start other programs."""
-LARGEST = 178_956_970
-"""Largest number of pixels before or after resizing: PIL's limit against decompression bombs."""
+LARGEST = 178_956_970  # pixels before or after resizing: PIL's limit against decompression bombs
 MADE_WITH = f"Pillow {PIL.__version__}"
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 

@@ -85,8 +85,7 @@ def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fra
 
 SMALLEST, LARGEST = 8, 1024
 NAME = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
-Stamp = tuple[int, int]
-"""Size of a file in bytes, and time of its last change in ns."""
+Stamp = tuple[int, int]  # size of a file in bytes, and time of its last change in ns
 
 
 @dataclass(frozen=True)

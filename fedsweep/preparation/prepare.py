@@ -19,12 +19,9 @@ from fedsweep.preparation.decode import MADE_WITH
 from fedsweep.preparation.plan import DomainPlan, Plan
 
 CORRUPT = "corrupt.txt"
-SHOWN = 10
-"""Greatest number of corrupt images that an error message names."""
-CHUNK = 256
-"""Images per line of the log, and thus the most that a killed worker loses."""
-Progress = Callable[[int, int], None]
-"""Function of the number of decoded images and the number of all images."""
+SHOWN = 10  # greatest number of corrupt images that an error message names
+CHUNK = 256  # images per line of the log, and thus the most that a killed worker loses
+Progress = Callable[[int, int], None]  # of the number of decoded images and the number of all images
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,9 @@ def prepare(
     progress: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
-    """Return the existing store or make it, after continuing an interrupted preparation.
+    """Return the existing store or make it, going on with an interrupted preparation.
 
-    Raises:
-        UserError: The lock is taken, the folder is something else, an image is corrupt, or the disk is full.
+    Raise UserError if the lock is taken, the folder is something else, an image is corrupt, or the disk is full.
     """
     folder = plan.folder
     part, replaced = folder.with_name(f"{folder.name}.part"), folder.with_name(f".{folder.name}.replaced")

@@ -13,10 +13,8 @@ from rich.text import Text
 
 from fedsweep.data.prepared.card import StoreCard
 
-MOST_ROWS = 40
-"""Greatest number of classes that are listed one by one by default."""
-SHORTEST = 2.0
-"""Seconds before the bar appears."""
+MOST_ROWS = 40  # greatest number of classes that are listed one by one by default
+SHORTEST = 2.0  # seconds before the bar appears
 
 
 class _Rate(ProgressColumn):

@@ -14,8 +14,7 @@ import pyarrow as pa
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import SPLITS, StoreCard
 
-PIECE = 32 * 1024 * 1024
-"""Bytes that are read or written at once, which limits the memory of a process."""
+PIECE = 32 * 1024 * 1024  # bytes that are read or written at once, which limits the memory of a process
 
 
 @dataclass(frozen=True)

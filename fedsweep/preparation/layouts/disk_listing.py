@@ -104,10 +104,9 @@ def join(*parts: str) -> str:
 
 
 def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: int = 2) -> str | None:
-    """Return the folder that fits, relative to the root and at most `levels` below it, or None.
+    """Return the uppermost folder that fits, relative to the root and at most `levels` below it, or None.
 
-    Raises:
-        UserError: Two folders fit on the uppermost level with any; the message names their content, `what`.
+    Raise UserError if two fit on one level; the message names their content, `what`.
     """
     level = [""]
     for _ in range(levels + 1):
