@@ -1,16 +1,26 @@
-"""Decoding of image files to pixels of a given size: colours, resizing, crop."""
+"""Decoding of image files to pixels of a given size: colours, resizing, crop; and in chunks by several processes."""
 
 import io
 import math
+import os
+import signal
+import threading
 import warnings
+import zlib
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Literal
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import PIL
 from PIL import Image, UnidentifiedImageError
 
 from fedsweep.common.errors import UserError, near, one_line
+from fedsweep.preparation.layouts.base import Item, Layout
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Formats that are opened; other formats of PIL may start other programs."""
@@ -108,3 +118,95 @@ def geometry_of(backbone: str, size: int) -> Geometry:
             f"`data prepare` knows center and squash, {' and '.join(FILTERS)}."
         )
     return Geometry(size, float(config.crop_pct), mode, interpolation)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some images of a domain, and the slots of their pixels in the file `pixels`."""
+
+    key: str
+    layout: Layout
+    root: Path
+    items: tuple[Item, ...]
+    slots: tuple[int, ...]
+    geometry: Geometry
+    pixels: Path
+
+
+class Corrupt(NamedTuple):
+    """An image that cannot be decoded: its slot in the domain, its path within the root, and the reason."""
+
+    slot: int
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished chunk. `crc` is the checksum of the pixels of its images in order, without the corrupt ones."""
+
+    key: str
+    crc: int
+    corrupt: tuple[Corrupt, ...]
+
+
+def decode_chunk(chunk: Chunk) -> Done:
+    """Read, decode and write the images of a chunk, or raise UserError if a file cannot be read."""
+    crc, corrupt = 0, []
+    stream = chunk.layout.read(chunk.root, chunk.items)
+    length = chunk.geometry.image_bytes
+    with chunk.pixels.open("r+b", buffering=0) as file:
+        for item, slot in zip(chunk.items, chunk.slots, strict=True):
+            try:
+                data = next(stream)
+            except OSError as error:
+                reason = error.strerror or one_line(error)
+                raise UserError(f"{chunk.root / item.path} cannot be read: {reason}.") from None
+            try:
+                pixels = decode(data, chunk.geometry).tobytes()
+            except CorruptImageError as error:
+                corrupt.append(Corrupt(slot, item.path, str(error)))
+                continue
+            _write_at(file.fileno(), pixels, slot * length)
+            crc = zlib.crc32(pixels, crc)
+    return Done(chunk.key, crc, tuple(corrupt))
+
+
+def _write_at(file: int, data: bytes, offset: int) -> None:
+    while data:  # no memory map: writing to one ends the process if the disk is full
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
+    """Yield the decoded chunks as they end; raise UserError as `decode_chunk`, or if a worker was killed.
+
+    They are decoded in this process or, with several workers, in others; close the iterator to end these.
+    """
+    if min(workers, len(chunks)) <= 1:
+        yield from map(decode_chunk, chunks)
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)  # not forked: there may be threads
+    try:
+        for future in as_completed([pool.submit(decode_chunk, chunk) for chunk in chunks]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed while decoding, perhaps for memory; the same command goes on from "
+            "there, and a smaller `--workers` needs less."
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent process, and end with it, even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work
+
+    def follow() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

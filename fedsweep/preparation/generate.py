@@ -26,8 +26,7 @@ from fedsweep.common.paths import data_folder, resolve
 from fedsweep.common.yaml_values import read_json
 from fedsweep.data.data_config import load
 from fedsweep.data.prepared.card import is_store, read_card
-from fedsweep.data.synthetic import Diffusers
-from fedsweep.data.synthetic.generated import size_of
+from fedsweep.data.synthetic.generated import Diffusers, size_of
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.layouts.folders import Domains
 from fedsweep.preparation.plan import Options, make_plan

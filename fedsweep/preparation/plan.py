@@ -15,8 +15,7 @@ import numpy as np
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.prepared.card import store_folder
-from fedsweep.preparation.chunks import Chunk
-from fedsweep.preparation.decode import MADE_WITH, Geometry, geometry_of
+from fedsweep.preparation.decode import MADE_WITH, Chunk, Geometry, geometry_of
 from fedsweep.preparation.layouts import find
 from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 

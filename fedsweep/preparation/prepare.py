@@ -1,7 +1,9 @@
 """Preparation of a data set by its plan: decoding, Arrow files, the card, and the exchange with an older store."""
 
+import json
 import os
 import shutil
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from contextlib import closing
@@ -14,14 +16,74 @@ from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import locked, write_atomically
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
 from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, is_store, read_card
-from fedsweep.preparation.chunks import Corrupt, Scratch, decode_chunks
-from fedsweep.preparation.decode import MADE_WITH
+from fedsweep.preparation.decode import MADE_WITH, Chunk, Corrupt, Done, decode_chunks
 from fedsweep.preparation.plan import DomainPlan, Plan
 
 CORRUPT = "corrupt.txt"
 SHOWN = 10  # greatest number of corrupt images that an error message names
 CHUNK = 256  # images per line of the log, and thus the most that a killed worker loses
 Progress = Callable[[int, int], None]  # of the number of decoded images and the number of all images
+
+
+class Scratch:
+    """The folder of a preparation in progress, with a log of chunks whose pixels are checked before they are reused."""
+
+    LOG = "done.jsonl"
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.log = folder, folder / self.LOG
+        self.chunks: dict[str, Done] = {}
+        self.domains: dict[str, tuple[str, int]] = {}  # key, and size of the file in bytes, of each finished one
+        for line in self.log.read_bytes().splitlines() if self.log.exists() else ():
+            try:
+                entry = json.loads(line)
+            except ValueError:  # a line that was being written when the process was killed
+                continue
+            if "domain" in entry:
+                self.domains[entry["domain"]] = (entry["key"], entry["bytes"])
+            else:
+                corrupt = tuple(Corrupt(*one) for one in entry["corrupt"])
+                self.chunks[entry["chunk"]] = Done(entry["chunk"], entry["crc"], corrupt)
+
+    def _append(self, entry: dict[str, object]) -> None:
+        with self.log.open("ab") as file:
+            # The line break comes first: a line that was cut off by a kill stays alone.
+            file.write(f"\n{json.dumps(entry)}".encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def add(self, done: Done) -> None:
+        """Record a finished chunk."""
+        self.chunks[done.key] = done
+        self._append({"chunk": done.key, "crc": done.crc, "corrupt": done.corrupt})
+
+    def pixels(self, domain: str) -> Path:
+        """Return the path of a domain's pixels, before its Arrow file is written."""
+        return self.folder / f"{domain}.pixels"
+
+    def finish(self, domain: str, key: str, written: Path) -> None:
+        """Record a domain's file `written`, after giving it its name, and delete the domain's pixels."""
+        length = written.replace(self.folder / f"{domain}.arrow").stat().st_size
+        self.domains[domain] = (key, length)
+        self._append({"domain": domain, "key": key, "bytes": length})
+        self.pixels(domain).unlink(missing_ok=True)
+
+    def has_domain(self, domain: str, key: str) -> bool:
+        """Return whether the domain's file is finished and has this key."""
+        arrow = self.folder / f"{domain}.arrow"
+        return arrow.exists() and self.domains.get(domain) == (key, arrow.stat().st_size)
+
+    def has_chunk(self, chunk: Chunk) -> bool:
+        """Return whether the chunk is in the log with the checksum of the pixels in the file."""
+        if (done := self.chunks.get(chunk.key)) is None:
+            return False
+        bad, crc, length = {one.slot for one in done.corrupt}, 0, chunk.geometry.image_bytes
+        with chunk.pixels.open("rb", buffering=0) as file:
+            for slot in chunk.slots:
+                if slot not in bad:
+                    crc = zlib.crc32(os.pread(file.fileno(), length, slot * length), crc)
+        return crc == done.crc
 
 
 @dataclass(frozen=True)
@@ -219,7 +281,7 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
 
 def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> DomainCard:
     """Return the card of a domain, after checking the paths and labels in its file, because the digest omits paths."""
-    path = scratch.arrow(domain.name)
+    path = scratch.folder / f"{domain.name}.arrow"
     train, test = map_domain(path)
     for part, planned in zip((train, test), domain.parts(corrupt), strict=True):
         found = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
