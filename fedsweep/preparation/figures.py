@@ -129,8 +129,7 @@ def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
     domains = np.array([client.domain for client in clients])
     whole = np.stack([counts[domains == domain].sum(0) for domain in domains])
     own, all_of_it = (part / np.maximum(part.sum(1, keepdims=True), 1) for part in (counts, whole))
-    total: np.ndarray = np.abs(own - all_of_it).sum(1) / 2
-    return total
+    return np.asarray(np.abs(own - all_of_it).sum(1) / 2)
 
 
 def skew(clients: "Sequence[Client]", num_classes: int) -> float:

@@ -156,7 +156,7 @@ class Plan:
         for start in range(0, len(domain.items), length):
             items, slots = domain.items[start : start + length], domain.slots[start : start + length]
             places = [[item.path, slot] for item, slot in zip(items, slots, strict=True)]
-            key = _sha256([*common, *places, [self.stamps[file] for file in _files(self.layout, items)]])
+            key = _sha256([*common, *places, [self.stamps[file] for file in self.layout.files(items)]])
             chunks.append(Chunk(key, self.layout, self.root, items, slots, self.geometry, pixels))
         return chunks
 
@@ -186,15 +186,11 @@ def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Pla
         listing = replace(listing, items=tuple(replace(item, split=None) for item in listing.items))
     domains = plan_domains(listing, options.test_fraction)
     try:
-        status = {file: os.stat(f"{root}/{file}") for file in _files(layout, listing.items)}
+        status = {file: os.stat(f"{root}/{file}") for file in layout.files(listing.items)}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from None
     stamps = {file: (one.st_size, one.st_mtime_ns) for file, one in status.items()}
     return Plan(options, root, layout, listing, geometry, domains, stamps)
-
-
-def _files(layout: Layout, items: Sequence[Item]) -> list[str]:
-    return [*dict.fromkeys(layout.file_of(item.path) for item in items)]
 
 
 def _sha256(*content: object) -> str:

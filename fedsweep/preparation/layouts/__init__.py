@@ -6,7 +6,7 @@ from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.layouts.base import Layout
 from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_root, summarise_list, unexpected
 from fedsweep.preparation.layouts.domain_lists import DomainNet, ImageClef, Nico, OfficeHome
-from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, has_splits
+from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, below_splits
 from fedsweep.preparation.layouts.parquet import Parquet, holds_images, parquet_files
 from fedsweep.preparation.layouts.split_lists import Food101, Pacs, Ucf101
 
@@ -45,21 +45,17 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
     if fold(name) in named:
         return named[fold(name)]()
     _refuse_stray_splits(outer)
-    if has_splits(outer, above="classes"):
-        return Classes()
-    if has_splits(outer, above="domains"):
-        return Domains()
+    if below := below_splits(outer):
+        return Classes() if below == "classes" else Domains()
     for folder in outer.inner():
         if folder.images:
             return Classes()
-        if any(deeper.images for deeper in folder.inner()) or has_splits(folder, above="classes"):
+        if any(deeper.images for deeper in folder.inner()) or below_splits(folder) == "classes":
             return Domains()
     if parquet_files(outer):
         return Parquet()  # whose error says what is wrong with them
-    hint = f"`{name}` is none of the layouts known by name"
-    raise unexpected(
-        root, "domains` or `classes", f"`<domain>/<class>/<image>`, `<class>/<image>` or `*.parquet` ({hint})"
-    )
+    kinds = "`<domain>/<class>/<image>`, `<class>/<image>` or `*.parquet`"
+    raise unexpected(root, "domains` or `classes", f"{kinds} (`{name}` is none of the layouts known by name)")
 
 
 def _refuse_stray_splits(outer: Folder) -> None:

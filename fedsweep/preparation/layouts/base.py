@@ -102,9 +102,9 @@ class Layout(ABC):
                 return name
         raise unexpected(root, self.name, looked_for)
 
-    def file_of(self, path: str) -> str:
-        """Return the file within the root that contains an item: its path, unless files contain many images."""
-        return path
+    def files(self, items: Iterable[Item]) -> Sequence[str]:
+        """Return the files within the root that contain the items: their paths, unless files contain many images."""
+        return [*dict.fromkeys(item.path for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         """Yield the encoded bytes of each item, in order."""

@@ -22,7 +22,7 @@ class Classes(Layout):
 
     def _find(self, root: Path, num_classes: int | None) -> Found:
         outer, domain = list_folder(root), domain_of(root)
-        if has_splits(outer, above="classes"):
+        if below_splits(outer) == "classes":
             return replace(tree(root, [(domain, name, SPLITS[name.lower()]) for name in outer.folders]), nameless=True)
         if any(folder.images for folder in outer.inner()):
             return replace(tree(root, [(domain, "", None)]), nameless=True)
@@ -34,17 +34,17 @@ def domain_of(root: Path) -> str:
     return os.path.basename(os.path.abspath(root))
 
 
-def has_splits(outer: Folder, above: Literal["classes", "domains"]) -> bool:
-    """Return whether every folder in it is named after a split and contains only folders of kind `above`."""
+def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
+    """Return what folders named after splits contain, or None if some folder is another or contains images."""
     if not outer.folders or any(name.lower() not in SPLITS for name in outer.folders):
-        return False
+        return None
     splits = [*outer.inner()]
     if any(split.images or not split.folders for split in splits):
-        return False
+        return None
     deeper = [folder for split in splits for folder in split.inner()]
     if any(folder.images for folder in deeper):
-        return above == "classes"
-    return above == "domains" and any(folder.folders for folder in deeper)
+        return "classes"
+    return "domains" if any(folder.folders for folder in deeper) else None
 
 
 class Domains(Layout):
@@ -69,12 +69,12 @@ class Domains(Layout):
 
 def _places(outer: Folder) -> Iterator[tuple[str, str, Split | None]]:
     """Yield the domain, path within the root and split of each folder that contains class folders."""
-    within = has_splits(outer, above="domains")
+    within = below_splits(outer) == "domains"
     for inner in outer.inner():
         name = inner.path.name
         if within:
             yield from ((domain, join(name, domain), SPLITS[name.lower()]) for domain in inner.folders)
-        elif has_splits(inner, above="classes"):
+        elif below_splits(inner) == "classes":
             yield from ((name, join(name, split), SPLITS[split.lower()]) for split in inner.folders)
         else:
             yield name, name, None

@@ -94,9 +94,9 @@ class Parquet(Layout):
     def _order(self, path: str) -> tuple[str, int]:
         return row_of(path)  # row 10 comes after row 9, so that a file is read once
 
-    def file_of(self, path: str) -> str:
-        """Return the Parquet file that contains an item."""
-        return row_of(path)[0]
+    def files(self, items: Iterable[Item]) -> Sequence[str]:
+        """Return the Parquet files that contain the items."""
+        return [*dict.fromkeys(row_of(item.path)[0] for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         """Yield the encoded bytes of each item, in order; fast if the rows of each file ascend."""
@@ -175,17 +175,18 @@ class _Table:
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
     """Raise UserError if an image is null, without reading images if the file has statistics."""
-    for group in range(file.metadata.num_row_groups):
-        columns = [file.metadata.row_group(group).column(c) for c in range(file.metadata.num_columns)]
+    before = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group)
+        columns = map(rows.column, range(rows.num_columns))
         image = next(column for column in columns if column.path_in_schema in ("image", "image.bytes"))
         counted = image.is_stats_set and image.statistics.has_null_count
-        if counted and image.statistics.null_count == 0:
-            continue
-        values = _encoded(file.read_row_group(group, columns=["image"])["image"].combine_chunks())
-        if values.null_count:
-            before = sum(file.metadata.row_group(g).num_rows for g in range(group))
-            row = before + values.is_null().index(True).as_py()
-            raise UserError(f"{path}: the column `image` must have no nulls, but row {row} is null.")
+        if not counted or image.statistics.null_count:
+            values = _encoded(file.read_row_group(group, columns=["image"])["image"].combine_chunks())
+            if values.null_count:
+                row = before + values.is_null().index(True).as_py()
+                raise UserError(f"{path}: the column `image` must have no nulls, but row {row} is null.")
+        before += rows.num_rows
 
 
 def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | None]]:
