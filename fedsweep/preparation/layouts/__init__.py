@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.layouts.base import Layout
-from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_root, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_folder, summarise_list, unexpected
 from fedsweep.preparation.layouts.domain_lists import DomainNet, ImageClef, Nico, OfficeHome
 from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, below_splits
 from fedsweep.preparation.layouts.parquet import Parquet, holds_images, parquet_files
@@ -38,7 +38,7 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
             hint = near(layout, layouts) or f"; there are {', '.join(layouts)}."
             raise UserError(f"there is no layout `{layout}`{hint}")
         return layouts[layout]()
-    outer = list_root(root)
+    outer = list_folder(root)
     if holds_images(outer):
         return Parquet()
     named = {fold(one): layouts[one] for one in layouts} | _OTHER_SPELLINGS

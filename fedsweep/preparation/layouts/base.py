@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import read_text
-from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, list_root, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, summarise_list, unexpected
 
 Split = Literal["train", "test"]
 BOTH: tuple[Split, Split] = ("train", "test")
@@ -66,7 +66,6 @@ class Layout(ABC):
 
         Their order depends on names only.
         """
-        list_root(root)
         found = self._find(root, self.num_classes if num_classes is None else num_classes)
         names = found.class_names
         count = num_classes if num_classes is not None else min(self.num_classes or len(names), len(names))

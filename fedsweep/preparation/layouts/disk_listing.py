@@ -76,15 +76,6 @@ def scan(path: Path | str) -> Folder:
     return Folder(Path(path), tuple(sorted(folders)), tuple(sorted(files)), tuple(sorted(broken)))
 
 
-def list_root(root: Path) -> Folder:
-    """Return the names in the root, or raise UserError if it is no folder."""
-    if not root.exists():
-        raise UserError(f"the root {root} does not exist.")
-    if not root.is_dir():
-        raise UserError(f"the root {root} must be a folder, but it is a file.")
-    return list_folder(root)
-
-
 def fold(name: str) -> str:
     """Return a name without case, spaces, hyphens and underscores.
 
@@ -132,7 +123,7 @@ def summarise_list(names: Iterable[str], most: int = 5) -> str:
 
 def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
     """Return the error for a root of another layout."""
-    folder = list_root(root)
+    folder = list_folder(root)
     kinds = (("folders", folder.folders), ("files", folder.files))
     found = " and ".join(f"{kind} {summarise_list(names)}" for kind, names in kinds if names) or "nothing"
     deeper = sorted(path.parent for path in root.glob("*/*.parquet"))  # as Hugging Face's repositories have them
