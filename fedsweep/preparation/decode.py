@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import PIL
@@ -104,7 +104,7 @@ def geometry_of(backbone: str, size: int) -> Geometry:
         hint = near(name, timm.list_models()) or "; `timm.list_models()` names those that it has."
         raise UserError(f"`--backbone`: timm has no model `{name}`{hint}")
     try:
-        config = get_pretrained_cfg(backbone)
+        config: Any = get_pretrained_cfg(backbone)
     except RuntimeError:
         tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name}.*")]
         hint = near(tag, tags) or f"; it has {', '.join(tags)}."

@@ -72,10 +72,11 @@ class TextToImage:
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raise UserError if a prompt has more tokens than the text encoder reads."""
-        tokenizer = getattr(self.pipeline, "tokenizer", None)
-        convert = getattr(self.pipeline, "maybe_convert_prompt", None)  # an embedding may be of several tokens
+        tokenizer: Any = getattr(self.pipeline, "tokenizer", None)
+        convert: Any = getattr(self.pipeline, "maybe_convert_prompt", None)  # an embedding may be of several tokens
         for prompt in prompts if tokenizer is not None else ():
-            tokens = len(tokenizer(convert(prompt, tokenizer) if convert else prompt).input_ids)
+            whole = convert(prompt, tokenizer) if convert is not None else prompt
+            tokens = len(tokenizer(whole).input_ids)
             if tokens > tokenizer.model_max_length:
                 raise UserError(
                     f"a prompt must have at most {tokenizer.model_max_length} tokens, but `{prompt}` has {tokens}."

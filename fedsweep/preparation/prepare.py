@@ -225,7 +225,6 @@ def _without_gaps(pixels: Path, slots: Sequence[int], length: int) -> Path:
 def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: bool) -> None:
     """List the corrupt images with their reasons in a file; raise UserError unless they may be skipped."""
     if not corrupt:
-        path.unlink(missing_ok=True)
         return
     path.write_text("".join(f"{one.path}\t{one.reason}\n" for one in corrupt), encoding="utf-8")
     if skip:

@@ -32,7 +32,6 @@ class ImageBar:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("left about"),
             TimeRemainingColumn(), console=console, transient=True,
         )  # fmt: skip
-        self.began: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -43,11 +42,10 @@ class ImageBar:
 
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` images are done."""
-        now = self.progress.get_time()
-        if self.began is None:  # images of an earlier preparation do not count for the speed
-            self.began = now
+        if not self.progress.tasks:  # images of an earlier preparation do not count for the speed
             self.progress.add_task(self.doing, total=total, completed=done)
-        elif self.progress.console.is_terminal and now - self.began > SHORTEST:
+        began = self.progress.tasks[0].start_time or 0.0
+        if self.progress.console.is_terminal and self.progress.get_time() - began > SHORTEST:
             self.progress.start()
         # After the last image, all of them are read once more, which takes a while.
         step = self.doing if done < total else self.ending

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.prepared.card import SPLITS, StoreCard
+from fedsweep.data.prepared.card import StoreCard
 
 PIECE = 32 * 1024 * 1024  # bytes that are read or written at once, which limits the memory of a process
 
@@ -82,7 +82,7 @@ def map_domain(path: Path) -> tuple[Part, Part]:
         pages = map_file(path)
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(pages)))
         size = reader.schema.field("image").type.shape[-1]
-        if reader.num_record_batches != len(SPLITS) or not reader.schema.equals(schema(size)):
+        if reader.num_record_batches != 2 or not reader.schema.equals(schema(size)):
             raise ValueError("other columns or batches")
         train, test = (_part(reader.get_batch(number), size, pages) for number in range(2))
     except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):  # ValueError: mmap's, of an empty file

@@ -11,7 +11,6 @@ from fedsweep.common.paths import data_folder, inside
 from fedsweep.common.yaml_values import read_json
 
 CARD = "card.json"
-SPLITS = ("train", "test")
 
 
 class DomainCard(Config):

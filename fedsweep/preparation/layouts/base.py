@@ -28,7 +28,10 @@ class Item:
 
 @dataclass(frozen=True)
 class Listing:
-    """All images of a data set. Labels count from 0 in the order of `class_names`. No domain or class is empty."""
+    """All images of a data set. Labels count from 0 in the order of `class_names`. No domain or class is empty.
+
+    As `Layout._find` returns it, it has all domains of the published data set, and "" for a class without images.
+    """
 
     class_names: tuple[str, ...]
     domains: tuple[str, ...]
@@ -37,18 +40,6 @@ class Listing:
     """Domains of the data set that are missing in the root."""
     nameless: bool = False
     """True if the layout has no domains, so that the only one is named after the root."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """The images under a root, before they are checked by the rules of every listing."""
-
-    class_names: Sequence[str | None]
-    """Class names by label; None for a label without images, which is valid after the first `num_classes`."""
-    items: Sequence[Item]
-    domains: Iterable[str] = ()
-    """All domains of the published data set."""
-    nameless: bool = False
 
 
 class Layout(ABC):
@@ -84,10 +75,10 @@ class Layout(ABC):
                 _check_text(root, item.path)
         kept.sort(key=lambda item: (item.domain, self._order(item.path), item.label))
         absent = tuple(sorted({*found.domains}.difference(domains)))
-        return Listing(tuple(name or "" for name in names[:count]), tuple(domains), tuple(kept), absent, found.nameless)
+        return Listing(names[:count], tuple(domains), tuple(kept), absent, found.nameless)
 
     @abstractmethod
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         """Return all images; after the first `num_classes` classes, they need not exist on the disk."""
 
     def _order(self, path: str) -> tuple[str, int]:
@@ -111,7 +102,7 @@ class Layout(ABC):
             yield (root / item.path).read_bytes()
 
 
-def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: Iterable[str] = ()) -> Found:
+def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: tuple[str, ...] = ()) -> Listing:
     """Return the images at `<folder>/<class>/<image>` for each place (domain, folder within the root, split).
 
     Labels follow the sorted names of all class folders, even empty ones. Stray images and empty domains are errors.
@@ -136,7 +127,8 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: I
         if len(images) == before:
             raise UserError(f"the domain `{domain}` is empty: no images under {outer.path}/<class>/.")
     labels = {name: label for label, name in enumerate(sorted(names))}
-    return Found([*labels], [Item(path, labels[name], domain, split) for path, name, domain, split in images], domains)
+    items = (Item(path, labels[name], domain, split) for path, name, domain, split in images)
+    return Listing(tuple(labels), domains, tuple(items))
 
 
 def check_domains(root: Path, domains: Sequence[str]) -> None:

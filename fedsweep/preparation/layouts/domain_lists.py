@@ -7,10 +7,10 @@ from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts.base import (
     BOTH,
     ExistingFiles,
-    Found,
     Item,
     Layout,
     Line,
+    Listing,
     label_within,
     read_list,
     refuse_twice,
@@ -38,8 +38,8 @@ def _domains(names: Iterable[str], suffix: str, only: frozenset[str] | None) -> 
     return stems if only is None else stems & only
 
 
-def _names_from_folders(lines: Sequence[Line], most: int) -> list[str | None]:
-    """Return the class of each label, which is the folder of its images, or None for an unused label."""
+def _names_from_folders(lines: Sequence[Line], most: int) -> tuple[str, ...]:
+    """Return the class of each label, which is the folder of its images, or "" for an unused label."""
     by_label: dict[int, tuple[str, str]] = {}
     by_name: dict[str, tuple[int, str]] = {}
     for line in lines:
@@ -53,12 +53,12 @@ def _names_from_folders(lines: Sequence[Line], most: int) -> list[str | None]:
         other, place = by_name.setdefault(name, (label, line.where))
         if other != label:
             raise UserError(f"{line.where}: class `{name}` has label {label} here, but {other} in {place}.")
-    return [by_label[label][0] if label in by_label else None for label in range(max(by_label) + 1)]
+    return tuple(by_label.get(label, ("", ""))[0] for label in range(max(by_label) + 1))
 
 
 def _read_lists(
     root: Path, lists: Mapping[str, str], bases: Sequence[str], most: int, num_classes: int | None
-) -> tuple[list[str | None], list[Item]]:
+) -> tuple[tuple[str, ...], tuple[Item, ...]]:
     """Return the classes and images of the lists, without domains that have no folder.
 
     Paths start from the first of `bases`, folders within the root, that contains the first image.
@@ -81,7 +81,7 @@ def _read_lists(
         if num_classes is None or label < num_classes:  # images of other classes may have been left packed
             existing.require(path, line.where)
         items.append(Item(path, label, line.domain, line.split))
-    return names, items
+    return names, tuple(items)
 
 
 _DOMAINNET_CLASSES = 345
@@ -95,12 +95,12 @@ class DomainNet(Layout):
     looks_like = "<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt"
     num_classes = 100
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         lists = _find_lists(root, ("splits", ""))
         if not lists:
             raise unexpected(root, self.name, "`splits/<domain>_train.txt` or `<domain>_train.txt`")
         names, items = _read_lists(root, lists, ("",), _DOMAINNET_CLASSES, num_classes)
-        return Found(names, items, {*_DOMAINNET_DOMAINS, *lists})
+        return Listing(names, (*_DOMAINNET_DOMAINS, *lists), items)
 
 
 _NICO_DOMAINS = frozenset({"autumn", "dim", "grass", "outdoor", "rock", "water"})
@@ -116,15 +116,15 @@ class Nico(Layout):
     name = "nico"
     looks_like = "NICO_DG/<domain>/<class>/*.jpg, NICO_DG_official/<domain>_{train,test}.txt or no lists"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         if lists := _find_lists(root, _NICO_LISTS, _NICO_DOMAINS):
             names, items = _read_lists(root, lists, _NICO_BASES, _NICO_CLASSES, num_classes)
-            return Found(names, items, _NICO_DOMAINS)
+            return Listing(names, tuple(_NICO_DOMAINS), items)
         folders = "`NICO_DG/<domain>/` or `public_dg_0416/train/<domain>/` with domains such as `autumn`"
         looked_for = f"`NICO_DG_official/<domain>_train.txt`, {folders}"
         base = self._folder(root, _NICO_FOLDERS, lambda one: not _NICO_DOMAINS.isdisjoint(one.folders), looked_for)
         domains = sorted(_NICO_DOMAINS.intersection(list_folder(root / base).folders))
-        return tree(root, [(domain, join(base, domain), None) for domain in domains], _NICO_DOMAINS)
+        return tree(root, [(domain, join(base, domain), None) for domain in domains], tuple(_NICO_DOMAINS))
 
 
 _OFFICE_HOME_DOMAINS = {"art": "Art", "clipart": "Clipart", "product": "Product", "realworld": "Real World"}
@@ -137,7 +137,7 @@ class OfficeHome(Layout):
     name = "office_home"
     looks_like = "{Art,Clipart,Product,Real World}/<class>/*.jpg"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         base = self._folder(
             root,
             _OFFICE_HOME_FOLDERS,
@@ -152,7 +152,7 @@ class OfficeHome(Layout):
             if domain is not None:
                 folders[domain] = name
         places = [(domain, join(base, name), None) for domain, name in folders.items()]
-        return tree(root, places, _OFFICE_HOME_DOMAINS.values())
+        return tree(root, places, tuple(_OFFICE_HOME_DOMAINS.values()))
 
 
 _IMAGECLEF_CLASSES = (
@@ -168,7 +168,7 @@ class ImageClef(Layout):
     name = "imageclef"
     looks_like = "{b,c,i,p}/**/*.jpg, list/{b,c,i,p}List.txt"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         looked_for = "`list/{b,c,i,p}List.txt` or `{b,c,i,p}List.txt`"
         place = self._folder(root, ("list", ""), lambda one: bool(_IMAGECLEF_LISTS.keys() & {*one.files}), looked_for)
         names = sorted(_IMAGECLEF_LISTS.keys() & set(list_folder(root / place).files))
@@ -178,4 +178,4 @@ class ImageClef(Layout):
             items.append(Item(line.path, label_within(line, len(_IMAGECLEF_CLASSES)), line.domain, None))
             existing.require(line.path, line.where)
         refuse_twice(lines, by_label=True)
-        return Found(_IMAGECLEF_CLASSES, items, _IMAGECLEF_LISTS.values())
+        return Listing(_IMAGECLEF_CLASSES, tuple(_IMAGECLEF_LISTS.values()), tuple(items))

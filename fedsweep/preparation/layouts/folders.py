@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedsweep.common.errors import UserError
-from fedsweep.preparation.layouts.base import Found, Layout, Split, tree
+from fedsweep.preparation.layouts.base import Layout, Listing, Split, tree
 from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, summarise_list, unexpected
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "test", "valid": "test", "validation": "test", "test": "test"}
@@ -20,7 +20,7 @@ class Classes(Layout):
     name = "classes"
     looks_like = "<class>/* or {train,val,test}/<class>/*"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         outer, domain = list_folder(root), domain_of(root)
         if below_splits(outer) == "classes":
             return replace(tree(root, [(domain, name, SPLITS[name.lower()]) for name in outer.folders]), nameless=True)
@@ -53,12 +53,12 @@ class Domains(Layout):
     name = "domains"
     looks_like = "[{train,val,test}/]<domain>/[{train,val,test}/]<class>/*"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         outer = list_folder(root)
         if not outer.folders:
             raise unexpected(root, self.name, "`<domain>/<class>/<image>`")
         found = tree(root, [*_places(outer)])
-        names = [str(name) for name in found.class_names]
+        names = found.class_names
         if all(name.lower() in SPLITS for name in names):
             raise UserError(
                 f"{root}: class folders must be called after classes, but they are {summarise_list(names)}; "
@@ -89,7 +89,7 @@ class EuroSat(Layout):
     name = "eurosat"
     looks_like = "[2750/ or EuroSAT/]<class>/*.jpg"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         looked_for = "class folders with images in `2750/`, `EuroSAT/` or at the root"
         base = self._folder(root, _EUROSAT_FOLDERS, lambda one: any(inner.images for inner in one.inner()), looked_for)
         return tree(root, [(self.name, base, None)])

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fedsweep.common.errors import UserError, near, one_line
-from fedsweep.preparation.layouts.base import Found, Item, Layout, Split
+from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 from fedsweep.preparation.layouts.disk_listing import Folder, list_folder, summarise_list, unexpected
 from fedsweep.preparation.layouts.folders import SPLITS, domain_of
 
@@ -33,13 +33,8 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         raise UserError(f"{path} is not a whole Parquet file: {one_line(error)}.") from None
 
 
-def read_images(root: Path, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
-    """Yield the image of each (file, row); a lower row than before reads its row group again."""
-    for file, of_file in groupby(rows, key=itemgetter(0)):
-        yield from _read_rows(root / file, (row for _, row in of_file))
-
-
 def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
+    """Yield the image of each row; a lower row than before reads its row group again."""
     file = open_parquet(path)
     starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
     group, first, images = -1, 0, pa.array([], pa.binary())  # `first`: row of the first of the images in memory
@@ -75,7 +70,7 @@ class Parquet(Layout):
     name = "parquet"
     looks_like = "*.parquet with the columns image, label[, label_name, domain, split]"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         names = parquet_files(list_folder(root))
         if not names:
             raise unexpected(root, self.name, "`*.parquet`")
@@ -89,7 +84,7 @@ class Parquet(Layout):
             if "domain" not in table.columns and domain not in with_rows:
                 raise UserError(f"{table.path}: a domain must have images, but the file of `{domain}` has no rows.")
         nameless = _after_splits(places) and not any("domain" in table.columns for table in tables)
-        return Found(class_names, items, nameless=nameless)
+        return Listing(class_names, (), tuple(items), nameless=nameless)
 
     def _order(self, path: str) -> tuple[str, int]:
         return row_of(path)  # row 10 comes after row 9, so that a file is read once
@@ -100,7 +95,9 @@ class Parquet(Layout):
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         """Yield the encoded bytes of each item, in order; fast if the rows of each file ascend."""
-        return read_images(root, (row_of(item.path) for item in items))
+        rows = map(row_of, (item.path for item in items))
+        for file, of_file in groupby(rows, key=itemgetter(0)):
+            yield from _read_rows(root / file, (row for _, row in of_file))
 
 
 def row_of(path: str) -> tuple[str, int]:
@@ -203,7 +200,7 @@ def _after_splits(stems: Iterable[str]) -> bool:
     return all(_SHARD.sub("", stem).lower() in SPLITS for stem in stems)
 
 
-def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:
+def _class_names(root: Path, tables: Sequence[_Table]) -> tuple[str, ...]:
     """Return the class names by label, or raise UserError if files or rows name a label differently."""
     listed: list[str] | None = None
     for table in tables:
@@ -220,11 +217,11 @@ def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:
             if label >= 0 and found.setdefault(label, name) != name:
                 raise UserError(f"{table.path}: label {label} is `{name}` here, but `{found[label]}` elsewhere.")
     if listed is not None:
-        return [*listed]
+        return tuple(listed)
     top = max((max(table.columns["label"], default=-1) for table in tables), default=-1)
     if top < 0:
         raise UserError(f"{root}: no Parquet file has a row with a label from 0.")
-    return [found.get(label) if found else str(label) for label in range(top + 1)]
+    return tuple(found.get(label, "") if found else str(label) for label in range(top + 1))
 
 
 def _names_in_metadata(table: _Table) -> list[str] | None:

@@ -11,10 +11,10 @@ from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.layouts.base import (
     BOTH,
     ExistingFiles,
-    Found,
     Item,
     Layout,
     Line,
+    Listing,
     label_within,
     read_lines,
     read_list,
@@ -44,7 +44,7 @@ class Food101(Layout):
     name = "food101"
     looks_like = "images/<class>/<id>.jpg, meta/{classes,train,test}.txt"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         looked_for = "the folders `images` and `meta`, also in `food-101/`"
         base = self._folder(root, ("", "food-101"), lambda folder: {"images", "meta"} <= {*folder.folders}, looked_for)
         names = [name for _, name in read_lines(root, join(base, "meta/classes.txt"))]
@@ -60,7 +60,7 @@ class Food101(Layout):
             path = join(base, "images", f"{line.path}.jpg")
             existing.require(path, line.where)
             items.append(Item(path, labels[class_name], line.domain, line.split))
-        return Found(names, items)
+        return Listing(tuple(names), (self.name,), tuple(items))
 
 
 _PACS_DOMAINS = frozenset({"art_painting", "cartoon", "photo", "sketch"})
@@ -72,19 +72,19 @@ class Pacs(Layout):
     name = "pacs"
     looks_like = "[kfold/]<domain>/<class>/*, <domain>_{train,crossval,test}_kfold.txt or no lists"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         base = only_folder(root, "the domains' folders", lambda folder: not _PACS_DOMAINS.isdisjoint(folder.folders))
         if base is None:
             looked_for = "the folders `art_painting`, `cartoon`, `photo`, `sketch`, up to two folders down"
             raise unexpected(root, self.name, looked_for)
         domains = sorted(_PACS_DOMAINS.intersection(list_folder(root / base).folders))
-        found = tree(root, [(domain, join(base, domain), None) for domain in domains], _PACS_DOMAINS)
+        found = tree(root, [(domain, join(base, domain), None) for domain in domains], tuple(_PACS_DOMAINS))
         place = only_folder(root, "the lists", lambda folder: any(name.endswith("_kfold.txt") for name in folder.files))
         if place is None:
             return found
         train = self._train(root, base, place, domains)
-        items = [replace(item, split="train" if item.path in train else "test") for item in found.items]
-        return replace(found, items=items)
+        items = (replace(item, split="train" if item.path in train else "test") for item in found.items)
+        return replace(found, items=tuple(items))
 
     def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
         """Return the paths of the train lists, or raise UserError if a list names other images than the folders."""
@@ -120,7 +120,7 @@ class Ucf101(Layout):
     name = "ucf101"
     looks_like = "UCF-101-midframes/<Class_Name>/v_*.jpg or <ClassName>/v_*/<frame>.jpg, ucfTrainTestlist/*01.txt"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         looked_for = "`ucfTrainTestlist/{classInd,trainlist01,testlist01}.txt` and image folders"
         place = self._folder(root, _UCF_LISTS, lambda folder: set(folder.files) >= _UCF_FILES, looked_for)
         base = self._folder(root, _UCF_FOLDERS, lambda folder: bool(set(folder.folders) - {*_UCF_LISTS}), looked_for)
@@ -141,7 +141,7 @@ class Ucf101(Layout):
                 folder = join(base, class_folders.get(_plain(class_name), ""))
                 frame = _middle_frame(list_once(folder), os.path.splitext(video)[0], line.where)
                 items.append(Item(join(folder, frame), label, line.domain, line.split))
-        return Found(names, items)
+        return Listing(tuple(names), (self.name,), tuple(items))
 
 
 def _middle_frame(folder: Folder, video: str, where: str) -> str:
