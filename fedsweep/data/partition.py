@@ -30,8 +30,7 @@ class Split:
 class Partition(Config, ABC):
     """A rule that deals training images to clients, after the server's proxy share is held out."""
 
-    pools: ClassVar[bool] = False
-    """True if clients draw from all domains as from one."""
+    pools: ClassVar[bool] = False  # True if clients draw from all domains as from one
 
     name: str
     proxy_share: float = Field(

@@ -122,8 +122,7 @@ class Plan:
     listing: Listing
     geometry: Geometry
     domains: tuple[DomainPlan, ...]
-    stamps: dict[str, Stamp]
-    """Stamps of the files that images are read from, by path."""
+    stamps: dict[str, Stamp]  # of the files that images are read from, by path
 
     @property
     def folder(self) -> Path:

@@ -24,10 +24,8 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 class Synthetic(Config, ABC):
     """A source of synthetic images."""
 
-    needs_proxy: ClassVar[bool] = False
-    """True if the source needs images that the server holds."""
-    stands_in: ClassVar[bool] = False
-    """True if the source replaces a generator, which every result that used it notes."""
+    needs_proxy: ClassVar[bool] = False  # True if the source needs images that the server holds
+    stands_in: ClassVar[bool] = False  # True if the source replaces a generator, which every result that used it notes
 
     name: str
 

@@ -7,7 +7,7 @@ from fedsweep.preparation.layouts.base import Layout
 from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_folder, summarise_list, unexpected
 from fedsweep.preparation.layouts.domain_lists import DomainNet, ImageClef, Nico, OfficeHome
 from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, below_splits
-from fedsweep.preparation.layouts.parquet import Parquet, holds_images, parquet_files
+from fedsweep.preparation.layouts.parquet import Parquet, open_parquet, parquet_files
 from fedsweep.preparation.layouts.split_lists import Food101, Pacs, Ucf101
 
 ALL: tuple[type[Layout], ...] = (
@@ -39,7 +39,7 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
             raise UserError(f"there is no layout `{layout}`{hint}")
         return layouts[layout]()
     outer = list_folder(root)
-    if holds_images(outer):
+    if any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(outer)):
         return Parquet()
     named = {fold(one): layouts[one] for one in layouts} | _OTHER_SPELLINGS
     if fold(name) in named:

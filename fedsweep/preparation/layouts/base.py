@@ -36,10 +36,8 @@ class Listing:
     class_names: tuple[str, ...]
     domains: tuple[str, ...]
     items: tuple[Item, ...]
-    absent: tuple[str, ...] = ()
-    """Domains of the data set that are missing in the root."""
-    nameless: bool = False
-    """True if the layout has no domains, so that the only one is named after the root."""
+    absent: tuple[str, ...] = ()  # domains of the data set that are missing in the root
+    nameless: bool = False  # True if the layout has no domains, so that the only one is named after the root
 
 
 class Layout(ABC):
@@ -208,18 +206,13 @@ class ExistingFiles:
             lambda folder: frozenset(list_folder(root / folder).files) if (root / folder).is_dir() else None
         )
 
-    def __contains__(self, path: str) -> bool:
-        folder, _, name = path.rpartition("/")
-        return name in (self._names(folder) or ())
-
     def require(self, path: str, where: str) -> None:
         """Raise UserError, with near names, if `path`, which a list names at `where`, does not exist."""
-        if path in self:
-            return
         folder, _, name = path.rpartition("/")
         names = self._names(folder)
-        why = near(name, sorted(names)) or "." if names is not None else f": there is no folder `{folder}`."
-        raise UserError(f"{where}: names `{path}`, which is not under {self._root}{why}")
+        if names is None or name not in names:
+            why = f": there is no folder `{folder}`." if names is None else near(name, sorted(names)) or "."
+            raise UserError(f"{where}: names `{path}`, which is not under {self._root}{why}")
 
 
 def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:

@@ -22,8 +22,7 @@ class Folder:
     path: Path
     folders: tuple[str, ...]
     files: tuple[str, ...]
-    broken: tuple[str, ...] = ()
-    """Images that are dangling links or no regular files."""
+    broken: tuple[str, ...] = ()  # images that are dangling links or no regular files
 
     @property
     def images(self) -> tuple[str, ...]:

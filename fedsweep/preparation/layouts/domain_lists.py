@@ -23,7 +23,10 @@ def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None =
     """Return, from the first place with lists, the path before `_{train,test}.txt` for each domain (in `only`)."""
     for place in places:
         files = list_folder(root / place).files if (root / place).is_dir() else ()
-        train, test = (_domains(files, f"_{split}.txt", only) for split in BOTH)
+        train = {name.removesuffix("_train.txt") for name in files if name.endswith("_train.txt")}
+        test = {name.removesuffix("_test.txt") for name in files if name.endswith("_test.txt")}
+        if only is not None:
+            train, test = train & only, test & only
         if not train:
             continue
         for domain in sorted(train ^ test):
@@ -31,11 +34,6 @@ def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None =
             raise UserError(f"{root / place} has the list `{domain}_{found}.txt`, but not `{domain}_{missing}.txt`.")
         return {domain: join(place, domain) for domain in sorted(train)}
     return {}
-
-
-def _domains(names: Iterable[str], suffix: str, only: frozenset[str] | None) -> set[str]:
-    stems = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-    return stems if only is None else stems & only
 
 
 def _names_from_folders(lines: Sequence[Line], most: int) -> tuple[str, ...]:
@@ -73,9 +71,8 @@ def _read_lists(
     ]
     refuse_twice(lines)
     names = _names_from_folders(lines, most)
-    existing = ExistingFiles(root)
-    base = next((base for base in bases if join(base, lines[0].path) in existing), "")
-    items = []
+    base = next((base for base in bases if (root / base / lines[0].path).is_file()), "")
+    existing, items = ExistingFiles(root), []
     for line in lines:
         path, label = join(base, line.path), label_within(line, most)
         if num_classes is None or label < num_classes:  # images of other classes may have been left packed

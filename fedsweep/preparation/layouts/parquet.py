@@ -75,7 +75,7 @@ class Parquet(Layout):
         if not names:
             raise unexpected(root, self.name, "`*.parquet`")
         tables = [_Table.read(root / name) for name in names]
-        places = _places(root, [table.path.stem for table in tables])
+        places, after_splits = _places(root, [table.path.stem for table in tables])
         class_names = _class_names(root, tables)
         items = [item for table in tables for item in table.items(*places[table.path.stem], len(class_names))]
         with_rows = {item.domain for item in items}
@@ -83,7 +83,7 @@ class Parquet(Layout):
             domain, _ = places[table.path.stem]
             if "domain" not in table.columns and domain not in with_rows:
                 raise UserError(f"{table.path}: a domain must have images, but the file of `{domain}` has no rows.")
-        nameless = _after_splits(places) and not any("domain" in table.columns for table in tables)
+        nameless = after_splits and not any("domain" in table.columns for table in tables)
         return Listing(class_names, (), tuple(items), nameless=nameless)
 
     def _order(self, path: str) -> tuple[str, int]:
@@ -108,11 +108,6 @@ def row_of(path: str) -> tuple[str, int]:
     """
     name, _, row = path.rpartition(":")
     return name, int(row)
-
-
-def holds_images(folder: Folder) -> bool:
-    """Return whether a folder contains a Parquet file with images."""
-    return any("image" in open_parquet(folder.path / name).schema_arrow.names for name in parquet_files(folder))
 
 
 def parquet_files(folder: Folder) -> list[str]:
@@ -186,18 +181,14 @@ def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
         before += rows.num_rows
 
 
-def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | None]]:
-    """Return the domain and the split that the name of each file implies."""
+def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, Split | None]], bool]:
+    """Return the domain and the split that the name of each file implies, and whether all are named after splits."""
     bases = {stem: _SHARD.sub("", stem) for stem in stems}
-    if _after_splits(stems):
-        return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}
+    if all(base.lower() in SPLITS for base in bases.values()):
+        return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}, True
     # `set-2.parquet` alone is a data set; with `set-1.parquet` it is a shard.
     shared = Counter(bases.values())
-    return {stem: (base if shared[base] > 1 else stem, None) for stem, base in bases.items()}
-
-
-def _after_splits(stems: Iterable[str]) -> bool:
-    return all(_SHARD.sub("", stem).lower() in SPLITS for stem in stems)
+    return {stem: (base if shared[base] > 1 else stem, None) for stem, base in bases.items()}, False
 
 
 def _class_names(root: Path, tables: Sequence[_Table]) -> tuple[str, ...]:
