@@ -84,7 +84,6 @@ def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fra
 
 SMALLEST, LARGEST = 8, 1024
 NAME = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
-Stamp = tuple[int, int]  # size of a file in bytes, and time of its last change in ns
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Plan:
     listing: Listing
     geometry: Geometry
     domains: tuple[DomainPlan, ...]
-    stamps: dict[str, Stamp]  # of the files that images are read from, by path
+    stamps: dict[str, tuple[int, int]]  # size in bytes and time of change in ns of each file that images are read from
 
     @property
     def folder(self) -> Path:

@@ -135,7 +135,6 @@ def _load(name: str, data: FederatedData, what: str) -> FederatedData:
 
 CLASS, STYLE = "{class}", "{style}"
 _PLACE = re.compile(r"\{[^{}]*\}|[{}]")
-_LONGEST = 60  # characters of a data set's name within that of its synthetic one
 
 
 class Diffusers(Proportioned):
@@ -221,7 +220,7 @@ class Diffusers(Proportioned):
         """Return the name of the prepared set: the data set's name and a digest of the recipe."""
         recipe = [self.model_dump(mode="json", exclude={"share"}), data.name, data.class_names]
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-        return f"{data.name[:_LONGEST]}-synthetic-{digest[:12]}"
+        return f"{data.name[:60]}-synthetic-{digest[:12]}"  # a name has at most 100 characters
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
         """Draw `share` of each domain's number of images from the generated ones, evenly over its classes."""

@@ -43,12 +43,9 @@ class Listing:
 class Layout(ABC):
     """A lister of the images under a root and reader of their encoded bytes."""
 
-    name: ClassVar[str]
-    """The value of `fedsweep data prepare --layout`."""
-    looks_like: ClassVar[str]
-    """The layout in one line, e.g. `<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt`."""
-    num_classes: ClassVar[int | None] = None
-    """Default number of classes that `list` takes, from the first on; None for all."""
+    name: ClassVar[str]  # the value of `fedsweep data prepare --layout`
+    looks_like: ClassVar[str]  # the layout in one line, e.g. `<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt`
+    num_classes: ClassVar[int | None] = None  # how many classes `list` takes by default, from the first on; None: all
 
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
         """Return the images of the first `num_classes` classes, or raise UserError for another layout or empty classes.

@@ -144,10 +144,8 @@ class OfficeHome(Layout):
         folders: dict[str, str] = {}
         for name in list_folder(root / base).folders:
             domain = _OFFICE_HOME_DOMAINS.get(fold(name))
-            if domain in folders:
-                raise UserError(f"{root / base}: `{folders[domain]}` and `{name}` are both the domain `{domain}`.")
-            if domain is not None:
-                folders[domain] = name
+            if domain is not None and (other := folders.setdefault(domain, name)) != name:
+                raise UserError(f"{root / base}: `{other}` and `{name}` are both the domain `{domain}`.")
         places = [(domain, join(base, name), None) for domain, name in folders.items()]
         return tree(root, places, tuple(_OFFICE_HOME_DOMAINS.values()))
 

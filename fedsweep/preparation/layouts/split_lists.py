@@ -111,7 +111,6 @@ class Pacs(Layout):
 _UCF_FOLDERS = ("UCF-101-midframes", "UCF-101", "jpegs_256", "rawframes", "frames", "images", "")
 _UCF_LISTS = ("ucfTrainTestlist", "")
 _UCF_FILES = {"classInd.txt", "trainlist01.txt", "testlist01.txt"}
-_FLOW = "flow_"
 
 
 class Ucf101(Layout):
@@ -125,16 +124,15 @@ class Ucf101(Layout):
         place = self._folder(root, _UCF_LISTS, lambda folder: set(folder.files) >= _UCF_FILES, looked_for)
         base = self._folder(root, _UCF_FOLDERS, lambda folder: bool(set(folder.folders) - {*_UCF_LISTS}), looked_for)
         names = _class_names(root, join(place, "classInd.txt"))
-        plain = [_plain(name) for name in names]
+        labels = {_plain(name): label for label, name in enumerate(names)}
         class_folders = {_plain(name): name for name in list_folder(root / base).folders}  # there may be none
         list_once = cache(lambda folder: list_folder(root / folder))
         items = []
         for line in _read_splits(root, join(place, "{}list01.txt"), self.name):
             class_name, _, video = line.path.rpartition("/")
-            if _plain(class_name) not in plain:
+            if (label := labels.get(_plain(class_name))) is None:
                 hint = near(class_name, [name.replace("_", "") for name in names]) or "."
                 raise UserError(f"{line.where}: there is no class `{class_name}`{hint}")
-            label = plain.index(_plain(class_name))
             if line.label is not None and label_within(line, len(names), first=1) != label:
                 raise UserError(f"{line.where}: class `{class_name}` has label {label + 1}, but here {line.label}.")
             if num_classes is None or label < num_classes:
@@ -150,7 +148,7 @@ def _middle_frame(folder: Folder, video: str, where: str) -> str:
     if video in stems:
         return folder.images[stems.index(video)]
     images = list_folder(folder.path / video).images if video in folder.folders else ()
-    frames = [name for name in images if not name.startswith(_FLOW)]
+    frames = [name for name in images if not name.startswith("flow_")]  # optical flow
     if not frames:
         hint = near(video, [*stems, *folder.folders]) or "."
         raise UserError(f"{where}: no frame of `{video}` is under {folder.path}{hint}")
