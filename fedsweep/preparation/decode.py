@@ -167,15 +167,18 @@ def decode_chunk(chunk: Chunk) -> Done:
             except CorruptImageError as error:
                 corrupt.append(Corrupt(slot, item.path, str(error)))
                 continue
-            _write_at(file.fileno(), pixels, slot * length)
+            _write_at(file.fileno(), pixels, slot * length, chunk.pixels)
             crc = zlib.crc32(pixels, crc)
     return Done(chunk.key, crc, tuple(corrupt))
 
 
-def _write_at(file: int, data: bytes, offset: int) -> None:
-    while data:  # no memory map: writing to one ends the process if the disk is full
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written
+def _write_at(file: int, data: bytes, offset: int, path: Path) -> None:
+    try:
+        while data:  # no memory map: writing to one ends the process if the disk is full
+            written = os.pwrite(file, data, offset)
+            data, offset = data[written:], offset + written
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
