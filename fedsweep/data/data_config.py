@@ -10,10 +10,12 @@ from fedsweep.data.digits import DigitsData
 from fedsweep.data.partition import PartitionConfig
 from fedsweep.data.prepared.card import CARD, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
-from fedsweep.data.synthetic import SyntheticConfig
+from fedsweep.data.synthetic.generated import Diffusers, Folder, NoSynthetic
+from fedsweep.data.synthetic.surrogate import Surrogate
 from fedsweep.types import FederatedData
 
 DataConfig = Annotated[DigitsData | PreparedData, Field(discriminator="name")]
+SyntheticConfig = Annotated[NoSynthetic | Surrogate | Folder | Diffusers, Field(discriminator="name")]
 
 
 def load(config: DigitsData | PreparedData) -> FederatedData:

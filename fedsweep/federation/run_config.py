@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
 from fedsweep.data.data_config import DataConfig, PartitionConfig, SyntheticConfig
-from fedsweep.data.synthetic import NoSynthetic
+from fedsweep.data.synthetic.generated import NoSynthetic
 from fedsweep.federation.rounds import ROUND_METRICS, FederationConfig
 from fedsweep.methods import MethodConfig
 from fedsweep.methods.capabilities import OwnMetrics, SeparateModels, StandIns

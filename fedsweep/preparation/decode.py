@@ -1,21 +1,30 @@
-"""Decoding of image files to pixels of a given size: colours, resizing, crop."""
+"""Decoding of image files to pixels of a given size: colours, resizing, crop; and in chunks by several processes."""
 
 import io
 import math
+import os
+import signal
+import threading
 import warnings
+import zlib
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Literal
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import PIL
 from PIL import Image, UnidentifiedImageError
 
 from fedsweep.common.errors import UserError, near, one_line
+from fedsweep.preparation.layouts.base import Item, Layout
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Formats that are opened; other formats of PIL may start other programs."""
-LARGEST = 178_956_970
-"""Largest number of pixels before or after resizing: PIL's limit against decompression bombs."""
+LARGEST = 178_956_970  # pixels before or after resizing: PIL's limit against decompression bombs
 MADE_WITH = f"Pillow {PIL.__version__}"
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
@@ -32,6 +41,11 @@ class Geometry:
     crop_pct: float = 1.0
     crop_mode: Literal["center", "squash"] = "center"
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+
+    @property
+    def image_bytes(self) -> int:
+        """Size of one decoded image, in bytes."""
+        return 3 * self.size**2
 
     def enlarged(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height before the crop, of which the aspect ratio is kept unless `crop_mode` is squash."""
@@ -82,7 +96,21 @@ def geometry_of(backbone: str, size: int) -> Geometry:
 
     The name may have a weights tag. Transforms that pad are not supported.
     """
-    config = _config(backbone)
+    import timm
+    from timm.models import get_pretrained_cfg
+
+    name, _, tag = backbone.partition(".")
+    if not timm.is_model(name):
+        hint = near(name, timm.list_models()) or "; `timm.list_models()` names those that it has."
+        raise UserError(f"`--backbone`: timm has no model `{name}`{hint}")
+    try:
+        config: Any = get_pretrained_cfg(backbone)
+    except RuntimeError:
+        tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name}.*")]
+        hint = near(tag, tags) or f"; it has {', '.join(tags)}."
+        raise UserError(f"`--backbone`: timm has no weights `{tag}` of {name}{hint}") from None
+    if config is None:
+        raise UserError(f"`--backbone`: timm says nothing about how {name} is evaluated.")
     mode, interpolation = config.crop_mode, config.interpolation
     if mode not in ("center", "squash") or interpolation not in FILTERS:
         raise UserError(
@@ -92,20 +120,96 @@ def geometry_of(backbone: str, size: int) -> Geometry:
     return Geometry(size, float(config.crop_pct), mode, interpolation)
 
 
-def _config(backbone: str) -> Any:
-    import timm
-    from timm.models import get_pretrained_cfg
+@dataclass(frozen=True)
+class Chunk:
+    """Some images of a domain, and the slots of their pixels in the file `pixels`."""
 
-    name, _, tag = backbone.partition(".")
-    if not timm.is_model(name):
-        hint = near(name, timm.list_models()) or "; `timm.list_models()` names those that it has."
-        raise UserError(f"`--backbone`: timm has no model `{name}`{hint}")
+    key: str
+    layout: Layout
+    root: Path
+    items: tuple[Item, ...]
+    slots: tuple[int, ...]
+    geometry: Geometry
+    pixels: Path
+
+
+class Corrupt(NamedTuple):
+    """An image that cannot be decoded: its slot in the domain, its path within the root, and the reason."""
+
+    slot: int
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished chunk. `crc` is the checksum of the pixels of its images in order, without the corrupt ones."""
+
+    key: str
+    crc: int
+    corrupt: tuple[Corrupt, ...]
+
+
+def decode_chunk(chunk: Chunk) -> Done:
+    """Read, decode and write the images of a chunk, or raise UserError if a file cannot be read."""
+    crc, corrupt = 0, []
+    stream = chunk.layout.read(chunk.root, chunk.items)
+    length = chunk.geometry.image_bytes
+    with chunk.pixels.open("r+b", buffering=0) as file:
+        for item, slot in zip(chunk.items, chunk.slots, strict=True):
+            try:
+                data = next(stream)
+            except OSError as error:
+                reason = error.strerror or one_line(error)
+                raise UserError(f"{chunk.root / item.path} cannot be read: {reason}.") from None
+            try:
+                pixels = decode(data, chunk.geometry).tobytes()
+            except CorruptImageError as error:
+                corrupt.append(Corrupt(slot, item.path, str(error)))
+                continue
+            _write_at(file.fileno(), pixels, slot * length, chunk.pixels)
+            crc = zlib.crc32(pixels, crc)
+    return Done(chunk.key, crc, tuple(corrupt))
+
+
+def _write_at(file: int, data: bytes, offset: int, path: Path) -> None:
     try:
-        config = get_pretrained_cfg(backbone)
-    except RuntimeError:
-        tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name}.*")]
-        hint = near(tag, tags) or f"; it has {', '.join(tags)}."
-        raise UserError(f"`--backbone`: timm has no weights `{tag}` of {name}{hint}") from None
-    if config is None:
-        raise UserError(f"`--backbone`: timm says nothing about how {name} is evaluated.")
-    return config
+        while data:  # no memory map: writing to one ends the process if the disk is full
+            written = os.pwrite(file, data, offset)
+            data, offset = data[written:], offset + written
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
+    """Yield the decoded chunks as they end; raise UserError as `decode_chunk`, or if a worker was killed.
+
+    They are decoded in this process or, with several workers, in others; close the iterator to end these.
+    """
+    if min(workers, len(chunks)) <= 1:
+        yield from map(decode_chunk, chunks)
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)  # not forked: there may be threads
+    try:
+        for future in as_completed([pool.submit(decode_chunk, chunk) for chunk in chunks]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed while decoding, perhaps for memory; the same command goes on from "
+            "there, and a smaller `--workers` needs less."
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent process, and end with it, even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work
+
+    def follow() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()

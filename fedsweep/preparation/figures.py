@@ -24,14 +24,10 @@ if TYPE_CHECKING:
 RULE = "#E6E6E6"
 COLOURS = ("#332288", "#88CCEE", "#117733", "#DDCC77", "#CC6677", "#44AA99", "#AA4499", "#999933", "#882255", "#BBBBBB")
 """Paul Tol's muted colours, distinct for any colour vision. More classes than colours are drawn as a heat map."""
-PAGE = 12.0
-"""Greatest width of panels side by side, in inches."""
-MOST_CLASSES = 16
-"""Greatest number of classes on a contact sheet."""
-TILE = 0.72
-"""Size of an image on a contact sheet, in inches."""
-GAP = 0.06
-"""Gap between two images, as a share of an image."""
+PAGE = 12.0  # greatest width of panels side by side, in inches
+MOST_CLASSES = 16  # on a contact sheet
+TILE = 0.72  # size of an image on a contact sheet, in inches
+GAP = 0.06  # between two images, as a share of an image
 
 
 def plain(text: str) -> str:
@@ -133,8 +129,7 @@ def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
     domains = np.array([client.domain for client in clients])
     whole = np.stack([counts[domains == domain].sum(0) for domain in domains])
     own, all_of_it = (part / np.maximum(part.sum(1, keepdims=True), 1) for part in (counts, whole))
-    total: np.ndarray = np.abs(own - all_of_it).sum(1) / 2
-    return total
+    return np.asarray(np.abs(own - all_of_it).sum(1) / 2)
 
 
 def skew(clients: "Sequence[Client]", num_classes: int) -> float:

@@ -6,12 +6,13 @@ and number only. All shares of a recipe have the same folder: a larger share add
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import io
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ from fedsweep.common.paths import data_folder, resolve
 from fedsweep.common.yaml_values import read_json
 from fedsweep.data.data_config import load
 from fedsweep.data.prepared.card import is_store, read_card
-from fedsweep.data.synthetic import Diffusers
-from fedsweep.data.synthetic.generated import size_of
+from fedsweep.data.synthetic.generated import Diffusers, size_of
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.preparation.layouts.folders import Domains
 from fedsweep.preparation.plan import Options, make_plan
@@ -41,8 +41,7 @@ ASKED = {"prompt", "height", "width", "num_inference_steps", "guidance_scale", "
 class TextToImage:
     """A pipeline without a safety checker, in half precision on a GPU, in single precision on a CPU.
 
-    Raises:
-        UserError: diffusers is not installed, or the checkpoint or an embedding is missing or cannot be read.
+    To make it raises UserError if diffusers, the checkpoint or an embedding is missing or cannot be read.
     """
 
     def __init__(self, config: Diffusers, device: str = "cpu") -> None:
@@ -56,13 +55,9 @@ class TextToImage:
                 raise UserError(f"`synthetic.embeddings` {name} is not there (looked for {path}).")
         self.pipeline: Any = self._load(torch.float16 if device == "cuda" else torch.float32).to(device)
         for token, path in self.embeddings.items():
-            try:
+            whole = f"`synthetic.embeddings` {path} cannot be loaded as `{token}` of `synthetic.model` {config.model}"
+            with _told(whole):
                 self.pipeline.load_textual_inversion(str(path), token=token, local_files_only=True)
-            except Exception as error:  # each format has its own
-                raise UserError(
-                    f"`synthetic.embeddings` {path} cannot be loaded as `{token}` of `synthetic.model` {config.model}: "
-                    f"{one_line(error)}."
-                ) from error
 
     def content(self) -> dict[str, str]:
         """Return the identity of the model and of each embedding: the hub's commit or a SHA-256."""
@@ -77,14 +72,12 @@ class TextToImage:
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raise UserError if a prompt has more tokens than the text encoder reads."""
-        tokenizer = getattr(self.pipeline, "tokenizer", None)
-        if tokenizer is None:
-            return
-        for prompt in prompts:
-            whole = prompt
-            if hasattr(self.pipeline, "maybe_convert_prompt"):  # an embedding may be of several tokens
-                whole = self.pipeline.maybe_convert_prompt(prompt, tokenizer)
-            if (tokens := len(tokenizer(whole).input_ids)) > tokenizer.model_max_length:
+        tokenizer: Any = getattr(self.pipeline, "tokenizer", None)
+        convert: Any = getattr(self.pipeline, "maybe_convert_prompt", None)  # an embedding may be of several tokens
+        for prompt in prompts if tokenizer is not None else ():
+            whole = convert(prompt, tokenizer) if convert is not None else prompt
+            tokens = len(tokenizer(whole).input_ids)
+            if tokens > tokenizer.model_max_length:
                 raise UserError(
                     f"a prompt must have at most {tokenizer.model_max_length} tokens, but `{prompt}` has {tokens}."
                 )
@@ -129,16 +122,13 @@ class TextToImage:
 
     def _load(self, dtype: torch.dtype) -> Any:
         model = self.config.model
-        try:
+        with _told(f"`synthetic.model` {model} cannot be loaded"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of `torch_dtype`, the only name that all releases know
             index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
             checker = {"safety_checker": None, "requires_safety_checker": False} if "safety_checker" in index else {}
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of `torch_dtype`, the only name that all releases know
-                found = self.library.DiffusionPipeline.from_pretrained(
-                    self.folder, torch_dtype=dtype, local_files_only=True, **checker
-                )
-        except Exception as error:  # each format has its own
-            raise UserError(f"`synthetic.model` {model} cannot be loaded: {one_line(error)}.") from error
+            found = self.library.DiffusionPipeline.from_pretrained(
+                self.folder, torch_dtype=dtype, local_files_only=True, **checker
+            )
         if lacking := ASKED - set(inspect.signature(found.__call__).parameters):
             raise UserError(
                 f"`synthetic.model` {model} must be a text-to-image pipeline, but its {type(found).__name__} takes no "
@@ -146,6 +136,15 @@ class TextToImage:
             )
         found.set_progress_bar_config(disable=True)
         return found
+
+
+@contextlib.contextmanager
+def _told(whole: str) -> Iterator[None]:
+    """Raise UserError, which begins with `whole`, for any exception."""
+    try:
+        yield
+    except Exception as error:  # each format has its own
+        raise UserError(f"{whole}: {one_line(error)}.") from error
 
 
 def _library() -> Any:
@@ -228,14 +227,11 @@ def plan_generation(config: RunConfig, where: str) -> Generation:
 def generate(generation: Generation, device: str = "cpu", progress: Progress = lambda done, total: None) -> int:
     """Make the missing images, one after the other, and return their number.
 
-    Raises:
-        UserError: The model is missing or has changed, a prompt is too long, the lock is taken, or the disk is full.
+    Raise UserError if the model is missing or changed, a prompt is too long, the lock is taken, or the disk is full.
     """
     config, folder = generation.config, generation.folder
     if not generation.missing:
         return 0
-    from fedsweep.preparation.generate import TextToImage
-
     model = TextToImage(config, device)
     model.check(list(dict.fromkeys(config.prompt(one.domain, one.class_name) for one in generation.images)))
     try:
@@ -259,10 +255,8 @@ def prepare_generated(
     """Prepare the images at the size of the data, anew if there are more than before; raise UserError as `prepare`."""
     options = Options(generation.folder.name, size_of(generation.data), Domains.name)
     plan = make_plan(options, generation.folder, Domains())
-    older = False
-    if is_store(plan.folder):
-        card = read_card(plan.folder)
-        older = (card.plan, card.times) != (plan.key(), plan.times())
+    card = read_card(plan.folder) if is_store(plan.folder) else None
+    older = card is not None and (card.plan, card.times) != (plan.key(), plan.times())
     busy = min(workers, 1 + len(plan.listing.items) // CHUNK)
     return prepare(plan, busy, force=older, progress=progress)
 

@@ -5,30 +5,21 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.data.prepared.card import store_folder
-from fedsweep.preparation.decode import MADE_WITH, Geometry, geometry_of
+from fedsweep.preparation.decode import MADE_WITH, Chunk, Geometry, geometry_of
 from fedsweep.preparation.layouts import find
 from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 
 SPLIT_SEED = 0  # a data set is one and the same for every run; runs differ in their own seed
-
-
-class Corrupt(NamedTuple):
-    """An image that cannot be decoded: its slot in the domain, its path within the root, and the reason."""
-
-    domain: str
-    slot: int
-    path: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -43,13 +34,12 @@ class DomainPlan:
     slots: tuple[int, ...]
     train: int
 
-    def parts(self, corrupt: Iterable[Corrupt] = ()) -> tuple[list[tuple[int, Item]], list[tuple[int, Item]]]:
-        """Return training and test images with their slots, in the order of the store, without the corrupt ones."""
-        bad = {one.slot for one in corrupt if one.domain == self.name}
-        kept = sorted((slot, place) for place, slot in enumerate(self.slots) if slot not in bad)
-        placed = [(slot, self.items[place]) for slot, place in kept]
-        train = sum(slot < self.train for slot, _ in placed)
-        return placed[:train], placed[train:]
+    def parts(self, corrupt: Set[str]) -> tuple[list[tuple[int, Item]], list[tuple[int, Item]]]:
+        """Return training and test images with their slots, in the order of the store, without the corrupt paths."""
+        pairs = zip(self.slots, self.items, strict=True)
+        kept = sorted((pair for pair in pairs if pair[1].path not in corrupt), key=itemgetter(0))
+        train = sum(slot < self.train for slot, _ in kept)
+        return kept[:train], kept[train:]
 
 
 def plan_domains(listing: Listing, test_fraction: float) -> tuple[DomainPlan, ...]:
@@ -94,8 +84,6 @@ def _draw(name: str, items: Sequence[Item], class_names: Sequence[str], test_fra
 
 SMALLEST, LARGEST = 8, 1024
 NAME = re.compile(r"\w[\w.+-]{0,99}", re.ASCII)
-Stamp = tuple[int, int]
-"""Size of a file in bytes, and time of its last change in ns."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +121,7 @@ class Plan:
     listing: Listing
     geometry: Geometry
     domains: tuple[DomainPlan, ...]
-    stamps: dict[str, Stamp]
-    """Stamps of the files that images are read from, by path."""
+    stamps: dict[str, tuple[int, int]]  # size in bytes and time of change in ns of each file that images are read from
 
     @property
     def folder(self) -> Path:
@@ -143,43 +130,41 @@ class Plan:
 
     @property
     def drawn(self) -> bool:
-        """True if the split of some image is not listed, but drawn here."""
+        """True if the split of some image is drawn here."""
         return any(item.split is None for item in self.listing.items)
-
-    @property
-    def image_bytes(self) -> int:
-        """Size of one decoded image, in bytes."""
-        return 3 * self.geometry.size**2
 
     def key(self) -> str:
         """Return the SHA-256 of all that determines the store's content, without times and the root's path."""
-        digest = hashlib.sha256()
         options = [self.layout.name, asdict(self.geometry), self.options.test_fraction if self.drawn else None]
-        digest.update(_json([options, self.listing.class_names, self.listing.domains]))
-        for item in self.listing.items:
-            digest.update(_json([item.path, item.label, item.domain, item.split]))
-        for path, (length, _) in sorted(self.stamps.items()):
-            digest.update(_json([path, length]))
-        return digest.hexdigest()
+        items = ([item.path, item.label, item.domain, item.split] for item in self.listing.items)
+        lengths = ([path, length] for path, (length, _) in sorted(self.stamps.items()))
+        return _sha256([options, self.listing.class_names, self.listing.domains], *items, *lengths)
 
     def times(self) -> str:
         """Return the SHA-256 of the files' times of change, because two BMP files may have the same size."""
-        return hashlib.sha256(_json([(path, time) for path, (_, time) in sorted(self.stamps.items())])).hexdigest()
+        return _sha256([(path, time) for path, (_, time) in sorted(self.stamps.items())])
 
-    def chunk_key(self, domain: str, items: Sequence[Item], slots: Sequence[int]) -> str:
-        """Return the SHA-256 of all that determines the pixels of some images of a domain, and their slots."""
-        content: list[object] = [self.layout.name, str(self.root), asdict(self.geometry), MADE_WITH, domain]
-        content += [[item.path, slot] for item, slot in zip(items, slots, strict=True)]
-        content.append([self.stamps[file] for file in _files(self.layout, items)])
-        return hashlib.sha256(_json(content)).hexdigest()
+    def chunks(self, domain: DomainPlan, length: int, pixels: Path) -> list[Chunk]:
+        """Divide a domain, whose pixels will be in the file `pixels`, into chunks of at most `length` images.
 
-    def domain_key(self, domain: DomainPlan, chunk_keys: Sequence[str]) -> str:
+        The key of a chunk is the SHA-256 of all that determines its images' pixels, and their slots.
+        """
+        common = [self.layout.name, str(self.root), asdict(self.geometry), MADE_WITH, domain.name]
+        chunks = []
+        for start in range(0, len(domain.items), length):
+            items, slots = domain.items[start : start + length], domain.slots[start : start + length]
+            places = [[item.path, slot] for item, slot in zip(items, slots, strict=True)]
+            key = _sha256([*common, *places, [self.stamps[file] for file in self.layout.files(items)]])
+            chunks.append(Chunk(key, self.layout, self.root, items, slots, self.geometry, pixels))
+        return chunks
+
+    def domain_key(self, domain: DomainPlan, chunks: Iterable[Chunk]) -> str:
         """Return the SHA-256 of all that determines a domain's file: its chunks, and the classes, split and labels.
 
         Classes that are added or removed in another domain change the labels of unchanged images.
         """
-        content = [*chunk_keys, self.listing.class_names, domain.train, [item.label for item in domain.items]]
-        return hashlib.sha256(_json(content)).hexdigest()
+        keys, labels = (chunk.key for chunk in chunks), [item.label for item in domain.items]
+        return _sha256([*keys, self.listing.class_names, domain.train, labels])
 
 
 def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Plan:
@@ -191,33 +176,20 @@ def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Pla
         raise UserError(f"`--root` must be a folder with images, but {root} {wrong}.")
     layout = layout or find(options.name, root, options.layout)
     geometry = geometry_of(options.backbone, options.size) if options.backbone else Geometry(options.size)
-    listing = _without_lone_train(_named(layout.list(root, options.classes), options.name))
+    listing = layout.list(root, options.classes)
+    if listing.nameless:  # the layout named its only domain after the root
+        named = tuple(replace(item, domain=options.name) for item in listing.items)
+        listing = replace(listing, domains=(options.name,), items=named)
+    if all(item.split == "train" for item in listing.items):  # a split without test images is drawn
+        listing = replace(listing, items=tuple(replace(item, split=None) for item in listing.items))
     domains = plan_domains(listing, options.test_fraction)
     try:
-        status = {file: os.stat(f"{root}/{file}") for file in _files(layout, listing.items)}
+        status = {file: os.stat(f"{root}/{file}") for file in layout.files(listing.items)}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from None
     stamps = {file: (one.st_size, one.st_mtime_ns) for file, one in status.items()}
     return Plan(options, root, layout, listing, geometry, domains, stamps)
 
 
-def _named(listing: Listing, name: str) -> Listing:
-    """Name the only domain of a data set without domains, which the layout named after the root."""
-    if not listing.nameless:
-        return listing
-    return replace(listing, domains=(name,), items=tuple(replace(item, domain=name) for item in listing.items))
-
-
-def _without_lone_train(listing: Listing) -> Listing:
-    """Drop the listed split if it has no test images, so that one will be drawn."""
-    if any(item.split != "train" for item in listing.items):
-        return listing
-    return replace(listing, items=tuple(replace(item, split=None) for item in listing.items))
-
-
-def _files(layout: Layout, items: Sequence[Item]) -> list[str]:
-    return [*dict.fromkeys(layout.file_of(item.path) for item in items)]
-
-
-def _json(content: object) -> bytes:
-    return json.dumps(content, sort_keys=True).encode()
+def _sha256(*content: object) -> str:
+    return hashlib.sha256(b"".join(json.dumps(one, sort_keys=True).encode() for one in content)).hexdigest()

@@ -1,29 +1,89 @@
 """Preparation of a data set by its plan: decoding, Arrow files, the card, and the exchange with an older store."""
 
+import json
 import os
 import shutil
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedsweep.common.errors import UserError
+from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.files import locked, write_atomically
 from fedsweep.data.prepared.arrow_files import map_domain, map_file, record_batch, stored_digest, write_domain
 from fedsweep.data.prepared.card import CARD, DomainCard, StoreCard, is_store, read_card
-from fedsweep.preparation.chunks import Chunk, Decoders, Scratch, unwritable
-from fedsweep.preparation.decode import MADE_WITH
-from fedsweep.preparation.plan import Corrupt, DomainPlan, Plan
+from fedsweep.preparation.decode import MADE_WITH, Chunk, Corrupt, Done, decode_chunks
+from fedsweep.preparation.plan import DomainPlan, Plan
 
 CORRUPT = "corrupt.txt"
-SHOWN = 10
-"""Greatest number of corrupt images that an error message names."""
-CHUNK = 256
-"""Images per line of the log, and thus the most that a killed worker loses."""
-Progress = Callable[[int, int], None]
-"""Function of the number of decoded images and the number of all images."""
+SHOWN = 10  # greatest number of corrupt images that an error message names
+CHUNK = 256  # images per line of the log, and thus the most that a killed worker loses
+Progress = Callable[[int, int], None]  # of the number of decoded images and the number of all images
+
+
+class Scratch:
+    """The folder of a preparation in progress, with a log of chunks whose pixels are checked before they are reused."""
+
+    LOG = "done.jsonl"
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.log = folder, folder / self.LOG
+        self.chunks: dict[str, Done] = {}
+        self.domains: dict[str, tuple[str, int]] = {}  # key, and size of the file in bytes, of each finished one
+        for line in self.log.read_bytes().splitlines() if self.log.exists() else ():
+            try:
+                entry = json.loads(line)
+            except ValueError:  # a line that was being written when the process was killed
+                continue
+            if "domain" in entry:
+                self.domains[entry["domain"]] = (entry["key"], entry["bytes"])
+            else:
+                corrupt = tuple(Corrupt(*one) for one in entry["corrupt"])
+                self.chunks[entry["chunk"]] = Done(entry["chunk"], entry["crc"], corrupt)
+
+    def _append(self, entry: dict[str, object]) -> None:
+        with self.log.open("ab") as file:
+            # The line break comes first: a line that was cut off by a kill stays alone.
+            file.write(f"\n{json.dumps(entry)}".encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def add(self, done: Done) -> None:
+        """Record a finished chunk."""
+        self.chunks[done.key] = done
+        self._append({"chunk": done.key, "crc": done.crc, "corrupt": done.corrupt})
+
+    def pixels(self, domain: str) -> Path:
+        """Return the path of a domain's pixels, before its Arrow file is written."""
+        return self.folder / f"{domain}.pixels"
+
+    def finish(self, domain: str, key: str, written: Path) -> None:
+        """Record a domain's file `written`, after giving it its name, and delete the domain's pixels."""
+        length = written.replace(self.folder / f"{domain}.arrow").stat().st_size
+        self.domains[domain] = (key, length)
+        self._append({"domain": domain, "key": key, "bytes": length})
+        self.pixels(domain).unlink(missing_ok=True)
+
+    def has_domain(self, domain: str, key: str) -> bool:
+        """Return whether the domain's file is finished and has this key."""
+        arrow = self.folder / f"{domain}.arrow"
+        return arrow.exists() and self.domains.get(domain) == (key, arrow.stat().st_size)
+
+    def has_chunk(self, chunk: Chunk) -> bool:
+        """Return whether the chunk is in the log with the checksum of the pixels in the file."""
+        if (done := self.chunks.get(chunk.key)) is None:
+            return False
+        bad, crc, length = {one.slot for one in done.corrupt}, 0, chunk.geometry.image_bytes
+        with chunk.pixels.open("rb", buffering=0) as file:
+            for slot in chunk.slots:
+                if slot not in bad:
+                    crc = zlib.crc32(os.pread(file.fileno(), length, slot * length), crc)
+        return crc == done.crc
 
 
 @dataclass(frozen=True)
@@ -43,31 +103,34 @@ def prepare(
     progress: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
-    """Return the existing store or make it, after continuing an interrupted preparation.
+    """Return the existing store or make it, going on with an interrupted preparation.
 
-    Raises:
-        UserError: The lock is taken, the folder is something else, an image is corrupt, or the disk is full.
+    Raise UserError if the lock is taken, the folder is something else, an image is corrupt, or the disk is full.
     """
-    folder, part = plan.folder, plan.folder.with_name(f"{plan.folder.name}.part")
+    folder = plan.folder
+    part, replaced = folder.with_name(f"{folder.name}.part"), folder.with_name(f".{folder.name}.replaced")
     taken = f"another `fedsweep data prepare` is making {folder} now."
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock"), taken):
-            _undo_half_exchange(folder)
+            if replaced.exists() and not folder.exists():  # an exchange was killed between its two renames
+                replaced.rename(folder)
+            shutil.rmtree(replaced, ignore_errors=True)
             if (found := _existing(plan, force)) is not None:
                 return Prepared(found, folder, already=True)
             scratch = Scratch(part)
-            works = list(_work(plan, scratch, chunk))
-            _check_space(plan, works, scratch)
-            corrupt = _decode(plan, works, scratch, workers, progress)
+            corrupt = _make_domains(plan, scratch, workers, progress, chunk)
             _write_corrupt(plan, corrupt, part / CORRUPT, skip_corrupt)
-            _check_complete(plan.domains, plan.listing.class_names, corrupt)
+            _check_complete(plan, {one.path for one in corrupt})
             card = _write_card(plan, scratch, corrupt)
-            _exchange(part, folder, card)
+            _exchange(part, folder, replaced, card)
             return Prepared(card, folder, already=False)
     except OSError as error:
-        begun = os.path.exists(part / Scratch.LOG)  # unlike Path's own, this raises no PermissionError
-        raise unwritable(Path(error.filename or part), error, begun) from None
+        hint = "FEDSWEEP_DATA can name another folder for data."
+        if os.path.exists(part / Scratch.LOG):  # unlike Path's own, this raises no PermissionError
+            hint = "what is decoded so far is kept, and the same command goes on from there."
+        reason = error.strerror or one_line(error)
+        raise UserError(f"{error.filename or part} cannot be written: {reason}; {hint}") from None
 
 
 def _existing(plan: Plan, force: bool) -> StoreCard | None:
@@ -95,34 +158,36 @@ def _existing(plan: Plan, force: bool) -> StoreCard | None:
     return card
 
 
-@dataclass(frozen=True)
-class _Work:
-    """A domain in chunks, and the key of its file."""
+def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress, length: int) -> list[Corrupt]:
+    """Make the file of every domain without its corrupt images, and return these."""
+    chunks = {one.name: plan.chunks(one, length, scratch.pixels(one.name)) for one in plan.domains}
+    keys = {one.name: plan.domain_key(one, chunks[one.name]) for one in plan.domains}
+    left = [one for one in plan.domains if not scratch.has_domain(one.name, keys[one.name])]
+    _check_space(plan, left, scratch.folder)
+    for domain in left:
+        scratch.pixels(domain.name).touch()
+        os.truncate(scratch.pixels(domain.name), len(domain.items) * plan.geometry.image_bytes)  # what is in it stays
+    missing = {one.key: one for domain in left for one in chunks[domain.name] if not scratch.has_chunk(one)}
+    total = len(plan.listing.items)
+    done = total - sum(len(chunk.items) for chunk in missing.values())
+    progress(done, total)
+    with closing(decode_chunks([*missing.values()], workers)) as results:
+        for result in results:
+            scratch.add(result)
+            done += len(missing[result.key].items)
+            progress(done, total)
+    corrupt = [bad for own in chunks.values() for one in own for bad in scratch.chunks[one.key].corrupt]
+    for domain in left:
+        written = _assemble(plan, domain, {one.path for one in corrupt}, scratch.pixels(domain.name))
+        scratch.finish(domain.name, keys[domain.name], written)
+    return corrupt
 
-    domain: DomainPlan
-    chunks: tuple[Chunk, ...]
-    key: str
 
-
-def _work(plan: Plan, scratch: Scratch, length: int) -> Iterator[_Work]:
-    for domain in plan.domains:
-        chunks = []
-        for start in range(0, len(domain.items), length):
-            places = slice(start, start + length)
-            items, slots = domain.items[places], domain.slots[places]
-            key = plan.chunk_key(domain.name, items, slots)
-            pixels = scratch.pixels(domain.name)
-            chunks.append(Chunk(key, plan.layout, plan.root, items, slots, plan.geometry, pixels))
-        yield _Work(domain, tuple(chunks), plan.domain_key(domain, [one.key for one in chunks]))
-
-
-def _check_space(plan: Plan, works: Sequence[_Work], scratch: Scratch) -> None:
-    left = [
-        len(one.domain.items) * plan.image_bytes for one in works if not scratch.has_domain(one.domain.name, one.key)
-    ]
-    used = sum(512 * path.stat().st_blocks for path in scratch.folder.glob("*.pixels"))
+def _check_space(plan: Plan, domains: Sequence[DomainPlan], folder: Path) -> None:
+    left = [len(domain.items) * plan.geometry.image_bytes for domain in domains]
+    used = sum(512 * path.stat().st_blocks for path in folder.glob("*.pixels"))
     need = sum(left) + max(left, default=0) - used
-    free = shutil.disk_usage(scratch.folder).free
+    free = shutil.disk_usage(folder).free
     if need > free:
         raise UserError(
             f"{plan.folder} needs {need / 1e6:,.1f} MB while it is being made, but only {free / 1e6:,.1f} MB are free "
@@ -130,48 +195,20 @@ def _check_space(plan: Plan, works: Sequence[_Work], scratch: Scratch) -> None:
         )
 
 
-def _decode(plan: Plan, works: Sequence[_Work], scratch: Scratch, workers: int, progress: Progress) -> list[Corrupt]:
-    """Make the file of every domain without its corrupt images, and return these."""
-    corrupt: list[Corrupt] = []
-    total, finished = len(plan.listing.items), 0
-    with Decoders(workers) as decoders:
-        for one in works:
-            name, images = one.domain.name, len(one.domain.items)
-            made = scratch.has_domain(name, one.key)
-            if not made:
-                pixels = scratch.pixels(name)
-                pixels.touch()
-                os.truncate(pixels, images * plan.image_bytes)  # what is in it stays
-                left = {chunk.key: chunk for chunk in one.chunks if not scratch.has_chunk(chunk)}
-                done = finished + images - sum(len(chunk.items) for chunk in left.values())
-                progress(done, total)
-                for result in decoders.decode(list(left.values())):
-                    scratch.add(result)
-                    done += len(left[result.key].items)
-                    progress(done, total)
-            found = [Corrupt(name, *bad) for chunk in one.chunks for bad in scratch.chunks[chunk.key].corrupt]
-            if not made:
-                scratch.finish(name, one.key, _assemble(plan, one.domain, found, pixels))
-            corrupt += found
-            finished += images
-            progress(finished, total)
-    return corrupt
-
-
-def _assemble(plan: Plan, domain: DomainPlan, corrupt: Sequence[Corrupt], pixels: Path) -> Path:
+def _assemble(plan: Plan, domain: DomainPlan, corrupt: Set[str], pixels: Path) -> Path:
     """Write a domain's file under a temporary name."""
     train, test = domain.parts(corrupt)
-    if corrupt:
-        pixels = _without_gaps(pixels, [slot for slot, _ in train + test], plan.image_bytes)
+    gaps, path = len(train + test) < len(domain.items), pixels.with_name(f"{domain.name}.arrow.new")
+    if gaps:
+        pixels = _without_gaps(pixels, [slot for slot, _ in train + test], plan.geometry.image_bytes)
     pages = map_file(pixels) if train or test else None
     images = np.frombuffer(pages or b"", np.uint8).reshape(-1, 3, plan.geometry.size, plan.geometry.size)
     batches = [
         record_batch(rows, [item.label for _, item in part], [item.path for _, item in part])
         for rows, part in ((images[: len(train)], train), (images[len(train) :], test))
     ]
-    path = pixels.with_name(f"{domain.name}.arrow.new")
     write_domain(path, batches[0], batches[1], pages)
-    if corrupt:
+    if gaps:
         pixels.unlink()
     return path
 
@@ -188,7 +225,6 @@ def _without_gaps(pixels: Path, slots: Sequence[int], length: int) -> Path:
 def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: bool) -> None:
     """List the corrupt images with their reasons in a file; raise UserError unless they may be skipped."""
     if not corrupt:
-        path.unlink(missing_ok=True)
         return
     path.write_text("".join(f"{one.path}\t{one.reason}\n" for one in corrupt), encoding="utf-8")
     if skip:
@@ -201,17 +237,17 @@ def _write_corrupt(plan: Plan, corrupt: Sequence[Corrupt], path: Path, skip: boo
     )
 
 
-def _check_complete(domains: Sequence[DomainPlan], class_names: Sequence[str], corrupt: Sequence[Corrupt]) -> None:
+def _check_complete(plan: Plan, corrupt: Set[str]) -> None:
     """Raise UserError if corrupt images leave a split, or a class of a domain, without images."""
-    for domain in domains if corrupt else ():
+    for domain in plan.domains if corrupt else ():
         train, test = domain.parts(corrupt)
         before = Counter(item.label for item in domain.items)
-        after = Counter(item.label for _, item in train + test)
+        left = {item.label for _, item in train + test}
         for label in sorted(before):
-            if not after[label]:
+            if label not in left:
                 raise UserError(
-                    f"the class `{class_names[label]}` of the domain `{domain.name}` has no image that can be decoded, "
-                    f"of {before[label]}; without it the data set would be another one."
+                    f"the class `{plan.listing.class_names[label]}` of the domain `{domain.name}` has no image that "
+                    f"can be decoded, of {before[label]}; without it the data set would be another one."
                 )
         for split, part in (("train", train), ("test", test)):
             if not part:
@@ -220,18 +256,19 @@ def _check_complete(domains: Sequence[DomainPlan], class_names: Sequence[str], c
 
 def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> StoreCard:
     """Write the card, with the digest of the files as read from the disk."""
+    skipped = tuple(one.path for one in corrupt)
     card = StoreCard(
         name=plan.options.name,
         size=plan.options.size,
         layout=plan.layout.name,
         class_names=plan.listing.class_names,
-        domains={domain.name: _domain_card(domain, scratch, corrupt) for domain in plan.domains},
+        domains={domain.name: _domain_card(domain, scratch, {*skipped}) for domain in plan.domains},
         digest="",
         crop_pct=plan.geometry.crop_pct,
         crop_mode=plan.geometry.crop_mode,
         interpolation=plan.geometry.interpolation,
         test_fraction=plan.options.test_fraction if plan.drawn else None,
-        skipped=tuple(one.path for one in corrupt),
+        skipped=skipped,
         plan=plan.key(),
         times=plan.times(),
         made_with=MADE_WITH,
@@ -241,13 +278,13 @@ def _write_card(plan: Plan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> Sto
     return card
 
 
-def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Sequence[Corrupt]) -> DomainCard:
+def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Set[str]) -> DomainCard:
     """Return the card of a domain, after checking the paths and labels in its file, because the digest omits paths."""
-    path = scratch.arrow(domain.name)
+    path = scratch.folder / f"{domain.name}.arrow"
     train, test = map_domain(path)
     for part, planned in zip((train, test), domain.parts(corrupt), strict=True):
-        labels, paths = [item.label for _, item in planned], [item.path for _, item in planned]
-        if part.labels.tolist() != labels or part.paths.to_pylist() != paths:
+        found = zip(part.labels.tolist(), part.paths.to_pylist(), strict=True)
+        if [*found] != [(item.label, item.path) for _, item in planned]:
             raise UserError(
                 f"{path} holds other labels or images than were planned; remove {scratch.folder}, and the same command "
                 "begins anew."
@@ -255,26 +292,14 @@ def _domain_card(domain: DomainPlan, scratch: Scratch, corrupt: Sequence[Corrupt
     return DomainCard(train=len(train.labels), test=len(test.labels), bytes=path.stat().st_size)
 
 
-def _undo_half_exchange(folder: Path) -> None:
-    """Undo an exchange of stores that was killed between its two renames."""
-    old = _replaced(folder)
-    if old.exists() and not folder.exists():
-        old.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _replaced(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.replaced")
-
-
-def _exchange(part: Path, folder: Path, card: StoreCard) -> None:
+def _exchange(part: Path, folder: Path, replaced: Path, card: StoreCard) -> None:
     """Rename the finished folder to that of the store. Processes that have mapped an older store keep its pages."""
     keep = {CARD, Scratch.LOG, *(f"{name}.arrow" for name in card.domains), *([CORRUPT] if card.skipped else [])}
     for path in part.iterdir():
         if path.name not in keep:
             path.unlink()
     if folder.exists():
-        folder.rename(_replaced(folder))
+        folder.rename(replaced)
     part.rename(folder)
     (folder / Scratch.LOG).unlink()
-    shutil.rmtree(_replaced(folder), ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)

@@ -8,15 +8,13 @@ from typing import Self
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedsweep.data.prepared.card import StoreCard
 
-MOST_ROWS = 40
-"""Greatest number of classes that are listed one by one by default."""
-SHORTEST = 2.0
-"""Seconds before the bar appears."""
+MOST_ROWS = 40  # greatest number of classes that are listed one by one by default
+SHORTEST = 2.0  # seconds before the bar appears
 
 
 class _Rate(ProgressColumn):
@@ -34,7 +32,6 @@ class ImageBar:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TextColumn("left about"),
             TimeRemainingColumn(), console=console, transient=True,
         )  # fmt: skip
-        self.began: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -45,11 +42,10 @@ class ImageBar:
 
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` images are done."""
-        now = self.progress.get_time()
-        if self.began is None:  # images of an earlier preparation do not count for the speed
-            self.began = now
+        if not self.progress.tasks:  # images of an earlier preparation do not count for the speed
             self.progress.add_task(self.doing, total=total, completed=done)
-        elif self.progress.console.is_terminal and now - self.began > SHORTEST:
+        began = self.progress.tasks[0].start_time or 0.0
+        if self.progress.console.is_terminal and self.progress.get_time() - began > SHORTEST:
             self.progress.start()
         # After the last image, all of them are read once more, which takes a while.
         step = self.doing if done < total else self.ending
@@ -78,11 +74,14 @@ def split_words(card: StoreCard) -> str:
     return "split as listed" if drawn is None else f"split drawn here, {drawn:g} of each class for testing"
 
 
+def _table(first: str, *numbers: str, title: str | None = None) -> Table:
+    columns = [Column(heading, justify="right") for heading in numbers]
+    return Table(first, *columns, title=title, title_justify="left", box=None)
+
+
 def summary(card: StoreCard) -> Table:
     """Return a table of images per domain and split."""
-    table = Table("domain", box=None)
-    for heading in ("train", "test", "MB"):
-        table.add_column(heading, justify="right")
+    table = _table("domain", "train", "test", "MB")
     for name, domain in card.domains.items():
         table.add_row(Text(name), str(domain.train), str(domain.test), megabytes(domain.bytes))
     if len(card.domains) > 1:
@@ -93,9 +92,7 @@ def summary(card: StoreCard) -> Table:
 
 def stores_table(cards: Sequence[StoreCard]) -> Table:
     """Return a table with one line per prepared data set."""
-    table = Table("name", title="Prepared", title_justify="left", box=None)
-    for heading in ("size", "images", "domains", "classes", "MB"):
-        table.add_column(heading, justify="right")
+    table = _table("name", "size", "images", "domains", "classes", "MB", title="Prepared")
     table.add_column("digest")
     for card in cards:
         numbers = (card.size, card.images, len(card.domains), len(card.class_names))
@@ -118,9 +115,7 @@ def counts_table(card: StoreCard, counts: dict[str, np.ndarray], every: bool = F
 
     For more than 40 classes, the table has minimum, median and maximum over the classes unless `every` is set.
     """
-    table = Table("class", box=None)
-    for name in card.domains:
-        table.add_column(Text(name), justify="right")
+    table = Table("class", *[Column(Text(name), justify="right") for name in card.domains], box=None)
     if every or len(card.class_names) <= MOST_ROWS:
         for label, class_name in enumerate(card.class_names):
             cells = [f"{counts[name][0, label]} / {counts[name][1, label]}" for name in card.domains]

@@ -13,8 +13,15 @@ from pydantic import TypeAdapter
 
 from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
-from fedsweep.data.partition import POOL, AnyPartition, FeatureLabelSkew, LabelSkew, PartitionConfig, Split
-from fedsweep.data.partition.base import deal_by_dirichlet
+from fedsweep.data.partition import (
+    POOL,
+    AnyPartition,
+    FeatureLabelSkew,
+    LabelSkew,
+    PartitionConfig,
+    Split,
+    deal_by_dirichlet,
+)
 from fedsweep.types import Domain, FederatedData, ImageSet
 from tests.references.dirichlet import cut
 

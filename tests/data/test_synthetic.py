@@ -11,7 +11,8 @@ from PIL import Image
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
-from fedsweep.data.synthetic import Folder, NoSynthetic, Surrogate
+from fedsweep.data.synthetic.generated import Folder, NoSynthetic
+from fedsweep.data.synthetic.surrogate import Surrogate
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.types import Domain, FederatedData, ImageSet

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedsweep.preparation.layouts.base import Found, Item, Layout, tree
+from fedsweep.preparation.layouts.base import Item, Layout, Listing, tree
 from fedsweep.preparation.plan import Options, Plan, make_plan
 
 DOMAINS, CLASSES = ("photo", "sketch"), ("bus", "cat", "dog")
@@ -19,7 +19,7 @@ class Tree(Layout):
     name = "tree"
     looks_like = "<domain>/<class>/*"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         return tree(root, [(folder.name, folder.name, None) for folder in sorted(root.iterdir())])
 
 

@@ -150,7 +150,7 @@ def test_an_image_that_would_become_too_large_is_corrupt(monkeypatch):
 
 def test_a_worker_starts_without_heavy_libraries():
     """With the card and the files of a store too, which are read without torch."""
-    modules = "fedsweep.preparation.chunks, fedsweep.data.prepared.card, fedsweep.data.prepared.arrow_files"
+    modules = "fedsweep.preparation.decode, fedsweep.data.prepared.card, fedsweep.data.prepared.arrow_files"
     code = f"import sys, {modules}; print(*{{'torch', 'timm', 'pandas'}} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]

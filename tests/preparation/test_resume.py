@@ -115,7 +115,8 @@ def test_a_finished_file_of_another_length_is_made_again(tree, stopped):
 
 def test_a_torn_line_of_the_log_costs_its_chunk(tree, stopped):
     log = stopped / "done.jsonl"
-    log.write_bytes(log.read_bytes()[:-20])
+    *others, torn, domain = log.read_bytes().split(b"\n")
+    log.write_bytes(b"\n".join([*others, torn[:-20], domain]))
     assert decoded_again(tree) == 5
 
 
@@ -138,11 +139,7 @@ def test_a_changed_file_of_many_images_costs_all_of_them(tmp_path):
     plans = [plan_of(tmp_path / "many", Parquet())]
     os.utime(path, ns=(0, 0))
     plans.append(plan_of(tmp_path / "many", Parquet()))
-    keys = [
-        [plan.chunk_key("photo", one.items[places], one.slots[places]) for places in (slice(2), slice(2, 4))]
-        for plan in plans
-        for one in plan.domains
-    ]
+    keys = [[chunk.key for chunk in plan.chunks(plan.domains[0], 2, tmp_path / "pixels")] for plan in plans]
     assert len({*keys[0], *keys[1]}) == 4
     assert plans[0].key() == plans[1].key()  # but the content is taken for the same
 

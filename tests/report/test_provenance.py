@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from fedsweep.data.synthetic import SyntheticConfig
+from fedsweep.data.data_config import SyntheticConfig
 from fedsweep.report.formats import data_frame
 from fedsweep.results import TrialPlan
 from fedsweep.results.records import STAND_INS, SYNTHETIC

@@ -1,21 +1,20 @@
 """Arrow files of prepared images: written in pieces, mapped whole. No torch."""
 
 import hashlib
+import io
 import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
 
 from fedsweep.common.errors import UserError
-from fedsweep.data.prepared.card import SPLITS, StoreCard
+from fedsweep.data.prepared.card import StoreCard
 
-PIECE = 32 * 1024 * 1024
-"""Bytes that are read or written at once, which limits the memory of a process."""
+PIECE = 32 * 1024 * 1024  # bytes that are read or written at once, which limits the memory of a process
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,7 @@ class Part:
     images: np.ndarray
     labels: np.ndarray
     paths: pa.StringArray
+    pages: mmap.mmap
 
 
 def schema(size: int) -> pa.Schema:
@@ -47,36 +47,27 @@ def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages:
     """Write a domain's file and flush it to disk; if the images lie in a memory map `pages`, release written pages."""
     # A domain of 14,267 images at 224 px has more than 2^31 pixel values.
     options = pa.ipc.IpcWriteOptions(allow_64bit=True)
-    with path.open("wb") as file:
-        sink = pa.PythonFile(_InPieces(file, pages), mode="w")
-        with pa.ipc.new_file(sink, train.schema, options=options) as writer:
+    with _InPieces(io.FileIO(path, "w")) as file:
+        file.pages = pages
+        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), train.schema, options=options) as writer:
             writer.write_batch(train)
             writer.write_batch(test)
         file.flush()
         os.fsync(file.fileno())
 
 
-class _InPieces:
+class _InPieces(io.BufferedWriter):
     """A file that is written in pieces and releases the pages of the memory map that the pieces come from."""
 
-    closed = False
-
-    def __init__(self, file: IO[bytes], pages: mmap.mmap | None) -> None:
-        self.file, self.pages = file, pages
+    pages: mmap.mmap | None = None
 
     def write(self, data: object) -> int:
         view = memoryview(data)  # type: ignore[arg-type]
         for start in range(0, len(view), PIECE):
-            self.file.write(view[start : start + PIECE])
+            super().write(view[start : start + PIECE])
             if self.pages is not None:
                 self.pages.madvise(mmap.MADV_DONTNEED)
         return len(view)
-
-    def tell(self) -> int:
-        return self.file.tell()
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -87,25 +78,21 @@ def map_file(path: Path) -> mmap.mmap:
 
 def map_domain(path: Path) -> tuple[Part, Part]:
     """Map the training and the test part of a domain's file into memory, or raise UserError for another file."""
-    return _map_domain(path)[1:]
-
-
-def _map_domain(path: Path) -> tuple[mmap.mmap, Part, Part]:
     try:
         pages = map_file(path)
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(pages)))
         size = reader.schema.field("image").type.shape[-1]
-        if reader.num_record_batches != len(SPLITS) or not reader.schema.equals(schema(size)):
+        if reader.num_record_batches != 2 or not reader.schema.equals(schema(size)):
             raise ValueError("other columns or batches")
-        train, test = (_part(reader.get_batch(number), size) for number in range(2))
+        train, test = (_part(reader.get_batch(number), size, pages) for number in range(2))
     except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):  # ValueError: mmap's, of an empty file
         raise UserError(f"{path} is not a file of prepared images, or it is damaged; prepare it again.") from None
-    return pages, train, test
+    return train, test
 
 
-def _part(batch: pa.RecordBatch, size: int) -> Part:
+def _part(batch: pa.RecordBatch, size: int, pages: mmap.mmap) -> Part:
     pixels = batch.column("image").storage.flatten().to_numpy(zero_copy_only=True)
-    return Part(pixels.reshape(-1, 3, size, size), batch.column("label").to_numpy(), batch.column("path"))
+    return Part(pixels.reshape(-1, 3, size, size), batch.column("label").to_numpy(), batch.column("path"), pages)
 
 
 def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
@@ -121,12 +108,11 @@ def stored_digest(folder: Path, card: StoreCard) -> str:
     """Return the `content_digest` of the files on the disk, read piece by piece."""
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())
     for name in card.domains:
-        pages, *parts = _map_domain(folder / f"{name}.arrow")
-        for part in parts:
+        for part in map_domain(folder / f"{name}.arrow"):
             digest.update(name.encode())
             pixels = part.images.reshape(-1)
             for start in range(0, len(pixels), PIECE):
                 digest.update(pixels[start : start + PIECE].data)
-                pages.madvise(mmap.MADV_DONTNEED)
+                part.pages.madvise(mmap.MADV_DONTNEED)
             digest.update(part.labels.astype("<i8").tobytes())
     return digest.hexdigest()

@@ -11,7 +11,6 @@ from fedsweep.common.paths import data_folder, inside
 from fedsweep.common.yaml_values import read_json
 
 CARD = "card.json"
-SPLITS = ("train", "test")
 
 
 class DomainCard(Config):
@@ -96,7 +95,8 @@ def find_store(name: str, size: int | None = None) -> Path:
     """Return the folder of a prepared data set, or raise UserError; `size` may be omitted if there is only one."""
     sizes = prepared_sizes(name)
     if size is None and len(sizes) > 1:
-        raise UserError(f"{name} is prepared at {_join(sizes)} pixels; `--size {sizes[0]}` would choose one.")
+        there = " and ".join(map(str, sizes))
+        raise UserError(f"{name} is prepared at {there} pixels; `--size {sizes[0]}` would choose one.")
     if size is None and sizes:
         size = sizes[0]
     if size not in sizes:
@@ -114,11 +114,7 @@ def why_missing(name: str, size: int | None) -> str:
     """Return the error message, with a remedy, for a data set that is not prepared at this size, or at any if None."""
     command = f"`fedsweep data prepare {name} --root DIR{f' --size {size}' if size else ''}`"
     if sizes := prepared_sizes(name):
-        return f"{name} is prepared at {_join(sizes)} pixels, not at {size}; {command} would make it."
+        return f"{name} is prepared at {' and '.join(map(str, sizes))} pixels, not at {size}; {command} would make it."
     names = dict.fromkeys(folder.name.rpartition("-")[0] for folder in stores())
     hint = near(name, names) or f"; {command} would make it."
     return f"there is no prepared data set `{name}` in {data_folder()}{hint}"
-
-
-def _join(sizes: list[int]) -> str:
-    return " and ".join(map(str, sizes))

@@ -12,23 +12,21 @@ from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
-from fedsweep.data.partition.base import pool
-from fedsweep.data.prepared.arrow_files import Part, check_labels, map_domain
+from fedsweep.data.partition import pool
+from fedsweep.data.prepared.arrow_files import check_labels, map_domain
 from fedsweep.data.prepared.card import StoreCard, prepared_sizes, read_card, store_folder, why_missing
 from fedsweep.types import Domain, FederatedData, ImageSet
 
 
 def read_domain(path: Path, name: str) -> Domain:
     """Map a domain's file into memory, or raise UserError. Writing to the read-only images would end the process."""
-    train, test = (_image_set(part) for part in map_domain(path))
-    return Domain(name, train, test)
-
-
-def _image_set(part: Part) -> ImageSet:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        images = torch.from_numpy(part.images)
-    return ImageSet(images, torch.from_numpy(part.labels.astype(np.int64)))
+        train, test = (
+            ImageSet(torch.from_numpy(part.images), torch.from_numpy(part.labels.astype(np.int64)))
+            for part in map_domain(path)
+        )
+    return Domain(name, train, test)
 
 
 def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str:
@@ -90,11 +88,7 @@ class PreparedData(Data):
     )
 
     def load(self) -> FederatedData:
-        """Map the domains into memory.
-
-        Raises:
-            UserError: The set is not prepared at this size, is damaged, has another digest, or lacks a domain.
-        """
+        """Map the domains into memory, or raise UserError if the set is not prepared, damaged or another."""
         folder = store_folder(self.set, self.size)
         if self.size not in prepared_sizes(self.set):  # a name of the list, never a path
             wrong = "`data.size`" if prepared_sizes(self.set) else "`data.set`"
@@ -113,11 +107,10 @@ class PreparedData(Data):
         if self.domains != tuple(card.domains):  # a part of the set, or another order
             digest = hashlib.sha256("\0".join([digest, *self.domains]).encode()).hexdigest()
         training, held_out = [], []
-        for name in self.domains:
-            domain = _read(folder, card, name)
-            if name in self.held_out_domains:  # no client has it: all its images are for testing
+        for domain in (_read(folder, card, name) for name in self.domains):
+            if domain.name in self.held_out_domains:  # no client has it: all its images are for testing
                 nothing = domain.train.select(torch.arange(0))
-                held_out.append(Domain(name, nothing, pool([domain.train, domain.test])))
+                held_out.append(Domain(domain.name, nothing, pool([domain.train, domain.test])))
             else:
                 training.append(domain)
         return FederatedData(self.set, card.class_names, tuple(training), digest, tuple(held_out))

@@ -15,7 +15,7 @@ from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.randomness import derived_seed, stream
 from fedsweep.common.yaml_values import readable
-from fedsweep.data.partition.base import pool
+from fedsweep.data.partition import pool
 from fedsweep.data.prepared.card import StoreCard, is_store, read_card, store_folder
 from fedsweep.data.prepared.dataset import Data, PreparedData
 from fedsweep.types import Domain, FederatedData, ImageSet
@@ -24,10 +24,8 @@ from fedsweep.types import Domain, FederatedData, ImageSet
 class Synthetic(Config, ABC):
     """A source of synthetic images."""
 
-    needs_proxy: ClassVar[bool] = False
-    """True if the source needs images that the server holds."""
-    stands_in: ClassVar[bool] = False
-    """True if the source replaces a generator, which every result that used it notes."""
+    needs_proxy: ClassVar[bool] = False  # True if the source needs images that the server holds
+    stands_in: ClassVar[bool] = False  # True if the source replaces a generator, which every result that used it notes
 
     name: str
 
@@ -137,7 +135,6 @@ def _load(name: str, data: FederatedData, what: str) -> FederatedData:
 
 CLASS, STYLE = "{class}", "{style}"
 _PLACE = re.compile(r"\{[^{}]*\}|[{}]")
-_LONGEST = 60  # characters of a data set's name within that of its synthetic one
 
 
 class Diffusers(Proportioned):
@@ -223,7 +220,7 @@ class Diffusers(Proportioned):
         """Return the name of the prepared set: the data set's name and a digest of the recipe."""
         recipe = [self.model_dump(mode="json", exclude={"share"}), data.name, data.class_names]
         digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
-        return f"{data.name[:_LONGEST]}-synthetic-{digest[:12]}"
+        return f"{data.name[:60]}-synthetic-{digest[:12]}"  # a name has at most 100 characters
 
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
         """Draw `share` of each domain's number of images from the generated ones, evenly over its classes."""

@@ -1,8 +1,6 @@
 """Surrogates for a generator's images, drawn from the statistics of held-out images."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -28,14 +26,15 @@ class Surrogate(Proportioned):
     def make(self, data: FederatedData, proxy: Mapping[str, ImageSet], seed: int) -> dict[str, ImageSet]:
         """Draw images by domain and class, each from its own random stream."""
         classes = len(data.class_names)
-        own = {name: ByClass(images) for name, images in sorted(proxy.items())}
+        own = {name: _by_class(images) for name, images in sorted(proxy.items())}
         means = _means(own, data.class_names)
         made = {}
         for domain in data.domains:
             labels, centres = self.labels(domain, classes), means[domain.name]
             images = torch.empty((len(labels), *centres.shape[1:]), dtype=torch.uint8)
             for label in sorted(set(labels.tolist())):
-                deviations = own[domain.name].deviations([label]) or own[domain.name].all_deviations
+                mine = own[domain.name]  # all classes serve for one that has an image or none
+                deviations = _deviations(mine, [label]) or _deviations(mine, mine)
                 rows = (labels == label).nonzero().flatten()
                 seeds = [derived_seed(seed, "surrogate", domain.name, label, number) for number in range(len(rows))]
                 images[rows] = _draw(centres[label], deviations, seeds)
@@ -43,36 +42,30 @@ class Surrogate(Proportioned):
         return made
 
 
-@dataclass(frozen=True)
-class ByClass:
-    """A domain's images, converted one class at a time: in single precision, all would not fit into memory."""
-
-    images: ImageSet
-
-    def of(self, label: int) -> Tensor:
-        """Return the images of a class, in single precision."""
-        return self.images.take((self.images.labels == label).nonzero().flatten())[0].float()
-
-    def deviations(self, labels: Iterable[int]) -> list[Tensor]:
-        """Return, for each class with two or more images, the deviations of its images from their mean."""
-        parts = map(self.of, labels)
-        return [part - part.mean(0) for part in parts if len(part) > 1]
-
-    @cached_property
-    def all_deviations(self) -> list[Tensor]:
-        """The deviations of all classes, for a class that has one image or none."""
-        return self.deviations(sorted(set(self.images.labels.tolist())))
+def _by_class(images: ImageSet) -> dict[int, ImageSet]:
+    labels = sorted(set(images.labels.tolist()))
+    return {label: images.select((images.labels == label).nonzero().flatten()) for label in labels}
 
 
-def _means(own: Mapping[str, ByClass], class_names: Sequence[str]) -> dict[str, Tensor]:
+def _pixels(images: ImageSet) -> Tensor:
+    """Return images in single precision, one class at a time: all would not fit into memory."""
+    return images.take(torch.arange(len(images)))[0].float()
+
+
+def _deviations(own: Mapping[int, ImageSet], labels: Iterable[int]) -> list[Tensor]:
+    """Return, for each of these classes with two or more images, the deviations of its images from their mean."""
+    parts = [_pixels(own[label]) for label in labels if len(own.get(label, ())) > 1]
+    return [part - part.mean(0) for part in parts]
+
+
+def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]) -> dict[str, Tensor]:
     """Return the mean image of each class, by domain: (classes, 3, h, w).
 
     For a class that a domain lacks, it is the domain's mean plus the class's mean offset in the other domains.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
-    for name, parts in own.items():
-        present = sorted(set(parts.images.labels.tolist()))
-        found[name] = {label: parts.of(label).mean(0) for label in present}
+    for name, classes in own.items():
+        found[name] = {label: _pixels(images).mean(0) for label, images in classes.items()}
         styles[name] = torch.stack([*found[name].values()]).mean(0)
         for label, mean in found[name].items():
             moves[label].append(mean - styles[name])

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.layouts.base import Layout
-from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_folder, list_root, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import Folder, fold, list_folder, summarise_list, unexpected
 from fedsweep.preparation.layouts.domain_lists import DomainNet, ImageClef, Nico, OfficeHome
-from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, has_splits
-from fedsweep.preparation.layouts.parquet import Parquet, holds_images, parquet_files
+from fedsweep.preparation.layouts.folders import SPLITS, Classes, Domains, EuroSat, below_splits
+from fedsweep.preparation.layouts.parquet import Parquet, open_parquet, parquet_files
 from fedsweep.preparation.layouts.split_lists import Food101, Pacs, Ucf101
 
 ALL: tuple[type[Layout], ...] = (
@@ -38,39 +38,33 @@ def find(name: str, root: Path, layout: str | None = None) -> Layout:
             hint = near(layout, layouts) or f"; there are {', '.join(layouts)}."
             raise UserError(f"there is no layout `{layout}`{hint}")
         return layouts[layout]()
-    outer = list_root(root)
-    if holds_images(root, outer):
+    outer = list_folder(root)
+    if any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(outer)):
         return Parquet()
     named = {fold(one): layouts[one] for one in layouts} | _OTHER_SPELLINGS
     if fold(name) in named:
         return named[fold(name)]()
-    _refuse_stray_splits(root, outer)
-    if has_splits(root, outer, above="classes"):
-        return Classes()
-    if has_splits(root, outer, above="domains"):
-        return Domains()
-    for folder in outer.folders:
-        inner = list_folder(root / folder)
-        if inner.images:
+    _refuse_stray_splits(outer)
+    if below := below_splits(outer):
+        return Classes() if below == "classes" else Domains()
+    for folder in outer.inner():
+        if folder.images:
             return Classes()
-        deeper = any(list_folder(root / folder / child).images for child in inner.folders)
-        if deeper or has_splits(root / folder, inner, above="classes"):
+        if any(deeper.images for deeper in folder.inner()) or below_splits(folder) == "classes":
             return Domains()
     if parquet_files(outer):
         return Parquet()  # whose error says what is wrong with them
-    hint = f"`{name}` is none of the layouts known by name"
-    raise unexpected(
-        root, "domains` or `classes", f"`<domain>/<class>/<image>`, `<class>/<image>` or `*.parquet` ({hint})"
-    )
+    kinds = "`<domain>/<class>/<image>`, `<class>/<image>` or `*.parquet`"
+    raise unexpected(root, "domains` or `classes", f"{kinds} (`{name}` is none of the layouts known by name)")
 
 
-def _refuse_stray_splits(root: Path, outer: Folder) -> None:
+def _refuse_stray_splits(outer: Folder) -> None:
     """Raise UserError for folders of splits next to others: taken for domains, test images would be trained on."""
     splits = [name for name in outer.folders if name.lower() in SPLITS]
     others = [name for name in outer.folders if name not in splits]
     if others and len({SPLITS[name.lower()] for name in splits}) > 1:
         raise UserError(
-            f"{root}: the folders {summarise_list(splits)} are called like splits, but {summarise_list(others)} beside "
-            f"them {'is' if len(others) == 1 else 'are'} not; without the others the splits are read, and "
+            f"{outer.path}: the folders {summarise_list(splits)} are called like splits, but {summarise_list(others)} "
+            f"beside them {'is' if len(others) == 1 else 'are'} not; without the others the splits are read, and "
             "`--layout domains` takes each folder for a domain."
         )

@@ -9,17 +9,10 @@ from typing import ClassVar, Literal
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.common.yaml_values import read_text
-from fedsweep.preparation.layouts.disk_listing import (
-    Folder,
-    first_folder,
-    join,
-    list_folder,
-    list_root,
-    summarise_list,
-    unexpected,
-)
+from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, summarise_list, unexpected
 
 Split = Literal["train", "test"]
+BOTH: tuple[Split, Split] = ("train", "test")
 _LONGEST_NAME = 200  # bytes; file systems take 255, and the store adds a suffix
 
 
@@ -35,60 +28,52 @@ class Item:
 
 @dataclass(frozen=True)
 class Listing:
-    """All images of a data set. Labels count from 0 in the order of `class_names`. No domain or class is empty."""
+    """All images of a data set. Labels count from 0 in the order of `class_names`. No domain or class is empty.
+
+    As `Layout._find` returns it, it has all domains of the published data set, and "" for a class without images.
+    """
 
     class_names: tuple[str, ...]
     domains: tuple[str, ...]
     items: tuple[Item, ...]
-    absent: tuple[str, ...] = ()
-    """Domains of the data set that are missing in the root."""
-    nameless: bool = False
-    """True if the layout has no domains, so that the only one is named after the root."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """The images under a root, before they are checked by the rules of every listing."""
-
-    class_names: Sequence[str | None]
-    """Class names by label; None for a label without images, which is valid after the first `num_classes`."""
-    items: Sequence[Item]
-    domains: Iterable[str] = ()
-    """All domains of the published data set."""
-    nameless: bool = False
+    absent: tuple[str, ...] = ()  # domains of the data set that are missing in the root
+    nameless: bool = False  # True if the layout has no domains, so that the only one is named after the root
 
 
 class Layout(ABC):
     """A lister of the images under a root and reader of their encoded bytes."""
 
-    name: ClassVar[str]
-    """The value of `fedsweep data prepare --layout`."""
-    looks_like: ClassVar[str]
-    """The layout in one line, e.g. `<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt`."""
-    num_classes: ClassVar[int | None] = None
-    """Default number of classes that `list` takes, from the first on; None for all."""
+    name: ClassVar[str]  # the value of `fedsweep data prepare --layout`
+    looks_like: ClassVar[str]  # the layout in one line, e.g. `<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt`
+    num_classes: ClassVar[int | None] = None  # how many classes `list` takes by default, from the first on; None: all
 
     def list(self, root: Path, num_classes: int | None = None) -> Listing:
         """Return the images of the first `num_classes` classes, or raise UserError for another layout or empty classes.
 
         Their order depends on names only.
         """
-        list_root(root)
         found = self._find(root, self.num_classes if num_classes is None else num_classes)
-        most = len(found.class_names)
-        count = min(self.num_classes or most, most) if num_classes is None else num_classes
-        kept, domains = _first_classes(root, found, count)
+        names = found.class_names
+        count = num_classes if num_classes is not None else min(self.num_classes or len(names), len(names))
+        if not 1 <= count <= len(names):
+            raise UserError(f"`--classes` must be within 1..{len(names)}, the classes of {root}, but it is {count}.")
+        kept = [item for item in found.items if item.label < count]
+        used = {item.label for item in kept}
+        if empty := [names[label] or f"label {label}" for label in range(count) if label not in used]:
+            raise UserError(f"{root}: a class must have images, but {_have(empty)} none in any domain.")
+        domains = sorted({item.domain for item in kept})
+        if lost := sorted({item.domain for item in found.items}.difference(domains)):
+            raise UserError(f"{root}: a domain must have images, but {_have(lost)} none of {count} classes.")
         check_domains(root, domains)
         for item in kept:
             if not item.path.isascii():
                 _check_text(root, item.path)
         kept.sort(key=lambda item: (item.domain, self._order(item.path), item.label))
-        names = tuple(name or "" for name in found.class_names[:count])
-        absent = tuple(sorted(set(found.domains) - set(domains)))
-        return Listing(names, tuple(domains), tuple(kept), absent, found.nameless)
+        absent = tuple(sorted({*found.domains}.difference(domains)))
+        return Listing(names[:count], tuple(domains), tuple(kept), absent, found.nameless)
 
     @abstractmethod
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         """Return all images; after the first `num_classes` classes, they need not exist on the disk."""
 
     def _order(self, path: str) -> tuple[str, int]:
@@ -96,14 +81,15 @@ class Layout(ABC):
         return path, 0
 
     def _folder(self, root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool], looked_for: str) -> str:
-        """Return the first candidate folder within the root that fits, or raise UserError."""
-        if (base := first_folder(root, candidates, fits)) is None:
-            raise unexpected(root, self.name, looked_for)
-        return base
+        """Return the first candidate folder within the root that exists and fits, or raise UserError."""
+        for name in candidates:
+            if (root / name).is_dir() and fits(list_folder(root / name)):
+                return name
+        raise unexpected(root, self.name, looked_for)
 
-    def file_of(self, path: str) -> str:
-        """Return the file within the root that contains an item: its path, unless files contain many images."""
-        return path
+    def files(self, items: Iterable[Item]) -> Sequence[str]:
+        """Return the files within the root that contain the items: their paths, unless files contain many images."""
+        return [*dict.fromkeys(item.path for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         """Yield the encoded bytes of each item, in order."""
@@ -111,7 +97,7 @@ class Layout(ABC):
             yield (root / item.path).read_bytes()
 
 
-def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: Iterable[str] = ()) -> Found:
+def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: tuple[str, ...] = ()) -> Listing:
     """Return the images at `<folder>/<class>/<image>` for each place (domain, folder within the root, split).
 
     Labels follow the sorted names of all class folders, even empty ones. Stray images and empty domains are errors.
@@ -123,37 +109,21 @@ def tree(root: Path, places: Iterable[tuple[str, str, Split | None]], domains: I
         outer = list_folder(root / folder)
         if folder and outer.images:  # a picture in the root itself may well be a preview
             raise UserError(
-                f"{root / folder}: images must lie in a class folder, but `{outer.images[0]}` lies beside them."
+                f"{outer.path}: images must lie in a class folder, but `{outer.images[0]}` lies beside them."
             )
-        for name in outer.folders:
-            inner = list_folder(root / folder / name)
+        for inner in outer.inner():
             if inner.folders:
                 raise UserError(
-                    f"{root / folder / name}: images must lie in the class folder itself, "
+                    f"{inner.path}: images must lie in the class folder itself, "
                     f"but it holds the folders {summarise_list(inner.folders)}."
                 )
-            names.add(name)
+            names.add(name := inner.path.name)
             images += [(join(folder, name, image), name, domain, split) for image in inner.images]
         if len(images) == before:
-            raise UserError(f"the domain `{domain}` is empty: no images under {root / folder}/<class>/.")
+            raise UserError(f"the domain `{domain}` is empty: no images under {outer.path}/<class>/.")
     labels = {name: label for label, name in enumerate(sorted(names))}
-    return Found([*labels], [Item(path, labels[name], domain, split) for path, name, domain, split in images], domains)
-
-
-def _first_classes(root: Path, found: Found, count: int) -> tuple[list[Item], list[str]]:
-    """Return the images of the first `count` classes and their domains; raise UserError if one of them is empty."""
-    names = found.class_names
-    if not 1 <= count <= len(names):
-        raise UserError(f"`--classes` must be within 1..{len(names)}, the classes of {root}, but it is {count}.")
-    kept = [item for item in found.items if item.label < count]
-    used = {item.label for item in kept}
-    empty = [names[label] or f"label {label}" for label in range(count) if label not in used]
-    if empty:
-        raise UserError(f"{root}: a class must have images, but {_have(empty)} none in any domain.")
-    domains = {item.domain for item in kept}
-    if lost := sorted({item.domain for item in found.items} - domains):
-        raise UserError(f"{root}: a domain must have images, but {_have(lost)} none of {count} classes.")
-    return kept, sorted(domains)
+    items = (Item(path, labels[name], domain, split) for path, name, domain, split in images)
+    return Listing(tuple(labels), domains, tuple(items))
 
 
 def check_domains(root: Path, domains: Sequence[str]) -> None:
@@ -185,11 +155,13 @@ def _have(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a list file: its place for error messages, the image's path, and its label if it has one."""
+    """A line of a list: its place for error messages, the image's path, its label if it has one, and what it lists."""
 
     where: str
     path: str
     label: int | None
+    domain: str
+    split: Split | None
 
 
 def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -200,10 +172,10 @@ def read_lines(root: Path, name: str) -> Iterator[tuple[str, str]]:
             yield f"{root / name}, line {number}", line.strip()
 
 
-def read_list(root: Path, name: str, labels: bool = True) -> list[Line]:
+def read_list(root: Path, name: str, domain: str, split: Split | None, labels: bool = True) -> list[Line]:
     """Return the lines `<path of an image> <label>`, or raise UserError for a malformed line or a path out of the root.
 
-    Without `labels`, lines may lack a label.
+    The list is of a domain and a split. Without `labels`, lines may lack a label.
     """
     lines = []
     for where, text in read_lines(root, name):
@@ -216,7 +188,7 @@ def read_list(root: Path, name: str, labels: bool = True) -> list[Line]:
         parts = PurePosixPath(path).parts
         if not parts or parts[0] == "/" or ".." in parts:
             raise UserError(f"{where}: a path must lie within the root, but it is `{path}`.")
-        lines.append(Line(where, "/".join(parts), int(last) if is_label else None))
+        lines.append(Line(where, "/".join(parts), int(last) if is_label else None, domain, split))
     if not lines:
         raise UserError(f"the list {root / name} is empty.")
     return lines
@@ -231,18 +203,13 @@ class ExistingFiles:
             lambda folder: frozenset(list_folder(root / folder).files) if (root / folder).is_dir() else None
         )
 
-    def __contains__(self, path: str) -> bool:
-        folder, _, name = path.rpartition("/")
-        return name in (self._names(folder) or ())
-
     def require(self, path: str, where: str) -> None:
         """Raise UserError, with near names, if `path`, which a list names at `where`, does not exist."""
-        if path in self:
-            return
         folder, _, name = path.rpartition("/")
         names = self._names(folder)
-        why = near(name, sorted(names)) or "." if names is not None else f": there is no folder `{folder}`."
-        raise UserError(f"{where}: names `{path}`, which is not under {self._root}{why}")
+        if names is None or name not in names:
+            why = f": there is no folder `{folder}`." if names is None else near(name, sorted(names)) or "."
+            raise UserError(f"{where}: names `{path}`, which is not under {self._root}{why}")
 
 
 def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Folders listed in sorted order, and the error message for a root of another layout."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +19,20 @@ _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 class Folder:
     """The sorted names in a folder, without hidden ones, `__MACOSX` and fedsweep's data folder (for `--root .`)."""
 
+    path: Path
     folders: tuple[str, ...]
     files: tuple[str, ...]
-    broken: tuple[str, ...] = ()
-    """Images that are dangling links or no regular files."""
+    broken: tuple[str, ...] = ()  # images that are dangling links or no regular files
 
     @property
     def images(self) -> tuple[str, ...]:
         """The files with the suffix of an image."""
         return tuple(name for name in self.files if is_image(name))
+
+    def inner(self) -> Iterator["Folder"]:
+        """List one folder after the other of those in it."""
+        for name in self.folders:
+            yield list_folder(self.path / name)
 
 
 def is_image(name: str) -> bool:
@@ -43,7 +48,7 @@ def list_folder(path: Path | str) -> Folder:
     """Return the names in a folder, or raise UserError if it cannot be read or contains a broken image."""
     found = scan(path)
     if found.broken:
-        raise UserError(f"`{Path(path) / found.broken[0]}` {BROKEN}.")
+        raise UserError(f"`{found.path / found.broken[0]}` {BROKEN}.")
     return found
 
 
@@ -67,16 +72,7 @@ def scan(path: Path | str) -> Folder:
                     broken.append(entry.name)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
-    return Folder(tuple(sorted(folders)), tuple(sorted(files)), tuple(sorted(broken)))
-
-
-def list_root(root: Path) -> Folder:
-    """Return the names in the root, or raise UserError if it is no folder."""
-    if not root.exists():
-        raise UserError(f"the root {root} does not exist.")
-    if not root.is_dir():
-        raise UserError(f"the root {root} must be a folder, but it is a file.")
-    return list_folder(root)
+    return Folder(Path(path), tuple(sorted(folders)), tuple(sorted(files)), tuple(sorted(broken)))
 
 
 def fold(name: str) -> str:
@@ -97,16 +93,10 @@ def join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
 
 
-def first_folder(root: Path, candidates: Iterable[str], fits: Callable[[Folder], bool]) -> str | None:
-    """Return the first candidate folder within the root that exists and fits, or None."""
-    return next((name for name in candidates if (root / name).is_dir() and fits(list_folder(root / name))), None)
-
-
 def only_folder(root: Path, what: str, fits: Callable[[Folder], bool], levels: int = 2) -> str | None:
-    """Return the folder that fits, relative to the root and at most `levels` below it, or None.
+    """Return the uppermost folder that fits, relative to the root and at most `levels` below it, or None.
 
-    Raises:
-        UserError: Two folders fit on the uppermost level with any; the message names their content, `what`.
+    Raise UserError if two fit on one level; the message names their content, `what`.
     """
     level = [""]
     for _ in range(levels + 1):
@@ -132,7 +122,7 @@ def summarise_list(names: Iterable[str], most: int = 5) -> str:
 
 def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
     """Return the error for a root of another layout."""
-    folder = list_root(root)
+    folder = list_folder(root)
     kinds = (("folders", folder.folders), ("files", folder.files))
     found = " and ".join(f"{kind} {summarise_list(names)}" for kind, names in kinds if names) or "nothing"
     deeper = sorted(path.parent for path in root.glob("*/*.parquet"))  # as Hugging Face's repositories have them

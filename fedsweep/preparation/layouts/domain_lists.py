@@ -5,44 +5,39 @@ from pathlib import Path
 
 from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts.base import (
+    BOTH,
     ExistingFiles,
-    Found,
     Item,
     Layout,
     Line,
-    Split,
+    Listing,
     label_within,
     read_list,
     refuse_twice,
     tree,
 )
-from fedsweep.preparation.layouts.disk_listing import first_folder, fold, join, list_folder, unexpected
-
-_TRAIN, _TEST = "_train.txt", "_test.txt"
+from fedsweep.preparation.layouts.disk_listing import fold, join, list_folder, unexpected
 
 
-def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, dict[Split, str]]:
-    """Return the lists `<domain>_{train,test}.txt` of each domain (in `only`), from the first place that has any."""
-
-    def domains(names: Iterable[str], suffix: str) -> set[str]:
-        stems = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
-        return stems if only is None else stems & only
-
-    place = first_folder(root, places, lambda folder: bool(domains(folder.files, _TRAIN)))
-    if place is None:
-        return {}
-    files = list_folder(root / place).files
-    train, test = domains(files, _TRAIN), domains(files, _TEST)
-    for domain in sorted(train ^ test):
-        found, missing = (_TRAIN, _TEST) if domain in train else (_TEST, _TRAIN)
-        raise UserError(f"{root / place} has the list `{domain}{found}`, but not `{domain}{missing}`.")
-    return {
-        domain: {"train": join(place, domain + _TRAIN), "test": join(place, domain + _TEST)} for domain in sorted(train)
-    }
+def _find_lists(root: Path, places: Iterable[str], only: frozenset[str] | None = None) -> dict[str, str]:
+    """Return, from the first place with lists, the path before `_{train,test}.txt` for each domain (in `only`)."""
+    for place in places:
+        files = list_folder(root / place).files if (root / place).is_dir() else ()
+        train = {name.removesuffix("_train.txt") for name in files if name.endswith("_train.txt")}
+        test = {name.removesuffix("_test.txt") for name in files if name.endswith("_test.txt")}
+        if only is not None:
+            train, test = train & only, test & only
+        if not train:
+            continue
+        for domain in sorted(train ^ test):
+            found, missing = BOTH if domain in train else BOTH[::-1]
+            raise UserError(f"{root / place} has the list `{domain}_{found}.txt`, but not `{domain}_{missing}.txt`.")
+        return {domain: join(place, domain) for domain in sorted(train)}
+    return {}
 
 
-def _names_from_folders(lines: Sequence[Line], most: int) -> list[str | None]:
-    """Return the class of each label, which is the folder of its images, or None for an unused label."""
+def _names_from_folders(lines: Sequence[Line], most: int) -> tuple[str, ...]:
+    """Return the class of each label, which is the folder of its images, or "" for an unused label."""
     by_label: dict[int, tuple[str, str]] = {}
     by_name: dict[str, tuple[int, str]] = {}
     for line in lines:
@@ -56,36 +51,34 @@ def _names_from_folders(lines: Sequence[Line], most: int) -> list[str | None]:
         other, place = by_name.setdefault(name, (label, line.where))
         if other != label:
             raise UserError(f"{line.where}: class `{name}` has label {label} here, but {other} in {place}.")
-    return [by_label[label][0] if label in by_label else None for label in range(max(by_label) + 1)]
+    return tuple(by_label.get(label, ("", ""))[0] for label in range(max(by_label) + 1))
 
 
 def _read_lists(
-    root: Path, lists: Mapping[str, Mapping[Split, str]], bases: Sequence[str], most: int, num_classes: int | None
-) -> tuple[list[str | None], list[Item]]:
+    root: Path, lists: Mapping[str, str], bases: Sequence[str], most: int, num_classes: int | None
+) -> tuple[tuple[str, ...], tuple[Item, ...]]:
     """Return the classes and images of the lists, without domains that have no folder.
 
     Paths start from the first of `bases`, folders within the root, that contains the first image.
     """
     unpacked = {domain for domain in lists if any((root / base / domain).is_dir() for base in bases)}
-    read = [
-        (line, domain, split)
-        for domain, by_split in lists.items()
+    lines = [
+        line
+        for domain, path in lists.items()
         if domain in unpacked or not unpacked  # without any, an error message about the first line follows
-        for split, name in by_split.items()
-        for line in read_list(root, name)
+        for split in BOTH
+        for line in read_list(root, f"{path}_{split}.txt", domain, split)
     ]
-    lines = [line for line, _, _ in read]
     refuse_twice(lines)
     names = _names_from_folders(lines, most)
-    existing = ExistingFiles(root)
-    base = next((base for base in bases if join(base, lines[0].path) in existing), "")
-    items = []
-    for line, domain, split in read:
+    base = next((base for base in bases if (root / base / lines[0].path).is_file()), "")
+    existing, items = ExistingFiles(root), []
+    for line in lines:
         path, label = join(base, line.path), label_within(line, most)
         if num_classes is None or label < num_classes:  # images of other classes may have been left packed
             existing.require(path, line.where)
-        items.append(Item(path, label, domain, split))
-    return names, items
+        items.append(Item(path, label, line.domain, line.split))
+    return names, tuple(items)
 
 
 _DOMAINNET_CLASSES = 345
@@ -99,12 +92,12 @@ class DomainNet(Layout):
     looks_like = "<domain>/<class>/*.jpg, splits/<domain>_{train,test}.txt"
     num_classes = 100
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         lists = _find_lists(root, ("splits", ""))
         if not lists:
             raise unexpected(root, self.name, "`splits/<domain>_train.txt` or `<domain>_train.txt`")
         names, items = _read_lists(root, lists, ("",), _DOMAINNET_CLASSES, num_classes)
-        return Found(names, items, {*_DOMAINNET_DOMAINS, *lists})
+        return Listing(names, (*_DOMAINNET_DOMAINS, *lists), items)
 
 
 _NICO_DOMAINS = frozenset({"autumn", "dim", "grass", "outdoor", "rock", "water"})
@@ -120,15 +113,15 @@ class Nico(Layout):
     name = "nico"
     looks_like = "NICO_DG/<domain>/<class>/*.jpg, NICO_DG_official/<domain>_{train,test}.txt or no lists"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         if lists := _find_lists(root, _NICO_LISTS, _NICO_DOMAINS):
             names, items = _read_lists(root, lists, _NICO_BASES, _NICO_CLASSES, num_classes)
-            return Found(names, items, _NICO_DOMAINS)
+            return Listing(names, tuple(_NICO_DOMAINS), items)
         folders = "`NICO_DG/<domain>/` or `public_dg_0416/train/<domain>/` with domains such as `autumn`"
         looked_for = f"`NICO_DG_official/<domain>_train.txt`, {folders}"
         base = self._folder(root, _NICO_FOLDERS, lambda one: not _NICO_DOMAINS.isdisjoint(one.folders), looked_for)
         domains = sorted(_NICO_DOMAINS.intersection(list_folder(root / base).folders))
-        return tree(root, [(domain, join(base, domain), None) for domain in domains], _NICO_DOMAINS)
+        return tree(root, [(domain, join(base, domain), None) for domain in domains], tuple(_NICO_DOMAINS))
 
 
 _OFFICE_HOME_DOMAINS = {"art": "Art", "clipart": "Clipart", "product": "Product", "realworld": "Real World"}
@@ -141,7 +134,7 @@ class OfficeHome(Layout):
     name = "office_home"
     looks_like = "{Art,Clipart,Product,Real World}/<class>/*.jpg"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         base = self._folder(
             root,
             _OFFICE_HOME_FOLDERS,
@@ -151,12 +144,10 @@ class OfficeHome(Layout):
         folders: dict[str, str] = {}
         for name in list_folder(root / base).folders:
             domain = _OFFICE_HOME_DOMAINS.get(fold(name))
-            if domain in folders:
-                raise UserError(f"{root / base}: `{folders[domain]}` and `{name}` are both the domain `{domain}`.")
-            if domain is not None:
-                folders[domain] = name
+            if domain is not None and (other := folders.setdefault(domain, name)) != name:
+                raise UserError(f"{root / base}: `{other}` and `{name}` are both the domain `{domain}`.")
         places = [(domain, join(base, name), None) for domain, name in folders.items()]
-        return tree(root, places, _OFFICE_HOME_DOMAINS.values())
+        return tree(root, places, tuple(_OFFICE_HOME_DOMAINS.values()))
 
 
 _IMAGECLEF_CLASSES = (
@@ -172,16 +163,14 @@ class ImageClef(Layout):
     name = "imageclef"
     looks_like = "{b,c,i,p}/**/*.jpg, list/{b,c,i,p}List.txt"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         looked_for = "`list/{b,c,i,p}List.txt` or `{b,c,i,p}List.txt`"
         place = self._folder(root, ("list", ""), lambda one: bool(_IMAGECLEF_LISTS.keys() & {*one.files}), looked_for)
-        existing = ExistingFiles(root)
-        lines, items = [], []
-        for name in sorted(_IMAGECLEF_LISTS.keys() & set(list_folder(root / place).files)):
-            for line in read_list(root, join(place, name)):
-                label = label_within(line, len(_IMAGECLEF_CLASSES))
-                existing.require(line.path, line.where)
-                lines.append(line)
-                items.append(Item(line.path, label, _IMAGECLEF_LISTS[name], None))
+        names = sorted(_IMAGECLEF_LISTS.keys() & set(list_folder(root / place).files))
+        lines = [one for name in names for one in read_list(root, join(place, name), _IMAGECLEF_LISTS[name], None)]
+        existing, items = ExistingFiles(root), []
+        for line in lines:
+            items.append(Item(line.path, label_within(line, len(_IMAGECLEF_CLASSES)), line.domain, None))
+            existing.require(line.path, line.where)
         refuse_twice(lines, by_label=True)
-        return Found(_IMAGECLEF_CLASSES, items, _IMAGECLEF_LISTS.values())
+        return Listing(_IMAGECLEF_CLASSES, tuple(_IMAGECLEF_LISTS.values()), tuple(items))

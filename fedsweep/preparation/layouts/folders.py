@@ -1,12 +1,13 @@
 """Data sets as folders of classes or of domains with classes, and EuroSAT."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from fedsweep.common.errors import UserError
-from fedsweep.preparation.layouts.base import Found, Layout, Split, tree
+from fedsweep.preparation.layouts.base import Layout, Listing, Split, tree
 from fedsweep.preparation.layouts.disk_listing import Folder, join, list_folder, summarise_list, unexpected
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "test", "valid": "test", "validation": "test", "test": "test"}
@@ -19,11 +20,11 @@ class Classes(Layout):
     name = "classes"
     looks_like = "<class>/* or {train,val,test}/<class>/*"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         outer, domain = list_folder(root), domain_of(root)
-        if has_splits(root, outer, above="classes"):
+        if below_splits(outer) == "classes":
             return replace(tree(root, [(domain, name, SPLITS[name.lower()]) for name in outer.folders]), nameless=True)
-        if any(list_folder(root / name).images for name in outer.folders):
+        if any(folder.images for folder in outer.inner()):
             return replace(tree(root, [(domain, "", None)]), nameless=True)
         raise unexpected(root, self.name, "`<class>/<image>` or `{train,val,test}/<class>/<image>`")
 
@@ -33,17 +34,17 @@ def domain_of(root: Path) -> str:
     return os.path.basename(os.path.abspath(root))
 
 
-def has_splits(root: Path, outer: Folder, above: Literal["classes", "domains"]) -> bool:
-    """Return whether every folder of the root is named after a split and contains only folders of kind `above`."""
+def below_splits(outer: Folder) -> Literal["classes", "domains"] | None:
+    """Return what folders named after splits contain, or None if some folder is another or contains images."""
     if not outer.folders or any(name.lower() not in SPLITS for name in outer.folders):
-        return False
-    inner = {name: list_folder(root / name) for name in outer.folders}
-    if any(folder.images or not folder.folders for folder in inner.values()):
-        return False
-    deeper = [root / name / folder for name, one in inner.items() for folder in one.folders]
-    if any(list_folder(folder).images for folder in deeper):
-        return above == "classes"
-    return above == "domains" and any(list_folder(folder).folders for folder in deeper)
+        return None
+    splits = [*outer.inner()]
+    if any(split.images or not split.folders for split in splits):
+        return None
+    deeper = [folder for split in splits for folder in split.inner()]
+    if any(folder.images for folder in deeper):
+        return "classes"
+    return "domains" if any(folder.folders for folder in deeper) else None
 
 
 class Domains(Layout):
@@ -52,12 +53,12 @@ class Domains(Layout):
     name = "domains"
     looks_like = "[{train,val,test}/]<domain>/[{train,val,test}/]<class>/*"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         outer = list_folder(root)
         if not outer.folders:
             raise unexpected(root, self.name, "`<domain>/<class>/<image>`")
-        found = tree(root, _places(root, outer))
-        names = [str(name) for name in found.class_names]
+        found = tree(root, [*_places(outer)])
+        names = found.class_names
         if all(name.lower() in SPLITS for name in names):
             raise UserError(
                 f"{root}: class folders must be called after classes, but they are {summarise_list(names)}; "
@@ -66,22 +67,17 @@ class Domains(Layout):
         return found
 
 
-def _places(root: Path, outer: Folder) -> list[tuple[str, str, Split | None]]:
-    """Return the domain, path within the root and split of each folder that contains class folders."""
-    if has_splits(root, outer, above="domains"):
-        return [
-            (domain, join(split, domain), SPLITS[split.lower()])
-            for split in outer.folders
-            for domain in list_folder(root / split).folders
-        ]
-    places: list[tuple[str, str, Split | None]] = []
-    for domain in outer.folders:
-        inner = list_folder(root / domain)
-        if has_splits(root / domain, inner, above="classes"):
-            places += [(domain, join(domain, split), SPLITS[split.lower()]) for split in inner.folders]
+def _places(outer: Folder) -> Iterator[tuple[str, str, Split | None]]:
+    """Yield the domain, path within the root and split of each folder that contains class folders."""
+    within = below_splits(outer) == "domains"
+    for inner in outer.inner():
+        name = inner.path.name
+        if within:
+            yield from ((domain, join(name, domain), SPLITS[name.lower()]) for domain in inner.folders)
+        elif below_splits(inner) == "classes":
+            yield from ((name, join(name, split), SPLITS[split.lower()]) for split in inner.folders)
         else:
-            places.append((domain, domain, None))
-    return places
+            yield name, name, None
 
 
 _EUROSAT_FOLDERS = ("2750", "EuroSAT/2750", "eurosat/2750", "EuroSAT_RGB", "EuroSAT", "")
@@ -93,9 +89,7 @@ class EuroSat(Layout):
     name = "eurosat"
     looks_like = "[2750/ or EuroSAT/]<class>/*.jpg"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
-        for base in _EUROSAT_FOLDERS:
-            folder = root / base
-            if folder.is_dir() and any(list_folder(folder / name).images for name in list_folder(folder).folders):
-                return tree(root, [(self.name, base, None)])
-        raise unexpected(root, self.name, "class folders with images in `2750/`, `EuroSAT/` or at the root")
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
+        looked_for = "class folders with images in `2750/`, `EuroSAT/` or at the root"
+        base = self._folder(root, _EUROSAT_FOLDERS, lambda one: any(inner.images for inner in one.inner()), looked_for)
+        return tree(root, [(self.name, base, None)])

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fedsweep.common.errors import UserError, near, one_line
-from fedsweep.preparation.layouts.base import Found, Item, Layout, Split
+from fedsweep.preparation.layouts.base import Item, Layout, Listing, Split
 from fedsweep.preparation.layouts.disk_listing import Folder, list_folder, summarise_list, unexpected
 from fedsweep.preparation.layouts.folders import SPLITS, domain_of
 
@@ -33,13 +33,8 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         raise UserError(f"{path} is not a whole Parquet file: {one_line(error)}.") from None
 
 
-def read_images(root: Path, rows: Iterable[tuple[str, int]]) -> Iterator[bytes]:
-    """Yield the image of each (file, row); a lower row than before reads its row group again."""
-    for file, of_file in groupby(rows, key=itemgetter(0)):
-        yield from _read_rows(root / file, (row for _, row in of_file))
-
-
 def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
+    """Yield the image of each row; a lower row than before reads its row group again."""
     file = open_parquet(path)
     starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
     group, first, images = -1, 0, pa.array([], pa.binary())  # `first`: row of the first of the images in memory
@@ -75,12 +70,12 @@ class Parquet(Layout):
     name = "parquet"
     looks_like = "*.parquet with the columns image, label[, label_name, domain, split]"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         names = parquet_files(list_folder(root))
         if not names:
             raise unexpected(root, self.name, "`*.parquet`")
         tables = [_Table.read(root / name) for name in names]
-        places = _places(root, [table.path.stem for table in tables])
+        places, after_splits = _places(root, [table.path.stem for table in tables])
         class_names = _class_names(root, tables)
         items = [item for table in tables for item in table.items(*places[table.path.stem], len(class_names))]
         with_rows = {item.domain for item in items}
@@ -88,19 +83,21 @@ class Parquet(Layout):
             domain, _ = places[table.path.stem]
             if "domain" not in table.columns and domain not in with_rows:
                 raise UserError(f"{table.path}: a domain must have images, but the file of `{domain}` has no rows.")
-        nameless = _after_splits(places) and not any("domain" in table.columns for table in tables)
-        return Found(class_names, items, nameless=nameless)
+        nameless = after_splits and not any("domain" in table.columns for table in tables)
+        return Listing(class_names, (), tuple(items), nameless=nameless)
 
     def _order(self, path: str) -> tuple[str, int]:
         return row_of(path)  # row 10 comes after row 9, so that a file is read once
 
-    def file_of(self, path: str) -> str:
-        """Return the Parquet file that contains an item."""
-        return row_of(path)[0]
+    def files(self, items: Iterable[Item]) -> Sequence[str]:
+        """Return the Parquet files that contain the items."""
+        return [*dict.fromkeys(row_of(item.path)[0] for item in items)]
 
     def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
         """Yield the encoded bytes of each item, in order; fast if the rows of each file ascend."""
-        return read_images(root, (row_of(item.path) for item in items))
+        rows = map(row_of, (item.path for item in items))
+        for file, of_file in groupby(rows, key=itemgetter(0)):
+            yield from _read_rows(root / file, (row for _, row in of_file))
 
 
 def row_of(path: str) -> tuple[str, int]:
@@ -111,11 +108,6 @@ def row_of(path: str) -> tuple[str, int]:
     """
     name, _, row = path.rpartition(":")
     return name, int(row)
-
-
-def holds_images(root: Path, folder: Folder) -> bool:
-    """Return whether the root contains a Parquet file with images."""
-    return any("image" in open_parquet(root / name).schema_arrow.names for name in parquet_files(folder))
 
 
 def parquet_files(folder: Folder) -> list[str]:
@@ -175,34 +167,31 @@ class _Table:
 
 def _refuse_null_images(path: Path, file: pq.ParquetFile) -> None:
     """Raise UserError if an image is null, without reading images if the file has statistics."""
-    for group in range(file.metadata.num_row_groups):
-        columns = [file.metadata.row_group(group).column(c) for c in range(file.metadata.num_columns)]
+    before = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group)
+        columns = map(rows.column, range(rows.num_columns))
         image = next(column for column in columns if column.path_in_schema in ("image", "image.bytes"))
         counted = image.is_stats_set and image.statistics.has_null_count
-        if counted and image.statistics.null_count == 0:
-            continue
-        values = _encoded(file.read_row_group(group, columns=["image"])["image"].combine_chunks())
-        if values.null_count:
-            before = sum(file.metadata.row_group(g).num_rows for g in range(group))
-            row = before + values.is_null().index(True).as_py()
-            raise UserError(f"{path}: the column `image` must have no nulls, but row {row} is null.")
+        if not counted or image.statistics.null_count:
+            values = _encoded(file.read_row_group(group, columns=["image"])["image"].combine_chunks())
+            if values.null_count:
+                row = before + values.is_null().index(True).as_py()
+                raise UserError(f"{path}: the column `image` must have no nulls, but row {row} is null.")
+        before += rows.num_rows
 
 
-def _places(root: Path, stems: Sequence[str]) -> dict[str, tuple[str, Split | None]]:
-    """Return the domain and the split that the name of each file implies."""
+def _places(root: Path, stems: Sequence[str]) -> tuple[dict[str, tuple[str, Split | None]], bool]:
+    """Return the domain and the split that the name of each file implies, and whether all are named after splits."""
     bases = {stem: _SHARD.sub("", stem) for stem in stems}
-    if _after_splits(stems):
-        return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}
+    if all(base.lower() in SPLITS for base in bases.values()):
+        return {stem: (domain_of(root), SPLITS[base.lower()]) for stem, base in bases.items()}, True
     # `set-2.parquet` alone is a data set; with `set-1.parquet` it is a shard.
     shared = Counter(bases.values())
-    return {stem: (base if shared[base] > 1 else stem, None) for stem, base in bases.items()}
+    return {stem: (base if shared[base] > 1 else stem, None) for stem, base in bases.items()}, False
 
 
-def _after_splits(stems: Iterable[str]) -> bool:
-    return all(_SHARD.sub("", stem).lower() in SPLITS for stem in stems)
-
-
-def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:
+def _class_names(root: Path, tables: Sequence[_Table]) -> tuple[str, ...]:
     """Return the class names by label, or raise UserError if files or rows name a label differently."""
     listed: list[str] | None = None
     for table in tables:
@@ -219,11 +208,11 @@ def _class_names(root: Path, tables: Sequence[_Table]) -> list[str | None]:
             if label >= 0 and found.setdefault(label, name) != name:
                 raise UserError(f"{table.path}: label {label} is `{name}` here, but `{found[label]}` elsewhere.")
     if listed is not None:
-        return [*listed]
+        return tuple(listed)
     top = max((max(table.columns["label"], default=-1) for table in tables), default=-1)
     if top < 0:
         raise UserError(f"{root}: no Parquet file has a row with a label from 0.")
-    return [found.get(label) if found else str(label) for label in range(top + 1)]
+    return tuple(found.get(label, "") if found else str(label) for label in range(top + 1))
 
 
 def _names_in_metadata(table: _Table) -> list[str] | None:

@@ -2,34 +2,40 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from fedsweep.common.errors import UserError, near
 from fedsweep.preparation.layouts.base import (
+    BOTH,
     ExistingFiles,
-    Found,
     Item,
     Layout,
     Line,
-    Split,
+    Listing,
     label_within,
     read_lines,
     read_list,
     refuse_twice,
     tree,
 )
-from fedsweep.preparation.layouts.disk_listing import join, list_folder, only_folder, summarise_list, unexpected
+from fedsweep.preparation.layouts.disk_listing import (
+    Folder,
+    join,
+    list_folder,
+    only_folder,
+    summarise_list,
+    unexpected,
+)
 
 
-def _read_splits(root: Path, pattern: str) -> Iterator[tuple[Line, Split]]:
-    """Yield the lines of the training list and of the test list, or raise UserError if an image is listed twice."""
-    splits: tuple[Split, ...] = ("train", "test")
-    read = [(line, split) for split in splits for line in read_list(root, pattern.format(split), labels=False)]
-    refuse_twice(line for line, _ in read)
-    yield from read
+def _read_splits(root: Path, pattern: str, domain: str) -> list[Line]:
+    """Return the lines of the training list and of the test list, or raise UserError if an image is listed twice."""
+    lines = [line for split in BOTH for line in read_list(root, pattern.format(split), domain, split, labels=False)]
+    refuse_twice(lines)
+    return lines
 
 
 class Food101(Layout):
@@ -38,7 +44,7 @@ class Food101(Layout):
     name = "food101"
     looks_like = "images/<class>/<id>.jpg, meta/{classes,train,test}.txt"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         looked_for = "the folders `images` and `meta`, also in `food-101/`"
         base = self._folder(root, ("", "food-101"), lambda folder: {"images", "meta"} <= {*folder.folders}, looked_for)
         names = [name for _, name in read_lines(root, join(base, "meta/classes.txt"))]
@@ -47,14 +53,14 @@ class Food101(Layout):
             raise UserError(f"{root / base / 'meta/classes.txt'} must name each class once.")
         existing = ExistingFiles(root)
         items = []
-        for line, split in _read_splits(root, join(base, "meta/{}.txt")):
+        for line in _read_splits(root, join(base, "meta/{}.txt"), self.name):
             class_name = line.path.split("/")[0]
             if class_name not in labels:
                 raise UserError(f"{line.where}: there is no class `{class_name}`{near(class_name, names) or '.'}")
             path = join(base, "images", f"{line.path}.jpg")
             existing.require(path, line.where)
-            items.append(Item(path, labels[class_name], self.name, split))
-        return Found(names, items)
+            items.append(Item(path, labels[class_name], line.domain, line.split))
+        return Listing(tuple(names), (self.name,), tuple(items))
 
 
 _PACS_DOMAINS = frozenset({"art_painting", "cartoon", "photo", "sketch"})
@@ -66,24 +72,23 @@ class Pacs(Layout):
     name = "pacs"
     looks_like = "[kfold/]<domain>/<class>/*, <domain>_{train,crossval,test}_kfold.txt or no lists"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         base = only_folder(root, "the domains' folders", lambda folder: not _PACS_DOMAINS.isdisjoint(folder.folders))
         if base is None:
             looked_for = "the folders `art_painting`, `cartoon`, `photo`, `sketch`, up to two folders down"
             raise unexpected(root, self.name, looked_for)
         domains = sorted(_PACS_DOMAINS.intersection(list_folder(root / base).folders))
-        found = tree(root, [(domain, join(base, domain), None) for domain in domains], _PACS_DOMAINS)
+        found = tree(root, [(domain, join(base, domain), None) for domain in domains], tuple(_PACS_DOMAINS))
         place = only_folder(root, "the lists", lambda folder: any(name.endswith("_kfold.txt") for name in folder.files))
         if place is None:
             return found
         train = self._train(root, base, place, domains)
-        items = [replace(item, split="train" if item.path in train else "test") for item in found.items]
-        return replace(found, items=items)
+        items = (replace(item, split="train" if item.path in train else "test") for item in found.items)
+        return replace(found, items=tuple(items))
 
     def _train(self, root: Path, base: str, place: str, domains: Sequence[str]) -> set[str]:
         """Return the paths of the train lists, or raise UserError if a list names other images than the folders."""
-        existing = ExistingFiles(root)
-        train: set[str] = set()
+        existing, train = ExistingFiles(root), set[str]()
         files = set(list_folder(root / place).files)
         for domain in domains:
             listed: dict[str, set[str]] = {}
@@ -91,7 +96,7 @@ class Pacs(Layout):
                 name = f"{domain}_{part}_kfold.txt"
                 if name not in files and part == "train":
                     raise UserError(f"{root / place} has lists `<domain>_train_kfold.txt`, but not `{name}`.")
-                lines = read_list(root, join(place, name)) if name in files else []
+                lines = read_list(root, join(place, name), domain, None) if name in files else []
                 for line in lines:
                     existing.require(join(base, line.path), line.where)
                 listed[part] = {join(base, line.path) for line in lines}
@@ -106,7 +111,6 @@ class Pacs(Layout):
 _UCF_FOLDERS = ("UCF-101-midframes", "UCF-101", "jpegs_256", "rawframes", "frames", "images", "")
 _UCF_LISTS = ("ucfTrainTestlist", "")
 _UCF_FILES = {"classInd.txt", "trainlist01.txt", "testlist01.txt"}
-_FLOW = "flow_"
 
 
 class Ucf101(Layout):
@@ -115,58 +119,46 @@ class Ucf101(Layout):
     name = "ucf101"
     looks_like = "UCF-101-midframes/<Class_Name>/v_*.jpg or <ClassName>/v_*/<frame>.jpg, ucfTrainTestlist/*01.txt"
 
-    def _find(self, root: Path, num_classes: int | None) -> Found:
+    def _find(self, root: Path, num_classes: int | None) -> Listing:
         looked_for = "`ucfTrainTestlist/{classInd,trainlist01,testlist01}.txt` and image folders"
         place = self._folder(root, _UCF_LISTS, lambda folder: set(folder.files) >= _UCF_FILES, looked_for)
         base = self._folder(root, _UCF_FOLDERS, lambda folder: bool(set(folder.folders) - {*_UCF_LISTS}), looked_for)
         names = _class_names(root, join(place, "classInd.txt"))
-        plain = [_plain(name) for name in names]
-        videos = _Videos(root, base)
+        labels = {_plain(name): label for label, name in enumerate(names)}
+        class_folders = {_plain(name): name for name in list_folder(root / base).folders}  # there may be none
+        list_once = cache(lambda folder: list_folder(root / folder))
         items = []
-        for line, split in _read_splits(root, join(place, "{}list01.txt")):
+        for line in _read_splits(root, join(place, "{}list01.txt"), self.name):
             class_name, _, video = line.path.rpartition("/")
-            if _plain(class_name) not in plain:
+            if (label := labels.get(_plain(class_name))) is None:
                 hint = near(class_name, [name.replace("_", "") for name in names]) or "."
                 raise UserError(f"{line.where}: there is no class `{class_name}`{hint}")
-            label = plain.index(_plain(class_name))
             if line.label is not None and label_within(line, len(names), first=1) != label:
                 raise UserError(f"{line.where}: class `{class_name}` has label {label + 1}, but here {line.label}.")
             if num_classes is None or label < num_classes:
-                frame = videos.frame(class_name, os.path.splitext(video)[0], line.where)
-                items.append(Item(frame, label, self.name, split))
-        return Found(names, items)
+                folder = join(base, class_folders.get(_plain(class_name), ""))
+                frame = _middle_frame(list_once(folder), os.path.splitext(video)[0], line.where)
+                items.append(Item(join(folder, frame), label, line.domain, line.split))
+        return Listing(tuple(names), (self.name,), tuple(items))
 
 
-class _Videos:
-    """The frames of videos; each folder is listed once."""
-
-    def __init__(self, root: Path, base: str) -> None:
-        self._root, self._base = root, base
-        self._list = cache(lambda folder: list_folder(root / folder))
-        self._folders = {_plain(name): name for name in list_folder(root / base).folders}
-
-    def frame(self, class_name: str, video: str, where: str) -> str:
-        """Return the path of the video's middle frame, or raise UserError if there is none."""
-        folder = join(self._base, self._folders.get(_plain(class_name), ""))  # there may be no class folders
-        files = self._list(folder)
-        for image in files.images:
-            if os.path.splitext(image)[0] == video:
-                return join(folder, image)
-        frames = self._frames(join(folder, video)) if video in files.folders else []
-        if not frames:
-            stems = [*(os.path.splitext(image)[0] for image in files.images), *files.folders]
-            raise UserError(f"{where}: no frame of `{video}` is under {self._root / folder}{near(video, stems) or '.'}")
-        return join(folder, video, sorted(frames, key=_by_number)[len(frames) // 2])
-
-    def _frames(self, folder: str) -> list[str]:
-        frames = [name for name in list_folder(self._root / folder).images if not name.startswith(_FLOW)]
-        kinds = sorted({re.sub(r"\d+$", "", os.path.splitext(name)[0]) for name in frames})
-        if len(kinds) > 1:
-            raise UserError(
-                f"{self._root / folder}: the frames of a video must be called alike but for their numbers, "
-                f"but they begin with {summarise_list(kinds)}."
-            )
-        return frames
+def _middle_frame(folder: Folder, video: str, where: str) -> str:
+    """Return the path, within the folder, of a video's only or middle frame, or raise UserError if there is none."""
+    stems = [os.path.splitext(image)[0] for image in folder.images]
+    if video in stems:
+        return folder.images[stems.index(video)]
+    images = list_folder(folder.path / video).images if video in folder.folders else ()
+    frames = [name for name in images if not name.startswith("flow_")]  # optical flow
+    if not frames:
+        hint = near(video, [*stems, *folder.folders]) or "."
+        raise UserError(f"{where}: no frame of `{video}` is under {folder.path}{hint}")
+    kinds = sorted({re.sub(r"\d+$", "", os.path.splitext(name)[0]) for name in frames})
+    if len(kinds) > 1:
+        raise UserError(
+            f"{folder.path / video}: the frames of a video must be called alike but for their numbers, "
+            f"but they begin with {summarise_list(kinds)}."
+        )
+    return join(video, sorted(frames, key=_by_number)[len(frames) // 2])
 
 
 def _class_names(root: Path, name: str) -> list[str]:

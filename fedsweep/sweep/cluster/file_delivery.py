@@ -18,7 +18,7 @@ from fedsweep.common.paths import data_folder, resolve
 from fedsweep.data.data_config import PreparedData, load
 from fedsweep.data.prepared.arrow_files import PIECE, stored_digest
 from fedsweep.data.prepared.card import CARD, is_store, read_card, store_folder
-from fedsweep.data.synthetic import Diffusers, Folder
+from fedsweep.data.synthetic.generated import Diffusers, Folder
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.models import checkpoint_folder, weights_file
 

@@ -104,10 +104,10 @@ def test_first_classes(layout: Layout, tmp_path: Path) -> None:
 
 @every_layout
 def test_root_must_be_a_folder(layout: Layout, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=re.escape(f"the root {tmp_path / 'none'} does not exist.")):
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'none'} cannot be read: No such file or directory.")):
         layout.list(tmp_path / "none")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'file'} must be a folder, but it is a file.")):
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'file'} cannot be read: Not a directory.")):
         layout.list(tmp_path / "file")
 
 

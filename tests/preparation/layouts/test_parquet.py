@@ -10,7 +10,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.preparation.layouts import find
 from fedsweep.preparation.layouts.base import Item
-from fedsweep.preparation.layouts.parquet import Parquet, read_images, row_of
+from fedsweep.preparation.layouts.parquet import Parquet, row_of
 from tests.preparation.layouts.trees import parquet, picture, write_parquet
 
 SOURCE = Parquet()
@@ -157,7 +157,7 @@ def test_pages_that_are_damaged_are_told_in_a_sentence(tmp_path: Path) -> None:
     content[4:2000] = b"\xff" * 1996
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
-        list(read_images(tmp_path, [("x.parquet", row) for row in range(40)]))
+        list(SOURCE.read(tmp_path, [Item(f"x.parquet:{row}", 0, "x", None) for row in range(40)]))
     assert str(caught.value).startswith(f"{path} is damaged: its images from row 0 on cannot be read: ")
     assert "\n" not in str(caught.value)
     assert not str(caught.value).endswith("..")
@@ -186,8 +186,9 @@ def test_memory_stays_bounded_in_one_large_row_group(tmp_path: Path) -> None:
     size, count = 4_000, 8_000  # 32 MB; Parquet's pages have up to 1,024 rows, and two copies of one are held
     images = [number.to_bytes(4, "little") * (size // 4) for number in range(count)]
     write_parquet(tmp_path / "a.parquet", columns(count, image=images), rows=count)
+    items = [Item(f"a.parquet:{row}", 0, "a", None) for row in range(count)]
     before = peak = pa.total_allocated_bytes()
-    for number, image in enumerate(read_images(tmp_path, (("a.parquet", row) for row in range(count)))):
+    for number, image in enumerate(SOURCE.read(tmp_path, items)):
         assert image == images[number]
         peak = max(peak, pa.total_allocated_bytes())
     assert peak - before < size * count / 2

@@ -1,9 +1,9 @@
-"""The base of all partitions: fields, held-out shares, and the Dirichlet draw."""
+"""Partitions of domains into clients: the five rules, after the server's share is held out."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import stream
 from fedsweep.types import Client, ClientId, FederatedData, ImageSet, PixelStack
 
-POOL = "pool"
-"""The domain of a client whose images come from all domains."""
+POOL = "pool"  # the domain of a client whose images come from all domains
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,7 @@ class Split:
 class Partition(Config, ABC):
     """A rule that deals training images to clients, after the server's proxy share is held out."""
 
-    pools: ClassVar[bool] = False
-    """True if clients draw from all domains as from one."""
+    pools: ClassVar[bool] = False  # True if clients draw from all domains as from one
 
     name: str
     proxy_share: float = Field(
@@ -49,17 +47,28 @@ class Partition(Config, ABC):
     )
 
     @abstractmethod
-    def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
-        """Return the domain of every client by id, without reading images."""
+    def ids(self, source: str) -> list[ClientId]:
+        """Return the ids of the clients that share a domain, or the pool of all."""
 
-    @abstractmethod
-    def deal(self, train: Mapping[str, ImageSet], seed: int) -> dict[ClientId, ImageSet]:
-        """Deal the training images of each domain to the clients, or raise UserError if that is impossible."""
+    def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
+        """Divide the images of a domain or of the pool among its clients, or raise UserError; a lone one gets all."""
+        return [images]
+
+    def clients_of(self, domains: Sequence[str]) -> dict[ClientId, str]:
+        """Return the domain of every client by id; that of a pool's clients is the only one, or else the pool."""
+        if self.pools:
+            return dict.fromkeys(self.ids(POOL), domains[0] if len(domains) == 1 else POOL)
+        return {client: domain for domain in domains for client in self.ids(domain)}
 
     def split(self, data: FederatedData, capacities: Mapping[ClientId, int], seed: int) -> Split:
         """Return the clients in the order of `clients_of`, with `capacities[id]` blocks each, or raise UserError."""
         shares = {one.name: _hold_out(one.train, self.proxy_share, seed, "proxy", one.name) for one in data.domains}
-        dealt = self.deal({name: rest for name, (_, rest) in shares.items()}, seed)
+        sources = {name: rest for name, (_, rest) in shares.items()}
+        if self.pools:
+            sources = {POOL: pool(list(sources.values()))}
+        dealt: dict[ClientId, ImageSet] = {}
+        for source, images in sources.items():
+            dealt.update(zip(self.ids(source), self.cut(images, source, seed), strict=True))
         clients = []
         for client, domain in self.clients_of([one.name for one in data.domains]).items():
             test, rest = _hold_out(dealt[client], self.test_share, seed, "test", client)
@@ -73,8 +82,11 @@ class Partition(Config, ABC):
         return False
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """Return the split with the server's synthetic images."""
-        return replace(parts, synthetic=synthetic)
+        """Add the server's synthetic images to the split, and to the clients' training images if they take them."""
+        clients = parts.clients
+        if self.takes_synthetic:
+            clients = tuple(replace(one, train=pool([one.train, *synthetic.values()])) for one in clients)
+        return replace(parts, clients=clients, synthetic=synthetic)
 
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
@@ -146,3 +158,93 @@ def deal_by_dirichlet(
         f"`partition.min_size` {min_size} in each of {TRIES} draws (at best {best} of {len(labels)}); "
         "a larger alpha, fewer clients or a smaller minimum would do."
     )
+
+
+class FeatureSkew(Partition):
+    """One client per domain: clients have the same classes in different styles (FedRA, Section 4.1)."""
+
+    name: Literal["feature_skew"] = "feature_skew"
+
+    def ids(self, source: str) -> list[ClientId]:
+        """Name the client after its domain."""
+        return [source]
+
+
+class FeatureLabelSkew(Partition):
+    """Each domain is split over several clients by Dirichlet(alpha) per class (FedRA, Section 4.1)."""
+
+    name: Literal["feature_label_skew"] = "feature_label_skew"
+    clients_per_domain: int = Field(5, gt=0, description="K, the clients that share a domain")
+    alpha: Alpha = 0.5
+    min_size: MinSize = 10
+
+    def ids(self, source: str) -> list[ClientId]:
+        """Name the clients `<domain>/<number>`."""
+        return numbered(f"{source}/", self.clients_per_domain)
+
+    def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
+        """Split a domain with its own random stream."""
+        rng, whose = stream(seed, "dirichlet", source), f"domain {source}"
+        parts = deal_by_dirichlet(images.labels, self.clients_per_domain, self.alpha, self.min_size, rng, whose)
+        return [images.select(rows) for rows in parts]
+
+
+class Pooled(Partition, ABC):
+    """Base of partitions of one pool of all images among numbered clients."""
+
+    pools: ClassVar = True
+
+    clients: int = Field(10, gt=0, description="N, all clients")
+
+    def ids(self, source: str) -> list[ClientId]:
+        """Name the clients `client-<number>`."""
+        return numbered("client-", self.clients)
+
+
+class Iid(Pooled):
+    """One pool of all images, dealt out at random in equal shares: the control without any skew."""
+
+    name: Literal["iid"] = "iid"
+
+    def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
+        """Deal shares that differ by at most one image."""
+        if len(images) < self.clients:
+            raise UserError(f"`partition.clients` must be at most the {len(images)} images, but it is {self.clients}.")
+        order = torch.from_numpy(stream(seed, "iid").permutation(len(images)))
+        return [images.select(share.sort().values) for share in order.tensor_split(self.clients)]
+
+
+class LabelSkew(Pooled):
+    """One pool of all images, split over clients by Dirichlet(alpha) per class (FedMS, Section 4.2)."""
+
+    name: Literal["label_skew"] = "label_skew"
+    alpha: Alpha = 1.0
+    min_size: MinSize = 10
+
+    def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
+        """Split the pool of all domains."""
+        rng, whose = stream(seed, "dirichlet", source), "the pool of all domains"
+        parts = deal_by_dirichlet(images.labels, self.clients, self.alpha, self.min_size, rng, whose)
+        return [images.select(rows) for rows in parts]
+
+
+class Centralized(Partition):
+    """One client with all images of all domains: the bound to which federated methods are compared."""
+
+    pools: ClassVar = True
+
+    name: Literal["centralized"] = "centralized"
+    with_synthetic: bool = Field(False, description="and with the server's synthetic images, as FedAG compares")
+
+    @property
+    def takes_synthetic(self) -> bool:
+        """True if `with_synthetic` is set."""
+        return self.with_synthetic
+
+    def ids(self, source: str) -> list[ClientId]:
+        """Name the client `central`."""
+        return ["central"]
+
+
+AnyPartition = FeatureSkew | FeatureLabelSkew | LabelSkew | Iid | Centralized
+PartitionConfig = Annotated[AnyPartition, Field(discriminator="name")]
