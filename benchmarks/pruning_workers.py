@@ -62,7 +62,7 @@ class Unlogged(Decisions):
 
     def add(self, decision: Decision) -> None:
         """Remember it."""
-        self._remember(decision)
+        self.made[decision.key, decision.round] = decision
 
 
 class TrialByTrial:

@@ -58,7 +58,7 @@ class Fedsweep:
         plain = {name.replace(".base_layer", ""): tensor for name, tensor in tensors.items()}
         return {name: tensor for name, tensor in plain.items() if ".lora_" not in name and "head" not in name}
 
-    def allocate(self, number: int) -> dict[ClientId, LayerAllocation]:
+    def allocate(self, number: int) -> Mapping[ClientId, LayerAllocation]:
         """The method's own allocations of a round."""
         return self.method.allocate(self.state, self.clients, self.server, np.random.default_rng(number))
 

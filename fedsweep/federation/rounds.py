@@ -27,7 +27,7 @@ from fedsweep.results.tsne_files import Embedding
 from fedsweep.training.aggregation import lora_residual
 from fedsweep.training.attacks import Attack, attacked, malicious_clients
 from fedsweep.training.costs import round_costs
-from fedsweep.training.diagnostics import Placed, drift, structural_bias
+from fedsweep.training.drift_and_structural_bias import Placed, drift, structural_bias
 from fedsweep.training.evaluation import EvaluationConfig, accuracy, client_scores, evaluate
 from fedsweep.training.local_training import CohortTrainer
 from fedsweep.training.tsne import draw, embed

@@ -17,7 +17,7 @@ from fedsweep.training.aggregation import AggregationConfig
 from fedsweep.training.attacks import malicious_clients
 from fedsweep.training.base_optimizers import BaseOptimizerConfig, FedAvg
 from fedsweep.training.costs import COST_METRICS
-from fedsweep.training.diagnostics import DRIFT_METRICS, bias_metrics
+from fedsweep.training.drift_and_structural_bias import DRIFT_METRICS, bias_metrics
 from fedsweep.training.evaluation import EvaluationConfig, client_metric_names, metric_names
 from fedsweep.training.local_training import LocalConfig
 from fedsweep.training.optimizers import OptimizerConfig

@@ -8,7 +8,7 @@ from fedsweep.report.arm_statistics import summarise
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures import importance, panels
 from fedsweep.report.importance import Share
-from fedsweep.training.diagnostics import DRIFT_METRICS, bias_metrics
+from fedsweep.training.drift_and_structural_bias import DRIFT_METRICS, bias_metrics
 
 
 def test_every_metric_that_can_be_asked_for_has_a_panel():

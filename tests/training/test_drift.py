@@ -9,7 +9,7 @@ import torch
 from fedsweep.federation.rounds import federate
 from fedsweep.methods.capabilities import StandIns
 from fedsweep.models.layered import completed
-from fedsweep.training.diagnostics import (
+from fedsweep.training.drift_and_structural_bias import (
     DRIFT_METRICS,
     head_distance,
     mean_pairwise_distance,

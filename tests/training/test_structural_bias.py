@@ -9,7 +9,7 @@ from fedsweep.federation.rounds import federate
 from fedsweep.methods.fedbrick.bricks import Brick, InPlace
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.names import layer_of
-from fedsweep.training.diagnostics import (
+from fedsweep.training.drift_and_structural_bias import (
     Placed,
     bias_metrics,
     gradient_distortion,

@@ -1,7 +1,7 @@
-"""What is measured of a round beside its costs, both as FedBRICK does.
+"""Client drift and structural bias of a round, as FedBRICK measures them.
 
-Client drift are the distances between the clients' models and heads after the round (Fig. 4), structural bias is the
-effect of missing blocks on a client's gradients before it (Definition 1 and Remark 2).
+Drift is the distance between the clients' models and heads after the round (Fig. 4), structural bias the effect of
+missing blocks on a client's gradients before it (Definition 1 and Remark 2).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
