@@ -14,7 +14,7 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote import lease
 from fedsweep.results.remote import objects as object_store
 from fedsweep.results.remote.objects import UnreachableError, is_uri
-from fedsweep.sweep.plan.warm_start import Reuse
+from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.trial_rules import Decision, Decisions
 from fedsweep.sweep.running.open_sweep import clear_leftovers, exclusively
 from fedsweep.types import ServerState

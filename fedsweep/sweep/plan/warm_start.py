@@ -1,13 +1,12 @@
-"""Earlier sweeps in a new one: the warm start of a search, and the reuse of equal trials that have finished."""
+"""Warm start of a search from an earlier sweep's finished trials, which the new sweep's folder keeps."""
 
 from pydantic import Field
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
-from fedsweep.results import Store, SweepStore, TrialPlan, TrialStore
+from fedsweep.results import Store, SweepStore
 from fedsweep.results.arms import Arm
 from fedsweep.results.folders import read_record, write_record
-from fedsweep.results.records import TAKEN_FROM
 from fedsweep.sweep.plan.plan import Plan
 
 FILE = "warm_start.json"
@@ -91,36 +90,3 @@ def known(sweep: SweepStore) -> list[tuple[Arm, tuple[float, ...]]]:
     """Return the arms, and their values by objective, that a sweep's search started from."""
     found = read(sweep)
     return [(one.arm, one.values) for one in found.known] if found else []
-
-
-class Reuse:
-    """The ended trials of other sweeps in a store that a sweep can reuse."""
-
-    def __init__(self, store: Store, sweep: SweepStore) -> None:
-        self.sweep, started = sweep, sweep.manifest()
-        self._found: dict[str, tuple[str, TrialStore]] = {}
-        if started.fresh or started.scheduler == "pbt":  # a population's members start from one another mid-run
-            return
-        for other in store.sweeps():
-            manifest = other.manifest()
-            # A trial's key covers its configuration, data and code; its numbers also depend on these two.
-            same_processor = manifest.processor == started.processor != ""
-            same_packages = manifest.digests.get("packages") == started.digests.get("packages")
-            if manifest.id != started.id and same_processor and same_packages:
-                self._found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
-
-    def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
-        """Copy an equal trial of another sweep, if any, and return the plan with the origin among its tags."""
-        trial = self.sweep.trial(plan.key)
-        if plan.key not in self._found or trial.planned:
-            return plan
-        origin, other = self._found[plan.key]
-        other.remote.pull()
-        outcome = other.outcome()
-        if outcome is None or outcome.outcome == "failed":
-            return plan
-        marked = plan.model_copy(update={"marks": {**plan.marks, TAKEN_FROM: origin}})
-        # The outcome in arms that are judged together depends on the other arms.
-        trial.take(other, ends=() if together else ("finished", "diverged"))
-        trial.plan(marked)
-        return marked

@@ -24,7 +24,7 @@ from fedsweep.sweep.cluster.packing import Packing
 from fedsweep.sweep.cluster.ray_session import ray_session
 from fedsweep.sweep.plan import warm_start
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.plan.warm_start import Reuse
+from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler

@@ -15,7 +15,7 @@ from fedsweep.results import Outcome, OutcomeName, SweepStore, TrialPlan, TrialR
 from fedsweep.results.remote import LOST
 from fedsweep.results.remote.objects import UnreachableError
 from fedsweep.sweep.cluster.packing import Packing, larger
-from fedsweep.sweep.plan.warm_start import Reuse
+from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.running.display import LiveTable

@@ -10,7 +10,7 @@ from fedsweep.results import Outcome, OutcomeName, Store, SweepStore, TrialPlan
 from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import TAKEN_FROM
-from fedsweep.sweep.plan.warm_start import Reuse
+from fedsweep.sweep.plan.reuse import Reuse
 from tests.tracking.helpers import MANIFEST
 
 PLAN = TrialPlan(key="k", number=0, arm={"lora.rank": 4}, seed=0, config={})
