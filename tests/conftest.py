@@ -13,6 +13,8 @@ settings.register_profile("fedsweep", deadline=None, derandomize=True, database=
 settings.load_profile("fedsweep")
 
 OUTSIDE = ("FEDSWEEP_", "MLFLOW_", "OPTUNA_", "RAY_", "TUNE_", "WANDB_")
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+"""Ray reads it when a test's module imports it. Under `uv run` workers would start in a copy of the repository."""
 ROOT = Path(__file__).parents[1]
 QUICK = (
     "fedsweep/common",
