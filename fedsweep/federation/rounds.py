@@ -139,7 +139,9 @@ class Federation:
         return client_scores(found, self.malicious())
 
     def placed(self, cohort: Sequence[Client], allocations: Allocations) -> list[Placed]:
-        """Return the cohort with the blocks and stand-ins of each client, for what is measured beside the costs."""
+        """Return the cohort with the blocks and stand-ins of each client, for `evaluation.metrics`; none without."""
+        if not self.evaluation.metrics:
+            return []
         stand_ins = StandIns.of_method(self.method).stand_ins
         return [Placed(one, allocations[one.id].held, stand_ins(self.model, one)) for one in cohort]
 
@@ -192,7 +194,9 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         sent = state
         trained = method.local_updates(state, cohort, allocations, trainer)
-        sent_to = {one: SeparateModels.of_method(method).sent_adapter(sent, one) for one in malicious}
+        sent_to = {
+            one: SeparateModels.of_method(method).sent_adapter(sent, one) for one in malicious & allocations.keys()
+        }
         updates = attacked(sent_to, trained, federation.config.attack)
         messages = Messages.of_method(method)
         received = {client: messages.received_names(sent, client, row) for client, row in allocations.items()}

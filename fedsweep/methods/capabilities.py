@@ -1,7 +1,7 @@
 """Capabilities of some methods, which inherit them besides `FederatedMethod` and override their verbs.
 
 Each class holds the answers of a method without the capability, so that the engine asks every method alike:
-`Messages.of_method(method).sent_names(...)`.
+`Messages.of_method(method).sent_names(...)`. `FrozenEncoders` is a base of whole methods.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Accuracy and loss of the global model on the domains' test images, and accuracy of clients' own models on theirs."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import pstdev
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +13,19 @@ from fedsweep.common.config import Config
 from fedsweep.models.layered import LayeredModel, Walk
 from fedsweep.types import ClientId, Domain, ImageSet
 
-Predict = Callable[..., Tensor]
-"""An image set, and as `domain` its domain where it is one of the clients', to logits (n, classes)."""
 OF_CLIENTS, OF_WORST, OF_CLIENT = "accuracy/clients/mean", "accuracy/clients/worst", "accuracy/client"
 OF_BOTTOM = "accuracy/clients/bottom_10"
 """Mean over the tenth of the clients that are worst, one at least (as q-FFL reports it)."""
 DOMAIN_SPREAD = "accuracy/domain_spread"
 """Standard deviation (n) of the accuracy over domains, 0 to 1."""
 OUT_OF_DOMAIN, OUT_OF_DOMAINS = "accuracy/out_of_domain", "accuracy/out_of_domain_mean"
+
+
+class Predict(Protocol):
+    """A model that predicts an image set."""
+
+    def __call__(self, images: ImageSet, *, domain: str | None) -> Tensor:
+        """Return logits (n, classes); `domain` is the images' domain if it is one of the clients'."""
 
 
 class EvaluationConfig(Config):
@@ -53,18 +58,23 @@ def evaluate(predict: Predict, domains: Sequence[Domain], held_out: Sequence[Dom
 
     `accuracy/out_of_domain/<domain>` and their mean are those of `held_out` domains, which count nowhere else.
     """
-    accuracies, losses = [], []
+    accuracies: dict[str, float] = {}
+    losses: list[float] = []
     for domain in domains:
         logits = predict(domain.test, domain=domain.name)
         labels = domain.test.labels.to(logits.device)
-        accuracies.append(accuracy(logits, labels))
+        accuracies[domain.name] = accuracy(logits, labels)
         losses.append(F.cross_entropy(logits, labels).item())
-    others = [accuracy(predict(domain.test, domain=None), domain.test.labels) for domain in held_out]
-    values = [sum(accuracies) / len(accuracies), min(accuracies), pstdev(accuracies), *accuracies]
-    if others:
-        values += [sum(others) / len(others), *others]
-    names = metric_names([domain.name for domain in domains], [domain.name for domain in held_out])
-    return dict(zip(names, [*values, sum(losses) / len(losses)], strict=True))
+    others = {domain.name: accuracy(predict(domain.test, domain=None), domain.test.labels) for domain in held_out}
+    return {
+        "accuracy/mean": sum(accuracies.values()) / len(accuracies),
+        "accuracy/worst_domain": min(accuracies.values()),
+        DOMAIN_SPREAD: pstdev(accuracies.values()),
+        **{f"accuracy/domain/{name}": share for name, share in accuracies.items()},
+        **({OUT_OF_DOMAINS: sum(others.values()) / len(others)} if others else {}),
+        **{f"{OUT_OF_DOMAIN}/{name}": share for name, share in others.items()},
+        "loss/test": sum(losses) / len(losses),
+    }
 
 
 def features(model: LayeredModel, walk: Walk, images: ImageSet, batch_size: int) -> Tensor:

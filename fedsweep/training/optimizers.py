@@ -69,7 +69,7 @@ class SGD:
 
 
 class Adam:
-    """torch.optim.Adam's arithmetic in the same way; with `decoupled` torch.optim.AdamW's."""
+    """torch.optim.Adam's arithmetic on a list of tensors; with `decoupled` torch.optim.AdamW's."""
 
     def __init__(self, config: AdamConfig, parameters: list[Tensor]) -> None:
         self.config, self.parameters, self.taken = config, parameters, 0

@@ -6,7 +6,6 @@ the server injects what they learn into a frozen CLIP, by an adapter for each do
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -56,7 +55,9 @@ class FedAGState(ServerState):
     warm: bool = False
 
 
-of = partial(state_as, FedAGState)
+def of(state: ServerState) -> FedAGState:
+    """Return the state as this method's, or raise TypeError."""
+    return state_as(FedAGState, state)
 
 
 class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics, ExportObstacle):

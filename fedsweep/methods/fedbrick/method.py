@@ -185,12 +185,13 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         adapters = [name for name in names if ".lora_" in name]
         bricks = [name for name in names if brick_of(name) is not None]
         whole = completed(row.held, self.stand_ins(trainer.model, client))
+        pulls = [(self.lambda_w, adapters), (self.lambda_theta, bricks)]
+        ties = [(weight, tied, _joined(start, tied)) for weight, tied in pulls if weight and tied]
 
         def objective(model: LayeredModel, images: Images, labels: Tensor, walk: Walk) -> Tensor:
             loss = base(model, images, labels, walk)
-            for weight, tied in ((self.lambda_w, adapters), (self.lambda_theta, bricks)):
-                if weight and tied:
-                    loss = loss + weight * (_joined(live, tied) - _joined(start, tied)).square().sum()
+            for weight, tied, begun in ties:
+                loss = loss + weight * (_joined(live, tied) - begun).square().sum()
             return loss
 
         return LocalTask(client, start, row, objective, lambda _: whole, names)

@@ -61,10 +61,12 @@ class Gate(nn.Module):
         """Return the trunk's features (n, width) of uint8 images (n, 3, h, w)."""
         pixels = images.to(self.mean.device, non_blocking=True).to(self.mean.dtype, copy=True).div_(255)
         pixels = standardize_(pixels, self.mean, self.std)
-        training = self.trunk.training
-        self.trunk.train(training and len(images) > 1)  # a single image has no variance: as in evaluation
+        alone = self.trunk.training and len(images) == 1  # has no variance: as in evaluation
+        if alone:
+            self.trunk.eval()
         found: Tensor = self.trunk(pixels)
-        self.trunk.train(training)
+        if alone:
+            self.trunk.train()
         return found
 
     def forward(self, features: Tensor) -> Tensor:

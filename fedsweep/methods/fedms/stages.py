@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import cast
 
 import torch
@@ -51,7 +50,9 @@ class FedMSState(ServerState):
     active: dict[ClientId, int] = field(default_factory=dict)
 
 
-of = partial(state_as, FedMSState)
+def of(state: ServerState) -> FedMSState:
+    """Return the state as this method's, or raise TypeError."""
+    return state_as(FedMSState, state)
 
 
 class GlobalStage:
