@@ -220,11 +220,13 @@ def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]
     varied = [key for key in values[0] if any(one.get(key) != values[0][key] for one in values)]
     varied += sorted({key for one in values for key in one} - set(values[0]))
     panels: list[Panel] = []
+    class_names: tuple[str, ...] = ()
     for config, own in zip(different.values(), values, strict=True):
         data, parts = split(config)
+        class_names = data.class_names
         title = ", ".join(f"{key.rsplit('.', 1)[-1]} {own[key]}" for key in varied if key in own)
         panels.append(Panel(title or config.partition.name.replace("_", " "), parts.clients))
-    return panels, data.class_names
+    return panels, class_names
 
 
 def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:

@@ -14,9 +14,17 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 
 SPACE_OPTIONS = {
-    **{name: name for name in ("experiment", "seeds", "subsets", "design", "scheduler", "columns")},
-    **{name: f"search.{name}" for name in ("samples", "warm_start")},
-    **{name: f"resources.{name}" for name in ("cpus_per_trial", "gpus_per_trial", "system_metrics")},
+    "experiment": "experiment",
+    "seeds": "seeds",
+    "subsets": "subsets",
+    "design": "design",
+    "scheduler": "scheduler",
+    "columns": "columns",
+    "samples": "search.samples",
+    "warm_start": "search.warm_start",
+    "cpus_per_trial": "resources.cpus_per_trial",
+    "gpus_per_trial": "resources.gpus_per_trial",
+    "system_metrics": "resources.system_metrics",
 }
 """The entry of a search space that each option of `tune` changes."""
 ADDRESS = "where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT"

@@ -38,6 +38,41 @@ from fedsweep.results.history import RoundRecord
 from fedsweep.results.records import TrialPlan
 from fedsweep.types import ImageSet
 
+COMPARED = 8  # test images whose logits are compared with the run's own evaluation
+TOLERANCE = 1e-4  # allowed difference relative to the largest logit, for a different order of summation
+
+
+def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
+    """Write a trial's global model, or a client's own, into a new or empty folder.
+
+    Raises:
+        UserError: The folder cannot be used, the method's model cannot be exported, the run's data or weights are
+            missing or changed, or the written model gives different logits from the run.
+    """
+    check_target(target)
+    plan = named.record.plan
+    config = RunConfig.of(plan.config, f"trial {plan.key}")
+    check_exportable(config, client)
+    check_content(config, plan)
+    federation = build(config)
+    checkpoint = load_checkpoint(named.trial.checkpoint, federation.initial_state())
+    if not federation.model.movable():
+        raise UserError(f"`method` {config.method.name} trains nothing, so that there is nothing to export.")
+    test = federation.domains[0].test
+    images = test.select(torch.arange(min(COMPARED, len(test))))
+    expected = _logits(federation, checkpoint, images, client)
+    with _as_a_whole(target) as folder:
+        layers, last = checkpoint.state.layers, checkpoint.history[-1]
+        card = write(folder, named, config, federation.model, layers, last, client)
+        found = load(folder).logits(images.take(torch.arange(len(images)))[0])
+        furthest = (found - expected).abs().max().item()
+        if not furthest <= TOLERANCE * (1 + expected.abs().max().item()):
+            raise UserError(
+                f"trial {plan.key} cannot be exported: read from its files the model gives other logits than the run's "
+                f"own evaluation, by up to {furthest:.3g}."
+            )
+    return card
+
 
 def write(
     folder: Path,
@@ -72,7 +107,7 @@ def write(
         metrics={  # all others belong to the global model or to all clients
             name: value for name, value in last.metrics.items() if not client or name == f"accuracy/client/{client}"
         },
-        left_out=(*sorted(added), *[f"blocks above the first {len(layers)}"] * skipped),
+        left_out=(*sorted(added), *([f"blocks above the first {len(layers)}"] if skipped else [])),
         hyperparameters=flat(config),
         digests=dict(plan.digests),
         sha256={one.relative_to(folder).as_posix(): digest(one) for one in sorted(folder.rglob("*.safetensors"))},
@@ -121,41 +156,6 @@ def _image_card(config: RunConfig, model: LayeredModel) -> ImageCard:
         cut = {name: getattr(prepared, name) for name in ("crop_pct", "crop_mode", "interpolation")}
     mean, std = (tuple(one.flatten().tolist()) for one in (model.mean, model.std))
     return ImageCard(size=config.backbone.image_size, mean=mean, std=std, **cut)
-
-
-COMPARED = 8  # test images whose logits are compared with the run's own evaluation
-TOLERANCE = 1e-4  # allowed difference relative to the largest logit, for a different order of summation
-
-
-def export(named: Named, target: Path, client: str | None = None) -> ExportCard:
-    """Write a trial's global model, or a client's own, into a new or empty folder.
-
-    Raise UserError if the folder cannot be used, the method's model cannot be exported, the run's data or weights are
-    missing or changed, or the written model gives different logits from the run.
-    """
-    check_target(target)
-    plan = named.record.plan
-    config = RunConfig.of(plan.config, f"trial {plan.key}")
-    check_exportable(config, client)
-    check_content(config, plan)
-    federation = build(config)
-    checkpoint = load_checkpoint(named.trial.checkpoint, federation.initial_state())
-    if not federation.model.movable():
-        raise UserError(f"`method` {config.method.name} trains nothing, so that there is nothing to export.")
-    test = federation.domains[0].test
-    images = test.select(torch.arange(min(COMPARED, len(test))))
-    expected = _logits(federation, checkpoint, images, client)
-    with _as_a_whole(target) as folder:
-        layers, last = checkpoint.state.layers, checkpoint.history[-1]
-        card = write(folder, named, config, federation.model, layers, last, client)
-        found = load(folder).logits(images.take(torch.arange(len(images)))[0])
-        furthest = (found - expected).abs().max().item()
-        if not furthest <= TOLERANCE * (1 + expected.abs().max().item()):
-            raise UserError(
-                f"trial {plan.key} cannot be exported: read from its files the model gives other logits than the run's "
-                f"own evaluation, by up to {furthest:.3g}."
-            )
-    return card
 
 
 def _logits(federation: Federation, checkpoint: Checkpoint, images: ImageSet, client: str | None) -> Tensor:

@@ -150,7 +150,9 @@ def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
     shape = [len(found) for found in levels.values()]
     if len(arms) != math.prod(shape):
         return "the arms are not all combinations of their values"
-    cells = [ordered[place].values for place in np.lexsort([*factors][::-1])]
+    # In the order of an array with one axis per factor: the last factor's level changes fastest.
+    places = sorted(range(len(ordered)), key=lambda place: [one[place] for one in factors])
+    cells = [ordered[place].values for place in places]
     seeds = tuple(sorted(set.intersection(*map(set, cells))))
     if len(seeds) < 2:
         return "fewer than two seeds finished in every arm"

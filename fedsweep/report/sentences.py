@@ -109,14 +109,12 @@ def _about_best(
     if not same_images(manifest.metric, finished):
         return [f"No arm is the best: they hold out different domains, and {manifest.metric} is over different images."]
     if manifest.against is not None:
-        found, they_were, them = _about_efficient(manifest, arms), "They were", "them"
+        found = _about_efficient(manifest, arms)
+        they_were, them = "They were", "them"
     else:
         words, value = arm_words(finished[0].arm.values, dotted), units.value(finished[0].mean) + "%" * units.percent
-        found, they_were, them = (
-            [f"Best: {words} with {manifest.metric} {value} (n = {finished[0].n})."],
-            "It was",
-            "it",
-        )
+        found = [f"Best: {words} with {manifest.metric} {value} (n = {finished[0].n})."]
+        they_were, them = "It was", "it"
     if len(arms) > 1:
         found.append(
             f"{they_were} chosen from {len(arms)} arms by these very numbers, which are therefore optimistic for "

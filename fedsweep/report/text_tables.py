@@ -18,9 +18,18 @@ from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, 
 from fedsweep.results import SweepManifest
 
 GAP = 2  # spaces between columns on a terminal
+
+
+def _on_one_line(value: object) -> object:
+    """Join the lines of a text; other values stay as they are."""
+    return " ".join(line for line in value.split("\n") if line) if isinstance(value, str) else value
+
+
+# Inserted texts have no line breaks, which would look like the next item of a list.
 TEMPLATES = Environment(  # noqa: S701 - no HTML
-    loader=PackageLoader("fedsweep.report", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-)
+    loader=PackageLoader("fedsweep.report", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    finalize=_on_one_line,
+)  # fmt: skip
 TEMPLATES.globals.update(
     least_exact=least_exact, pairs_for_exact=pairs_for_exact, shown_p=shown_p, least_resampled=LEAST_RESAMPLED
 )

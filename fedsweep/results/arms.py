@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydantic import Field
 
@@ -160,16 +161,15 @@ def arm_label(arm: Mapping[str, Json]) -> str:
     return ", ".join(setting(name, value, "=", 6) for name, value in arm.items()) or "as is"
 
 
-def short_names(dotted: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each dotted name if it is unique, otherwise the whole name.
+def short_names(dotted: Iterable[str]) -> dict[str, str]:
+    """Return, for each dotted name, its shortest end that is unique among the names.
 
-    >>> short_names(["lora.rank", "optimizer.lr"])
-    {'lora.rank': 'rank', 'optimizer.lr': 'lr'}
-    >>> short_names(["a.size", "b.size"])
-    {'a.size': 'a.size', 'b.size': 'b.size'}
+    >>> short_names(["lora.rank", "optimizer.lr", "method.server.lr", "without"])
+    {'lora.rank': 'rank', 'optimizer.lr': 'optimizer.lr', 'method.server.lr': 'server.lr', 'without': 'without'}
     """
-    leaves = [name.rpartition(".")[2] for name in dotted]
-    return {name: leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(dotted, leaves, strict=True)}
+    ends = {name: [name.split(".", skip)[-1] for skip in range(name.count("."), -1, -1)] for name in dotted}
+    taken = Counter(end for several in ends.values() for end in several)
+    return {name: next((end for end in several if taken[end] == 1), name) for name, several in ends.items()}
 
 
 def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:

@@ -95,4 +95,8 @@ def _unpack(node: dict[str, Any], fill: Callable[[str], Any]) -> Any:
         return fill(content)
     if kind == "dict":
         return {key: _unpack(value, fill) for key, value in content}
-    return tuple(_unpack(value, fill) for value in content) if kind == "tuple" else content
+    if kind == "tuple":
+        return tuple(_unpack(value, fill) for value in content)
+    if kind == "value":
+        return content
+    raise ValueError(f"not a packed state: {node}")

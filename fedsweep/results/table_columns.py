@@ -130,12 +130,13 @@ def column(name: str, metric: str, mode: Mode) -> Column:
 def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
     """Raise UserError for an unknown or repeated name, and for an invalid target."""
     known = [*COLUMNS, *metrics]
-    taken: list[str | float] = []
+    taken: set[str | float] = set()
     for name in names:
         is_target = name.startswith(TARGET)
-        taken.append(_target(name, objective, where) if is_target else name)
-        if taken[-1] in taken[:-1]:
+        meant = _target(name, objective, where) if is_target else name
+        if meant in taken:
             raise UserError(f"{where} names {name} twice.")
+        taken.add(meant)
         if not is_target and name not in known:
             rest = f"; there are {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics of its rounds."
             raise UserError(f"{where} names {name}, which is no column{near(name, known) or rest}")

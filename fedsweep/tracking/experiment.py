@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DESCRIBED = "fedsweep.described"  # the tag of a run whose parameters are recorded
 KEY = "fedsweep.key"
 PARENT = "mlflow.parentRunId"
+PAGE = 1000  # runs per answer; a larger one may exceed the client's timeout
 
 
 def sweep_tags(sweep_id: str) -> dict[str, str]:
@@ -80,10 +81,17 @@ class Experiment:
             raise
 
     def search(self, tags: Mapping[str, str]) -> list[Run]:
-        """Return all runs with these tags, oldest first; every server takes a limit of 50,000."""
-        return self.client.search_runs(
-            [self.id], tag_filter(tags), max_results=50_000, order_by=["attributes.start_time ASC"]
-        )
+        """Return all runs with these tags, oldest first."""
+        found: list[Run] = []
+        token: str | None = ""
+        while token is not None:
+            page = self.client.search_runs(
+                [self.id], tag_filter(tags), max_results=PAGE, order_by=["attributes.start_time ASC"],
+                page_token=token or None,
+            )  # fmt: skip
+            found += page
+            token = page.token or None
+        return found
 
     def keep_one(self, same: Iterable[Run], keep: str | None = None) -> Run | None:
         """Return the run to continue among duplicates, which arise when an answer is lost, and delete the others."""
@@ -149,7 +157,8 @@ def _reason(whole: str) -> str:
 
 
 def _short(text: str) -> str:
-    return (text if len(text) <= 160 else f"{text[:160]} ...").strip().rstrip(".")
+    text = text.strip().rstrip(".")
+    return text if len(text) <= 160 else f"{text[:160].rstrip()} [...]"
 
 
 class Registration:

@@ -57,8 +57,12 @@ class Runs:
         self._children: dict[str, Run] | None = None  # of the parent when it was opened; None: search for each
         self._opened: set[str] = set()  # trials that this session found or created
 
-    def open_sweep(self, folder: Path) -> None:
-        """Mark the sweep as running, and record its YAML files, package versions and commit."""
+    def open_sweep(self, sweep: SweepManifest, folder: Path) -> None:
+        """Mark the sweep, to which later trials belong, as running; record its YAML files, versions and commit."""
+        if sweep != self.sweep:
+            self.sweep, self.parent, self._children, self._summary = sweep, None, None, TrialsSummary()
+            self._written.clear()
+            self._opened.clear()
         run = self.client.get_run(self._open_parent())
         run_id = run.info.run_id
         space = folder / "search_space.yaml"

@@ -67,8 +67,7 @@ class Recorder:
         """Find or create the parent run of a sweep; call this before `sync` for its trials."""
         if self.destination.server:
             write_atomically(folder / SERVER, f"{self.destination.uri}\n".encode())
-        self.runs.sweep = manifest
-        self._put(PARENT, lambda: self.runs.open_sweep(folder))
+        self._put(PARENT, lambda: self.runs.open_sweep(manifest, folder))
 
     def close_sweep(
         self, status: str, metrics: Mapping[str, float], artifacts: Path | None = None, tell: Tell = lambda left: None

@@ -34,7 +34,7 @@ def start_tags(plan: TrialPlan, varied: Iterable[str]) -> dict[str, str]:
 
     For grouping runs, each varied hyperparameter is a tag under its short name, and so is the arm's label.
     """
-    short = short_names([*dict.fromkeys([*varied, *plan.arm])])
+    short = short_names(dict.fromkeys([*varied, *plan.arm]))
     tags = {
         short[name]: setting(name, value) if name in IN_WORDS else shown_setting(value, 6)
         for name, value in plan.arm.items()

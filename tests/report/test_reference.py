@@ -8,7 +8,7 @@ import pytest
 
 from fedsweep.report.formats import data_frame
 from fedsweep.results import SweepManifest
-from fedsweep.results.arms import Reference
+from fedsweep.results.arms import Reference, ReferenceArm
 from tests.report.conftest import make_manifest
 from tests.report.helpers import by_domain, printed, rows_of, tabulate
 
@@ -172,3 +172,11 @@ def test_the_manifest_of_an_older_sweep_is_read(manifest):
     assert SweepManifest.of(older, "sweep.json").reference is None
     now = manifest(reference=PAPER)
     assert SweepManifest.of(now.model_dump(mode="json"), "sweep.json") == now
+
+
+def test_a_source_with_line_breaks_is_one_sentence(manifest, finished):
+    def caption(source):
+        paper = ReferenceArm(arm={"lora.rank": 4}, values={"accuracy/mean": 50})
+        return tabulate(manifest, finished, reference=Reference(source=source, arms=(paper,))).caption()
+
+    assert caption("A Paper\n- Table 2\n\n- Table 3") == caption("A Paper - Table 2 - Table 3")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsweep.common.files import write_atomically
+from fedsweep.results import checkpoint
 from fedsweep.results.checkpoint import Checkpoint, load, load_history, save
 from fedsweep.results.history import RoundRecord, from_json, to_json
 from fedsweep.types import AdapterState, ServerState
@@ -115,3 +116,12 @@ def test_a_file_holds_adapters_and_no_backbone(federation, tmp_path):
     save(tmp_path / "checkpoint", Checkpoint(0, small.initial_state(), ()))
     trainable = sum(parameter.numel() for parameter in small.model.trainable().values())
     assert 4 * trainable < (tmp_path / "checkpoint").stat().st_size < 4 * trainable + 30_000
+
+
+def test_a_state_of_an_unknown_kind_is_no_value(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.safetensors"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_pack", lambda *_: {"set": [1, 2]})
+        save(path, Checkpoint(0, state(), ()))
+    with pytest.raises(ValueError, match="not a packed state"):
+        load(path, like=state())

@@ -16,7 +16,7 @@ from fedsweep.results.checkpoint import Checkpoint, load_history, save, without_
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote import Remote
 from fedsweep.results.remote import objects as object_store
-from fedsweep.results.remote.mirror import STATE, Mirror
+from fedsweep.results.remote.mirror import STATE, Mirror, _walked
 from fedsweep.results.remote.objects import UnreachableError, persistently, put, read
 from fedsweep.types import ServerState
 
@@ -133,6 +133,12 @@ def test_hidden_and_scratch_are_neither_sent_nor_fetched(store: FileSystem, tmp_
         put(store, f"b/runs/{name}", b"x")
     assert fresh(store, tmp_path / "other").keys() == set(NAMES)
     assert not any((tmp_path / "other" / name).exists() for name in HIDDEN)
+
+
+def test_hidden_folders_are_not_walked(tmp_path: Path) -> None:
+    for name in (*NAMES, ".hidden/deep/x", "trials/.torn/x"):
+        write_atomically(tmp_path / name, b"x")
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in _walked(tmp_path)) == sorted(NAMES)
 
 
 def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:

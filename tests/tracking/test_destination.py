@@ -12,6 +12,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
 from fedsweep.tracking import Destination, Recorder, check_server
+from fedsweep.tracking.experiment import error_sentence
 from tests.cli.conftest import GRID, Refused, call, refused, write
 from tests.tracking.helpers import MANIFEST, sweep_folder
 
@@ -168,3 +169,9 @@ def test_a_new_sweep_is_refused_before_anything_is_made(refused: Refused) -> Non
     assert refused("ui", "--mlflow", "http://127.0.0.1:9") == sentence
     assert refused("tune", "x", "--dry-run", "--mlflow", "http://127.0.0.1:9") == sentence
     assert refused("tune", "x", "--mlflow", "mlflow").startswith("`--mlflow` must be http://")
+
+
+@pytest.mark.parametrize(("error", "told"), [("no.", "no."), ("long " * 40, f"{'long ' * 32}[...].")])
+def test_a_reason_that_is_cut_says_so(tmp_path: Path, error: str, told: str) -> None:
+    sentence = error_sentence(Destination.of(tmp_path), OSError(error))
+    assert sentence == f"MLflow's database {tmp_path / 'mlflow.db'} cannot be used: {told}"

@@ -11,8 +11,9 @@ from mlflow import MlflowClient
 
 from fedsweep.results import Outcome, Store, SweepManifest
 from fedsweep.results.arms import Arm, Reference, ReferenceArm
-from fedsweep.tracking import Destination
+from fedsweep.tracking import Destination, experiment
 from fedsweep.tracking.destination import tracking_uri
+from fedsweep.tracking.experiment import PARENT
 from fedsweep.tracking.parent_and_child_runs import METRICS, Runs
 from fedsweep.tracking.sweep_description import git_commit
 from fedsweep.tracking.trial_description import run_name
@@ -29,8 +30,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Stor
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = MANIFEST) -> Runs:
     """As a session does it when it begins."""
     runs = Runs(Destination.of(store.root), experiment)
-    runs.sweep = manifest
-    runs.open_sweep(folder)
+    runs.open_sweep(manifest, folder)
     return runs
 
 
@@ -151,11 +151,34 @@ def test_a_long_table_of_a_paper_is_no_parameter_but_its_source_is(store: Store,
     assert {name: value for name, value in params.items() if "reference" in name} == {"reference.source": paper.source}
 
 
-def test_trials_of_two_sweeps_with_the_same_content_are_two_runs(runs: Runs, store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("one_session", [True, False])
+def test_trials_of_two_sweeps_with_the_same_content_are_two_runs(
+    runs: Runs, store: Store, tmp_path: Path, one_session: bool
+) -> None:
     runs.sync(trial(1))
-    opened(store, runs.experiment.name, tmp_path, MANIFEST.model_copy(update={"id": "s2"})).sync(trial(2))
+    first, manifest = runs.parent, MANIFEST.model_copy(update={"id": "s2"})
+    if one_session:
+        runs.open_sweep(manifest, tmp_path)
+        second = runs
+    else:
+        second = opened(store, runs.experiment.name, tmp_path, manifest)
+    second.sync(trial(2))
+    second.close_sweep("FINISHED", {})
     both = runs.client.search_runs([runs.experiment.id], "tags.`fedsweep.kind` = 'trial'")
-    assert len(both) == 2
+    assert {run.data.tags[PARENT] for run in both} == {first, second.parent}
+    assert first != second.parent
+
+
+def test_a_search_goes_on_after_its_first_page(
+    runs: Runs, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "PAGE", 2)
+    for again in (False, True):
+        session = opened(store, runs.experiment.name, tmp_path) if again else runs
+        for number in range(5):
+            session.sync(trial(1, plan=PLAN.model_copy(update={"key": f"k{number}"})))
+    found = runs.experiment.search({"fedsweep.kind": "trial"})
+    assert sorted(run.data.tags["fedsweep.key"] for run in found) == [f"k{number}" for number in range(5)]
 
 
 def test_the_files_of_an_ended_trial_are_its_runs_artifacts(runs: Runs, tmp_path: Path) -> None:

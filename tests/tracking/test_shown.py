@@ -34,9 +34,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, new_store: NewStore) -> Store
 def opened(store: Store, experiment: str, folder: Path, manifest: SweepManifest = SWEEP) -> Runs:
     """A session on an experiment of its own, whose search space asks something."""
     runs = Runs(Destination.of(store.root), experiment)
-    runs.sweep = manifest
     (sweep_folder(folder) / "search_space.yaml").write_text("# Does it matter?\n#\n# More.\nseeds: [0, 1]\n")
-    runs.open_sweep(folder)
+    runs.open_sweep(manifest, folder)
     return runs
 
 
@@ -81,6 +80,11 @@ def test_each_varied_hyperparameter_is_a_tag_under_its_short_name(runs: Runs) ->
         ({"optimizer.lr": 0.0123456789}, ("optimizer.lr",), {"lr": "0.0123457", "arm": "lr 0.01235"}),
         ({"optimizer.lr": 1, "server.lr": 2}, (), {"optimizer.lr": "1", "server.lr": "2", "arm": "lr 1 · lr 2"}),
         ({"optimizer.lr": 1}, ("server.lr",), {"optimizer.lr": "1", "arm": "lr 1"}),
+        ({"optimizer.lr": 1}, ("method.server.lr",), {"optimizer.lr": "1", "arm": "lr 1"}),
+        (
+            {"optimizer.lr": 1, "method.server.lr": 2}, (),
+            {"optimizer.lr": "1", "server.lr": "2", "arm": "lr 1 · lr 2"},
+        ),
         ({"without": ["method.cross"]}, (), {"without": "without cross", "arm": "without cross"}),
         ({"arm": "FedProx, tuned"}, (), {"arm": "FedProx, tuned"}),
         (
@@ -152,8 +156,7 @@ def test_the_note_has_the_table_once_there_is_one(runs: Runs, tmp_path: Path) ->
 def test_a_sweep_that_has_lost_its_search_space_asks_nothing(runs: Runs, root: Store, tmp_path: Path) -> None:
     (tmp_path / "sweep" / "search_space.yaml").unlink()
     again = Runs(Destination.of(root.root), runs.experiment.name)
-    again.sweep = SWEEP
-    again.open_sweep(tmp_path / "sweep")
+    again.open_sweep(SWEEP, tmp_path / "sweep")
     again.close_sweep("FINISHED", {})
     assert parent(again).data.tags["mlflow.note.content"].startswith("No report yet.")
 

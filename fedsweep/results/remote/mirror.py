@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,8 +104,7 @@ class Mirror:
 
     def _files(self, prefix: str) -> dict[str, Mark]:
         start, found = self.folder / prefix, {}
-        walked = (Path(path, file) for path, _, files in os.walk(start) for file in files)
-        for path in [start] if start.is_file() else walked:
+        for path in [start] if start.is_file() else _walked(start):
             if _ours(name := path.relative_to(self.folder).as_posix()):
                 with contextlib.suppress(FileNotFoundError):  # it has just gone
                     found[name] = _mark(path)
@@ -146,6 +145,12 @@ class Mirror:
                 write_atomically(place, content)
                 return Known(_mark(place), mark, short is None)
         raise OSError(f"{path} changes faster than it can be read")
+
+
+def _walked(folder: Path) -> Iterator[Path]:
+    for path, folders, files in os.walk(folder):
+        folders[:] = [one for one in folders if not one.startswith(".")]
+        yield from (Path(path, file) for file in files)
 
 
 def _ours(name: str) -> bool:

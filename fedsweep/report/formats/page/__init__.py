@@ -7,6 +7,7 @@ from datetime import datetime
 from importlib.resources import files
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -61,15 +62,18 @@ SENTENCES = 8  # findings visible at once; the others unfold
 DIGITS = 12  # digits shown of a digest
 
 
-Row = tuple[ArmStatistics, Mapping[str, str]]
-"""An arm and its cells by column."""
+class Row(NamedTuple):
+    """An arm and its cells by column."""
+
+    arm: ArmStatistics
+    cells: Mapping[str, str]
 
 
 def html(
     table: AblationTable, figures: Sequence[Figure], trials: Sequence[TrialRecord], question: str | None = None
 ) -> str:
     """Return the page, the same bytes for the same sweep; `question` is the search space's research question."""
-    rows = list(zip(table.arms, table.cells(), strict=True))
+    rows = list(map(Row, table.arms, table.cells()))
     script = files(__name__).joinpath("report.js").read_text(encoding="utf-8")
     environment = Environment(
         loader=PackageLoader(__name__, ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -84,8 +88,8 @@ def html(
         findings=table.findings(),
         at_once=SENTENCES,
         caption=table.caption(),
-        finished=_without_empty([row for row in rows if row[0].n], {"note"}),
-        lost=_without_empty([row for row in rows if not row[0].n], set(rows[0][1])),
+        finished=_without_empty([row for row in rows if row.arm.n], {"note"}),
+        lost=_without_empty([row for row in rows if not row.arm.n], set(rows[0].cells)),
         words=PROSE | {*table.names},
         sections=table.sections,
         figures=[(figure, inline(figure.svg, figure.name)) for figure in figures],
@@ -100,8 +104,8 @@ def html(
 
 def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
     """Drop the columns of `among` that are empty in all rows."""
-    empty = {name for name in among if all(cells.get(name, NOTHING) == NOTHING for _, cells in rows)}
-    return [(arm, {name: cell for name, cell in cells.items() if name not in empty}) for arm, cells in rows]
+    empty = {name for name in among if all(row.cells.get(name, NOTHING) == NOTHING for row in rows)}
+    return [Row(arm, {name: cell for name, cell in cells.items() if name not in empty}) for arm, cells in rows]
 
 
 def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[str, str]]:
