@@ -31,6 +31,11 @@ def test_what_reads_and_lists_does_not_load_torch():
     assert loaded(", ".join(f"fedsweep.{name.removesuffix('.__init__')}" for name in names)) == set()
 
 
+def test_a_worker_and_the_live_table_load_torch_only_when_they_need_it():
+    assert loaded("fedsweep.sweep.running.trainable") == {"ray"}
+    assert loaded("fedsweep.sweep.running.display") == set()
+
+
 def test_every_room_has_a_layer():
     """A room that the contract of layers leaves out would not be held to it."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]

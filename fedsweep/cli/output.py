@@ -100,8 +100,8 @@ def show_recorded(console: Console, config: RunConfig, folder: Path, page_comman
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
     """Print arms, trials and rounds and, if `estimate`, their time, based on measuring one round now."""
     from fedsweep.sweep.cluster.cluster import HERE
-    from fedsweep.sweep.running.display import estimate as measured
-    from fedsweep.sweep.running.display import side_by_side
+    from fedsweep.sweep.running.time_estimate import estimate as measured
+    from fedsweep.sweep.running.time_estimate import side_by_side
 
     console = result_console()
     around = plan.space.baseline if plan.space.design == "one_factor" else None

@@ -68,7 +68,10 @@ class Config(BaseModel):
         return self
 
     def _violations(self) -> Iterable[str]:
-        """Yield the violated rules between fields, each as a sentence; the first becomes the error message."""
+        """Yield the violated rules between fields, each as a sentence; the first becomes the error message.
+
+        Only the first is read: code after a `yield` may assume that its rule holds.
+        """
         return ()
 
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -123,7 +126,12 @@ def _objects(record: type[Config]) -> dict[str, list[type[Config]]]:
 
 @cache
 def _defaults(record: type[Config]) -> dict[str, Json]:
-    return record.model_construct().model_dump(mode="json", warnings=False)
+    given = {
+        field: info.default
+        for field, info in record.model_fields.items()
+        if not (info.is_required() or info.default_factory or isinstance(info.default, Config))
+    }
+    return dict(json.loads(json.dumps(given)))
 
 
 def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) -> str:

@@ -1,6 +1,8 @@
 """RunConfig: strictness, overrides, and the sentence of every refusal."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from fedsweep.common.yaml_values import parse_overrides, parse_yaml
 from fedsweep.federation.run_config import RunConfig
 from fedsweep.methods import AllSmall
 from fedsweep.methods.depthfl import DepthFL
+from tests.fixtures import EXPERIMENT
 
 REFUSALS = parse_yaml((Path(__file__).parents[1] / "golden" / "refusals.yaml").read_text(), "refusals.yaml")
 
@@ -24,6 +27,21 @@ def test_an_impossible_run_is_refused_in_one_sentence(experiment, refused):
     with pytest.raises(UserError) as refusal:
         experiment.override(parse_overrides(refused["overrides"]), "runs.yaml")
     assert str(refusal.value) == f"runs.yaml: {refused['sentence']}"
+
+
+def test_values_of_an_arm_that_is_not_validated_need_no_pretrained_library():
+    """The fields with a default that is made anew, as FedAG's CLIP and FedMS's gate, are left out."""
+    code = (
+        "import sys; from pathlib import Path; from fedsweep.common.yaml_values import read_yaml; "
+        "from fedsweep.federation.run_config import RunConfig; "
+        f"experiment = RunConfig.of(read_yaml(Path({str(EXPERIMENT)!r})), 'test'); "
+        "names = [one for method in ('fedag', 'fedms') for one in experiment.tentative({'method': method})]; "
+        "print('method.gamma' in names, 'method.global_rounds' in names, "
+        "*[one for one in names if one.startswith(('method.clip', 'method.gate'))], "
+        "*[one for one in ('transformers', 'timm') if one in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
 
 
 def test_a_missing_name_is_named(experiment):

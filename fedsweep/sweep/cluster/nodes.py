@@ -59,7 +59,8 @@ def _probed(store: Store) -> Iterator[str]:
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
     """Return the findings of each node that is not lost, after the library, if any, has sent missing data.
 
-    Raises UserError if a node does not meet the requirements, or none is left.
+    Raises:
+        UserError: A node does not meet the requirements, or none is left.
     """
     findings = _everywhere(nodes, needs)
     lacking = {node: found.lacking for node, found in findings.items() if found.lacking}

@@ -165,8 +165,10 @@ def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
 def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
     """Provide Ray for the trials: the joined cluster, the running Ray of this process, or a new Ray.
 
-    Only a new Ray is shut down at the end, because a notebook may run several sweeps with its own. Raises UserError if
-    Ray does not start on this machine, or the Ray of this process has several nodes.
+    Only a new Ray is shut down at the end, because a notebook may run several sweeps with its own.
+
+    Raises:
+        UserError: Ray does not start on this machine, or the Ray of this process has several nodes.
     """
     if not cluster.is_local:
         yield

@@ -1,7 +1,7 @@
 """Plan of a sweep: the checked arms of a search space, its trials, and the identity of its code. No Ray."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ ENGINE = ("common", "data", "models", "training", "methods", "federation")
 """Rooms that decide a run's numbers, together with `types.py`."""
 ENGINE_PACKAGES = ("torch", "timm", "transformers", "peft", "numpy", "scikit-learn")
 OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that other data may lack
+Asked = tuple[str, str, Sequence[str]]
 
 
 def check(resolved: ResolvedSpace) -> None:
@@ -56,6 +57,7 @@ def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
         matching = [arm for arm in arms if agrees(baseline, arm)]
         if not matching or (not baseline and arms != [{}]):
             yield f"`baseline` must be one of the arms, but {baseline} is not."
+            return
         found = counterparts(arms, baseline)
         for arm in arms:
             if identity(arm) not in found:
@@ -91,6 +93,7 @@ def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_components(resolved: ResolvedSpace) -> Iterator[str]:
+    """Check that leaving a component out changes each arm that has them all."""
     seed = resolved.space.seeds[0]
     for full in [arm for arm in resolved.arms if arm.get(ABLATED) == []]:
         whole = resolved.resolve(full, seed)
@@ -121,18 +124,17 @@ def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
     other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)
     of_arms = [(arm, COUNTS if request.counted else config.metrics()) for arm, config in resolved.configs]
 
-    def asked(printed: Iterable[str]) -> Iterator[tuple[str, str, Sequence[str]]]:
-        """Yield each entry, the metric that it asks for, and the metrics it may ask for beside those of the rounds."""
-        if not request.counted:
-            yield "objective.metric", space.objective.metric, ()
-        if against := space.objective.against:
-            yield "objective.against.metric", against.metric, ACCUMULATED
-        for metric in printed:
-            if not (other_data and metric.startswith(OF_DOMAINS)):
-                yield "reference", metric, ()
-
+    # Entries, the metric that each asks for, and the metrics that it may ask for in addition to those of the rounds.
+    objectives: list[Asked] = [] if request.counted else [("objective.metric", space.objective.metric, ())]
+    if against := space.objective.against:
+        objectives.append(("objective.against.metric", against.metric, ACCUMULATED))
+    printed: list[Asked] = [
+        ("reference", metric, ())
+        for metric in (paper.metrics() if paper else ())
+        if not (other_data and metric.startswith(OF_DOMAINS))
+    ]
     metrics = list(dict.fromkeys(name for _, reported in of_arms for name in reported))
-    for entry, metric, others in asked(paper.metrics() if paper else ()):
+    for entry, metric, others in [*objectives, *printed]:
         known = list(dict.fromkeys([*metrics, *others]))
         if metric not in known:
             hint = near(metric, known) or f"; it reports {', '.join(known)}."
@@ -141,7 +143,8 @@ def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
         yield "`columns` are of trials that are played, and `measure` plays none."
     check_columns(space.columns, metrics, space.objective.metric, f"{request.where}: `columns`")
     for arm, reported in of_arms:
-        for entry, metric, others in asked(paper.of_arm(arm) if paper else ()):
+        values = paper.of_arm(arm) if paper else {}
+        for entry, metric, others in [*objectives, *(one for one in printed if one[1] in values)]:
             if metric not in (*reported, *others):
                 yield f"`{entry}` {metric} is not reported by the arm {arm_label(arm)}."
 
@@ -185,7 +188,8 @@ class Plan(ResolvedSpace):
         """The paper's values, or None if the user chose data that lacks its domains."""
         paper = self.space.reference
         of_domains = {name for name in (paper.metrics() if paper else ()) if name.startswith(OF_DOMAINS)}
-        return paper if of_domains.issubset(name for _, config in self.configs for name in config.metrics()) else None
+        reported = {name for _, config in self.configs for name in config.metrics()} if of_domains else set()
+        return paper if of_domains <= reported else None
 
     def preflight(self) -> None:
         """Raise UserError if a trial's data or weights are missing or do not fit, or clients cannot share the data."""

@@ -82,6 +82,7 @@ class ResolvedSpace:
         self.request, self.name, self.space, self.base = request, request.name, request.space, base
         self.sampled = None if self.space.search.name == "grid" else self.space.search.samples
         """Number of samples, or None for a grid."""
+        self._of_base = {name: identity(value) for name, value in flat(base).items()}
         self.left_out = left_out_values(self.space.ablate or {}, flat(base))
         self._configs: dict[tuple[str, int], RunConfig] = {}
 
@@ -118,7 +119,8 @@ class ResolvedSpace:
         key = identity(arm), seed
         if key not in self._configs:
             changed = {**changes(arm, self.left_out, self.space.named), "seed": seed}
-            self._configs[key] = self.base.override(changed, self.where(arm))
+            same = all(self._of_base.get(name) == identity(value) for name, value in changed.items())
+            self._configs[key] = self.base if same else self.base.override(changed, self.where(arm))
         return self._configs[key]
 
     def resolve_all(self, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:

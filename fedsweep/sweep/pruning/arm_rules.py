@@ -92,7 +92,9 @@ def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) ->
     The `places` arms with the best means over the seeds are promoted. An arm below this line is tied with the last of
     them if it is not worse with at least a quarter of the seeds, rounded up. The best `places` tied arms are promoted
     too, and the others pruned. Arms with equal means have the same outcome. With one seed this is successive halving.
-    Raises ValueError if the arms have different seeds.
+
+    Raises:
+        ValueError: The arms have different seeds.
     """
     if len({frozenset(of_seeds) for of_seeds in values.values()}) > 1:
         raise ValueError(f"arms are judged over common seeds, but have {[sorted(seeds) for seeds in values.values()]}")

@@ -42,10 +42,10 @@ def successors(
 ) -> dict[int, tuple[int, Values]]:
     """Return the parent and new values of each member that is replaced before a generation, 1 for the second one.
 
-    All members without a score (better when larger), which an error takes away, are replaced, then the worst, until
-    `quantile` of all members (rounded down) are. The parent is drawn from those of the best `quantile` that are better
-    than the member, which stays if there is none. `used` holds the `identity` of earlier values, which are not given
-    again: equal values and states are one run.
+    A larger score is better, and a member with an error has none: all such members are replaced. The worst of the
+    others follow, until `quantile` of all members, rounded down, are replaced. The parent is drawn from the best
+    `quantile`, and must be better than the member; without such a parent the member stays. `used` holds the `identity`
+    of earlier values, which are not given again: equal values and states are one run.
     """
     ranked = sorted(scores, key=lambda place: (-scores[place], place))
     broken = sorted(set(members) - set(scores))

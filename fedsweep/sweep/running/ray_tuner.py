@@ -28,9 +28,10 @@ from fedsweep.sweep.plan.reuse import Reuse
 from fedsweep.sweep.pruning.arm_state import ArmState
 from fedsweep.sweep.pruning.population_replacement import Generations
 from fedsweep.sweep.pruning.trial_rules import Medians, Rungs, StoppingScheduler
-from fedsweep.sweep.running.display import LiveTable, side_by_side
+from fedsweep.sweep.running.display import LiveTable
 from fedsweep.sweep.running.open_sweep import Prepared, clear_leftovers, mark_finished
 from fedsweep.sweep.running.recording import Recording, WriteGuard
+from fedsweep.sweep.running.time_estimate import side_by_side
 from fedsweep.sweep.running.trainable import train
 from fedsweep.sweep.search.ray_searchers import ArmScheduler, JointSearch, PlannedSearch, SampledSearch
 from fedsweep.tracking import Recorder

@@ -114,15 +114,16 @@ class Recording(Callback, Stopper):
         """Record that a trial lost its worker; without an outcome, the searcher hands it out again."""
         key = trial.config["trial"]
         self.fetch(key)
-        record = self.sweep.trial(key).read()
-        last = max(record.last_round, 0)
+        history = self.sweep.trial(key).history()
+        last = history[-1].round if history else 0
         self._lost[key] += 1  # Ray itself would retry only trials that the worker had started
         if last >= self.rounds:  # the worker was lost after the last round
             self.end(key, Outcome(outcome="finished", round=last))
         elif self._lost[key] > LOST_WORKERS:
             self._failed(key, Outcome(outcome="failed", round=last, error=_traceback_of(trial)))
         else:
-            self.display.console.print(f"{record.plan.label}: its worker was lost; it goes on after round {last}.")
+            label = self.sweep.trial(key).read().plan.label
+            self.display.console.print(f"{label}: its worker was lost; it goes on after round {last}.")
             self.decide()
 
     def _failed(self, key: str, error: Outcome) -> None:

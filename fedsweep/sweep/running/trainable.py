@@ -1,5 +1,7 @@
 """The function that runs one trial on a Ray worker, and the worker's scratch copy of a remote trial folder."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import stat
@@ -9,24 +11,22 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from ray import tune
 
 from fedsweep.common.errors import DivergenceError, UserError, disk_is_full
 from fedsweep.common.files import locked
-from fedsweep.common.process_usage import SystemMeter
-from fedsweep.federation.build_and_run import Device, check_digests, run_resumably
-from fedsweep.federation.run_config import RunConfig
-from fedsweep.models.weights_file import keep
 from fedsweep.results import SweepStore, TrialStore
-from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote import Place
 from fedsweep.results.remote.mirror import Mirror
 from fedsweep.results.remote.objects import UnreachableError, persistently
-from fedsweep.sweep.cluster.cluster import Meter, meter, ran_out
-from fedsweep.sweep.cluster.node_requirements import Arrival
+from fedsweep.sweep.cluster.gpus import Meter, meter, ran_out
+
+if TYPE_CHECKING:
+    from fedsweep.federation.build_and_run import Device
+    from fedsweep.results.history import RoundRecord
+    from fedsweep.sweep.cluster.node_requirements import Arrival
 
 PREFIX = "fedsweep-trial-"
 LOCKED = "a living process has it."
@@ -84,7 +84,7 @@ def train(
     The trial is held to the fraction `gpus` of a GPU, and reports the memory it took after each round that it computed.
     Rounds that are on disk already are reported again, so that whoever judges them sees each one. An error is the last
     report, under `error`, and is not raised: an error that Ray sees is then a lost worker, or a `remote` store that
-    does not answer, and Ray hands the trial out again.
+    does not answer, and Ray hands the trial out again. Heavy imports happen once per worker; Ray reuses workers.
     """
     if arrival is None:
         os.environ.update(environment)  # a worker has another working directory
@@ -132,6 +132,13 @@ def _rounds(
     if history and history[-1].round >= until:
         yield from (record for record in history if record.round <= until)
         return
+    import torch
+
+    from fedsweep.common.process_usage import SystemMeter
+    from fedsweep.federation.build_and_run import check_digests, run_resumably
+    from fedsweep.federation.run_config import RunConfig
+    from fedsweep.models.weights_file import keep
+
     torch.set_num_threads(threads)
     keep()
     plan = store.read().plan

@@ -39,6 +39,7 @@ class Axis(Config):
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             yield f"each entry of `space` must have exactly one of {', '.join(KINDS)}, but one has {given or 'none'}"
+            return
         kind, bounds, step = self.kind, self.bounds, self.step
         if bounds and not bounds[0] < bounds[1]:
             yield f"the bounds of `{kind}` must ascend, but they are {list(bounds)}"

@@ -12,14 +12,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.process_usage import COUNT, SIZE, logical_gpus, resident_peak
 from fedsweep.results import Attempt, SweepStore, TrialPlan
 from fedsweep.sweep.cluster import cluster
-from fedsweep.sweep.cluster.cluster import (
-    LogicalMeter,
-    check_resources,
-    concurrency,
-    count_gpus,
-    most_on_a_gpu,
-    ran_out,
-)
+from fedsweep.sweep.cluster.cluster import check_resources, concurrency, most_on_a_gpu
+from fedsweep.sweep.cluster.gpus import LogicalMeter, count_gpus, ran_out
 from fedsweep.sweep.cluster.packing import MARGIN, Packing, larger, needed, share, side_by_side
 from fedsweep.sweep.space.search_space import Resources
 

@@ -122,6 +122,12 @@ def test_a_papers_values_change_neither_the_definition_nor_a_trial(read: Any) ->
     )
 
 
+def test_without_a_papers_domains_no_arm_is_asked_for_its_metrics(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [read(GRID), read(with_paper(accuracy__mean=77.1))]
+    monkeypatch.setattr(RunConfig, "metrics", None)
+    assert [plan.reference for plan in plans] == [plan.space.reference for plan in plans]
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "refused"),
     [
@@ -224,7 +230,7 @@ def test_synthetic_images_that_nobody_trains_on_are_no_axis():
 
 
 def test_each_configuration_is_validated_once_and_each_content_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The experiment, the base, and twelve trials."""
+    """Twelve trials: the experiment, the base, and all but the one trial that equals the base."""
     calls: Counter[str] = Counter()
     validate, digest = RunConfig.of.__func__, content_digests  # type: ignore[attr-defined]
 
@@ -243,4 +249,4 @@ def test_each_configuration_is_validated_once_and_each_content_digested_once(mon
     assert len({trial.key for trial in plan.grid()}) == 12
     plan.digests()
     Needs.of(plan)
-    assert calls == {"validations": 14, "digests": 1}
+    assert calls == {"validations": 13, "digests": 1}

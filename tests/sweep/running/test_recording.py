@@ -40,6 +40,13 @@ def test_a_trial_may_lose_its_worker_a_few_times_and_then_has_failed(recording: 
     assert lose(recording).outcome == "failed"
 
 
+def test_a_lost_worker_whose_trial_has_no_plan_does_not_break_the_loop(recording: Recording) -> None:
+    """The plan is missing if the disk was full; only the line about the trial would need it."""
+    recording.sweep.trial("k").folder.joinpath("trial.json").unlink()
+    recording._lost["k"] = LOST_WORKERS
+    assert lose(recording).outcome == "failed"
+
+
 def test_a_worker_that_is_lost_after_the_last_round_had_finished(recording: Recording) -> None:
     history = tuple(RoundRecord(round, {}, 1.0) for round in range(ROUNDS + 1))
     save(recording.sweep.trial("k").checkpoint, Checkpoint(ROUNDS, ServerState({}, (0,)), history))

@@ -1,0 +1,41 @@
+"""Number of a sweep's trials side by side, and its duration, estimated from one round measured on this machine."""
+
+import math
+import time
+from itertools import islice
+
+import torch
+
+from fedsweep.federation.build_and_run import run
+from fedsweep.sweep.cluster import packing
+from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, most_on_a_gpu
+from fedsweep.sweep.cluster.gpus import meter
+from fedsweep.sweep.plan.plan import Plan
+
+WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured on two cores
+
+
+def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
+    """Return how many trials run side by side: those that fit, and for TPE at most `in_flight` samples."""
+    fit, search = concurrency(plan.space.resources, cluster), plan.space.search
+    return min(fit, search.in_flight) if search.name == "tpe" else fit
+
+
+def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:
+    """Run the untuned evaluation and one round; return the sweep's seconds and its number of trials side by side.
+
+    That number is at most `side`, and lower if `gpus_per_trial` is auto and the measured memory allows fewer trials.
+    """
+    resources = plan.space.resources
+    measure = meter(resources.device, 1.0 if resources.gpus_per_trial == "auto" else 0.0)
+    torch.set_num_threads(resources.threads)
+    measure.start()
+    begun = time.monotonic()
+    untuned, first = islice(run(plan.resolve({}, plan.space.seeds[0]), resources.device), 2)
+    build = time.monotonic() - begun - untuned.seconds - first.seconds
+    trial = build + untuned.seconds + plan.base.federation.rounds * first.seconds
+    if memory := measure.read():
+        taken, most = memory[packing.PEAK] + memory[packing.BESIDE], most_on_a_gpu(resources, cluster)
+        fit = packing.side_by_side(taken, memory[packing.TOTAL], most)
+        side = min(side, fit * max(gpus_of(resources, cluster), 1))
+    return WORKER_START + math.ceil(plan.num_trials / side) * trial, side
