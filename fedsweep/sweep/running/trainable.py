@@ -19,7 +19,7 @@ from fedsweep.common.files import locked
 from fedsweep.common.process_usage import SystemMeter
 from fedsweep.federation.build_and_run import Device, check_digests, run_resumably
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.models.weights_file import keep
+from fedsweep.models.weight_cache import keep
 from fedsweep.results import SweepStore, TrialStore
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.remote import Place
