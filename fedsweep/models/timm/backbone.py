@@ -58,10 +58,10 @@ class TimmBackbone(Backbone):
         check_name(self.model)
         if self.pretrained == "timm":
             check_pinned(self.model)
-            for field in ("embed_dim", "num_blocks", "num_heads", "img_size", "patch_size"):
-                # A Mixer's tokens mix through matrices of one size.
-                fixed = not field.endswith("size") or self._outline.family is LayeredMixer
-                if fixed and getattr(self, field) is not None:
+            sizes = ("img_size", "patch_size")  # fixed for a Mixer, whose tokens mix through matrices of one size
+            fixed = ("embed_dim", "num_blocks", "num_heads")
+            for field in (*fixed, *sizes) if self._outline.family is LayeredMixer else fixed:
+                if getattr(self, field) is not None:
                     raise ValueError(f"`backbone.{field}` must be null, because timm's weights {self.model} fix it")
         _ = self._outline
         return self

@@ -46,12 +46,8 @@ class DigitsViT(Backbone):
 
     def recipe(self, num_classes: int) -> Recipe:
         """Return the call of timm's smallest ViT with the same shape."""
-        return Recipe(
-            call="timm.create_model",
-            model="vit_tiny_patch16_224",
-            arguments={**DIGITS_SHAPE, "num_classes": num_classes},
-            fetched=False,
-        )
+        arguments = {**DIGITS_SHAPE, "num_classes": num_classes}
+        return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 
     def architecture(self) -> Any:
         """Return the untrained network, timm's VisionTransformer."""

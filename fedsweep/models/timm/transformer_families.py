@@ -1,12 +1,18 @@
 """Block-by-block walks through timm's ViT, Beit, Eva and MlpMixer, and the choice of a model's walk."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedsweep.models.layered import LayeredModel
+
+if TYPE_CHECKING:
+    from timm.models.beit import Beit
+    from timm.models.eva import Eva
+    from timm.models.mlp_mixer import MlpMixer
+    from timm.models.vision_transformer import VisionTransformer
 
 
 class LayeredViT(LayeredModel):
@@ -14,6 +20,8 @@ class LayeredViT(LayeredModel):
 
     ViT, DeiT (with or without its distillation token), DINOv2 (with or without registers), CLIP's and SigLIP's towers.
     """
+
+    backbone: "VisionTransformer"
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches, class and register tokens, with positions."""
@@ -23,6 +31,8 @@ class LayeredViT(LayeredModel):
 
 class LayeredBeit(LayeredModel):
     """The walk of `timm.models.beit.Beit`: relative positions in each block, or one table that all blocks share."""
+
+    backbone: "Beit"
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches, class token and, if the model has them, absolute positions."""
@@ -47,9 +57,10 @@ class LayeredEva(LayeredModel):
     DINOv3 gives them in its own pre-training would move frozen features. In mixed mode each layer has its own.
     """
 
+    backbone: "Eva"
     rope: Tensor | None
 
-    def __init__(self, backbone: Any, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, backbone: "Eva", mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__(backbone, mean, std)
         backbone.eval()
         with torch.no_grad():
@@ -73,6 +84,7 @@ class LayeredEva(LayeredModel):
 class LayeredMixer(LayeredModel):
     """The walk of `timm.models.mlp_mixer.MlpMixer` with its MixerBlock: an MLP over tokens, then one over channels."""
 
+    backbone: "MlpMixer"
     sublayers: ClassVar = {"l0": "mlp_tokens.fc2", "l1": "mlp_channels.fc2"}
     patch_projection = "backbone.stem.proj"
 
