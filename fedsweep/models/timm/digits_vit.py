@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 import torch
 
 from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json
 from fedsweep.models import weights_file
 from fedsweep.models.base import Backbone, Outline, Recipe
 from fedsweep.models.timm.transformer_families import LayeredViT
@@ -46,7 +47,7 @@ class DigitsViT(Backbone):
 
     def recipe(self, num_classes: int) -> Recipe:
         """Return the call of timm's smallest ViT with the same shape."""
-        arguments = {**DIGITS_SHAPE, "num_classes": num_classes}
+        arguments: dict[str, Json] = {**DIGITS_SHAPE, "num_classes": num_classes}
         return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
 
     def architecture(self) -> Any:
