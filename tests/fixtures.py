@@ -28,8 +28,8 @@ from fedsweep.methods.fedag import domain_adapters
 from fedsweep.methods.fedms import gate
 from fedsweep.models import LayeredModel, build_model
 from fedsweep.models.clip import backbone as clip_backbone
-from fedsweep.models.timm import transformer_families as vit
-from fedsweep.models.weights_file import built
+from fedsweep.models.timm import digits_vit as vit
+from fedsweep.models.weight_cache import built
 from fedsweep.preparation.plan import Options, make_plan
 from fedsweep.preparation.prepare import prepare
 from fedsweep.results import Store

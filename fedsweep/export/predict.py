@@ -20,7 +20,7 @@ from fedsweep.models.clip import weights as clip
 from fedsweep.models.layered import standardize_
 from fedsweep.models.lora import with_adapter
 from fedsweep.models.timm.architecture import check_name
-from fedsweep.models.timm.backbone import pretrained_network
+from fedsweep.models.timm.weights import pretrained_network
 from fedsweep.preparation.decode import CorruptImageError, Geometry, decode
 from fedsweep.preparation.layouts.disk_listing import BROKEN, IMAGE_SUFFIXES, join, scan
 

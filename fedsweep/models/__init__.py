@@ -10,8 +10,8 @@ from fedsweep.models.clip.backbone import ClipBackbone, DigitsClip
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.lora import LoraConfig, add_lora, relative_norm, train_head_alone
 from fedsweep.models.timm.backbone import TimmBackbone
-from fedsweep.models.timm.transformer_families import DigitsViT
-from fedsweep.models.weights_file import built
+from fedsweep.models.timm.digits_vit import DigitsViT
+from fedsweep.models.weight_cache import built
 
 BackboneConfig = Annotated[DigitsViT | TimmBackbone | DigitsClip | ClipBackbone, Field(discriminator="name")]
 

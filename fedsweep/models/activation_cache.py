@@ -44,7 +44,7 @@ class FrozenFunction:
         """Return the rows, without a gradient; images are padded with copies of the first."""
         padding = images[:1].expand(-len(images) % GROUP, *images.shape[1:])
         with torch.no_grad():
-            return self.compute(torch.cat([images, padding]))[: len(images)]
+            return self.compute(torch.cat([images, padding]) if len(padding) else images)[: len(images)]
 
 
 @dataclass

@@ -17,7 +17,10 @@ from fedsweep.models.activation_cache import FrozenFunction, FrozenRows, walk_ke
 from fedsweep.models.layered import Images, LayeredModel, Walk
 from fedsweep.types import AdapterState, Batch, ImageSet
 
-SHAPE = "img_size, in_chans, patch_size, embed_dim, depth, num_blocks, num_heads, mlp_ratio, num_classes"
+SHAPE = (
+    *("img_size", "in_chans", "patch_size", "embed_dim", "depth", "num_blocks"),
+    *("num_heads", "mlp_ratio", "num_classes"),
+)
 
 
 class Recipe(Config):
@@ -34,8 +37,8 @@ class Recipe(Config):
     @classmethod
     def _of_the_shape(cls, arguments: dict[str, Json]) -> dict[str, Json]:
         for name in arguments:
-            if name not in SHAPE.split(", "):  # timm's others name files and addresses
-                raise ValueError(f"`arguments` of a backbone's recipe must be among {SHAPE}, not `{name}`")
+            if name not in SHAPE:  # timm's others name files and addresses
+                raise ValueError(f"`arguments` of a backbone's recipe must be among {', '.join(SHAPE)}, not `{name}`")
         return arguments
 
     @property
@@ -49,8 +52,8 @@ class Outline:
     """The sizes of a backbone."""
 
     layers: int
-    width: int
-    image_size: int
+    width: int  # features of an image's token
+    image_size: int  # height and width in pixels
     largest_rank: Mapping[str, int]
     """By position: the smallest side of the matrices that LoRA sits beside; with more, it would not be of low rank."""
 
@@ -127,7 +130,8 @@ def check_walk(
     tokens = model.embed(pixels)
     for layer in range(model.num_layers):
         tokens = model.block(layer, tokens)
-    if not torch.allclose(model.classify(tokens), expected, rtol=tolerance, atol=tolerance):
+    found = model.classify(tokens)
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
         raise UserError(
             f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than {theirs}."
         )

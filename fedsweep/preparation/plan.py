@@ -192,4 +192,7 @@ def make_plan(options: Options, root: Path, layout: Layout | None = None) -> Pla
 
 
 def _sha256(*content: object) -> str:
-    return hashlib.sha256(b"".join(json.dumps(one, sort_keys=True).encode() for one in content)).hexdigest()
+    found = hashlib.sha256()
+    for one in content:
+        found.update(json.dumps(one, sort_keys=True).encode())
+    return found.hexdigest()

@@ -103,9 +103,10 @@ def prepare(
     progress: Progress = lambda done, total: None,
     chunk: int = CHUNK,
 ) -> Prepared:
-    """Return the existing store or make it, going on with an interrupted preparation.
+    """Return the existing store or make it, continuing an interrupted preparation.
 
-    Raise UserError if the lock is taken, the folder is something else, an image is corrupt, or the disk is full.
+    Raises:
+        UserError: The lock is taken, the folder is something else, an image is corrupt, or the disk is full.
     """
     folder = plan.folder
     part, replaced = folder.with_name(f"{folder.name}.part"), folder.with_name(f".{folder.name}.replaced")
@@ -159,7 +160,7 @@ def _existing(plan: Plan, force: bool) -> StoreCard | None:
 
 
 def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress, length: int) -> list[Corrupt]:
-    """Make the file of every domain without its corrupt images, and return these."""
+    """Make each domain's file without its corrupt images, once its last chunk is decoded; return these images."""
     chunks = {one.name: plan.chunks(one, length, scratch.pixels(one.name)) for one in plan.domains}
     keys = {one.name: plan.domain_key(one, chunks[one.name]) for one in plan.domains}
     left = [one for one in plan.domains if not scratch.has_domain(one.name, keys[one.name])]
@@ -168,6 +169,17 @@ def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress
         scratch.pixels(domain.name).touch()
         os.truncate(scratch.pixels(domain.name), len(domain.items) * plan.geometry.image_bytes)  # what is in it stays
     missing = {one.key: one for domain in left for one in chunks[domain.name] if not scratch.has_chunk(one)}
+    owners = {one.key: domain for domain in left for one in chunks[domain.name]}
+    waiting = Counter(owners[key].name for key in missing)
+
+    def finish(domain: DomainPlan) -> None:
+        corrupt = {bad.path for one in chunks[domain.name] for bad in scratch.chunks[one.key].corrupt}
+        written = _assemble(plan, domain, corrupt, scratch.pixels(domain.name))
+        scratch.finish(domain.name, keys[domain.name], written)
+
+    for domain in left:
+        if not waiting[domain.name]:
+            finish(domain)
     total = len(plan.listing.items)
     done = total - sum(len(chunk.items) for chunk in missing.values())
     progress(done, total)
@@ -176,11 +188,11 @@ def _make_domains(plan: Plan, scratch: Scratch, workers: int, progress: Progress
             scratch.add(result)
             done += len(missing[result.key].items)
             progress(done, total)
-    corrupt = [bad for own in chunks.values() for one in own for bad in scratch.chunks[one.key].corrupt]
-    for domain in left:
-        written = _assemble(plan, domain, {one.path for one in corrupt}, scratch.pixels(domain.name))
-        scratch.finish(domain.name, keys[domain.name], written)
-    return corrupt
+            domain = owners[result.key]
+            waiting[domain.name] -= 1
+            if not waiting[domain.name]:
+                finish(domain)
+    return [bad for own in chunks.values() for one in own for bad in scratch.chunks[one.key].corrupt]
 
 
 def _check_space(plan: Plan, domains: Sequence[DomainPlan], folder: Path) -> None:

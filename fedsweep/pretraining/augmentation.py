@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedsweep.common.config import Config
-from fedsweep.data.digits import rotate, stripes, thicken
+from fedsweep.data.digits import SIZE, rotate, stripes, thicken
 
 
 class Draws:
@@ -54,6 +54,9 @@ class ImageAugmentation(Config):
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
             raise ValueError(f"`augmentation.crop_ratio` must be a range above 0, but is {list(self.crop_ratio)}")
         return self
+
+    def check(self, size: int) -> None:
+        """Accept any image size."""
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Augment pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""
@@ -123,6 +126,11 @@ class GlyphAugmentation(Config):
         if not 0 < low <= high:
             raise ValueError(f"`augmentation.scale` must be a range above 0, but it is {list(self.scale)}")
         return self
+
+    def check(self, size: int) -> None:
+        """Raise ValueError unless the images have the size of the stripes."""
+        if size != SIZE:
+            raise ValueError(f"`augmentation.name` glyphs is for images of {SIZE} pixels, but `data.size` is {size}")
 
     def __call__(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
         """Augment pixels (n, 3, h, w) in [0, 1]: the same shape, on the same device, in [0, 1]."""

@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 
 from fedsweep.common.config import Config
 from fedsweep.common.errors import UserError
-from fedsweep.data.digits import SIZE
 from fedsweep.data.partition import pool
 from fedsweep.data.prepared.dataset import PreparedData
 from fedsweep.models import BackboneConfig
@@ -91,10 +90,7 @@ class PretrainConfig(Config):
             raise ValueError(
                 f"`schedule.floor` must be at most `optimizer.lr`, {self.optimizer.lr}, but it is {self.schedule.floor}"
             )
-        if self.augmentation.name == "glyphs" and self.data.size != SIZE:  # the stripes'
-            raise ValueError(
-                f"`augmentation.name` glyphs is for images of {SIZE} pixels, but `data.size` is {self.data.size}"
-            )
+        self.augmentation.check(self.data.size)
         return self
 
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -256,7 +256,15 @@ def write_result(session: Session, name: str, out: Path) -> dict[str, Any]:
 
 REFRESH = 0.5
 """Seconds between two displays of the loss, because reading it makes a GPU wait."""
-ROW = "{:>10}  {:>10.4f}  {:>10.2%}  {:>10.4f}  {:>10.2e}  {:>10.1f}"
+COLUMNS = {
+    "epoch": ("epoch", ""),
+    "train loss": ("train_loss", ".4f"),
+    "val acc": ("accuracy", ".2%"),
+    "val loss": ("loss", ".4f"),
+    "lr": ("lr", ".2e"),
+    "seconds": ("seconds", ".1f"),
+}
+"""Each column's title, with the field of `EpochRecord` and its format."""
 
 
 class EpochTable:
@@ -279,7 +287,7 @@ class EpochTable:
         self.session, self.trained, self.seen, self.looked = session, done, 0, time.monotonic()
 
     def __enter__(self) -> Self:
-        print("     epoch  train loss     val acc    val loss          lr     seconds", flush=True)
+        print("  ".join(f"{title:>10}" for title in COLUMNS), flush=True)
         if self.progress.console.is_terminal:
             self.progress.start()
         return self
@@ -300,4 +308,4 @@ class EpochTable:
 
     def add(self, record: EpochRecord) -> None:
         """Print the row of an epoch."""
-        print(ROW.format(*astuple(record)), flush=True)
+        print("  ".join(f"{getattr(record, name):>10{form}}" for name, form in COLUMNS.values()), flush=True)

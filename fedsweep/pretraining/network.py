@@ -22,7 +22,8 @@ from fedsweep.common.files import write_atomically
 from fedsweep.common.randomness import derived_seed
 from fedsweep.common.yaml_values import Json
 from fedsweep.models import LayeredModel
-from fedsweep.models.timm.transformer_families import DigitsViT, LayeredViT
+from fedsweep.models.timm.digits_vit import DigitsViT
+from fedsweep.models.timm.transformer_families import LayeredViT
 from fedsweep.pretraining.config import AdamWConfig, MixConfig, PretrainConfig, ScheduleConfig
 
 

@@ -14,7 +14,7 @@ from fedsweep.common.yaml_values import parse_yaml
 from fedsweep.data.digits import STYLES
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
-from fedsweep.preparation.generate import TextToImage
+from fedsweep.preparation.text_to_image import TextToImage
 from tests.cli.conftest import Call, Refused
 from tests.preparation.helpers import CLASSES, write_tree
 

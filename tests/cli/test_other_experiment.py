@@ -5,7 +5,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.results import Store
 from fedsweep.sweep.plan.plan import Plan
-from fedsweep.sweep.running import display
+from fedsweep.sweep.running import time_estimate
 from fedsweep.sweep.running.open_sweep import new_sweep
 from tests.cli.conftest import EXPERIMENT, GRID, Call, Refused, write
 
@@ -24,7 +24,7 @@ def own(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
         ("[12, 10, 8, 6, 4, 3]", "[12, 3]"),
         ("batch_size: 32", "batch_size: 4"),
     )
-    monkeypatch.setattr(display, "estimate", lambda *_: (60.0, 1))
+    monkeypatch.setattr(time_estimate, "estimate", lambda *_: (60.0, 1))
     return call
 
 

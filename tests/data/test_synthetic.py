@@ -11,6 +11,7 @@ from PIL import Image
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import read_card, store_folder
 from fedsweep.data.prepared.dataset import PreparedData
+from fedsweep.data.synthetic import surrogate
 from fedsweep.data.synthetic.generated import Folder, NoSynthetic
 from fedsweep.data.synthetic.surrogate import Surrogate
 from fedsweep.preparation.plan import Options, make_plan
@@ -221,6 +222,16 @@ def test_a_class_of_one_image_scatters_as_the_others_of_its_domain_do():
     scatter = rest.flatten(1).numpy()
     pooled = scatter.T @ scatter / (8 - 2)  # of two means that are estimated
     assert np.linalg.norm(covariance - pooled) < 0.09 * np.linalg.norm(pooled)
+
+
+def test_classes_of_one_image_share_one_pass_over_their_domain(monkeypatch):
+    passes, deviations = [], surrogate._deviations
+    monkeypatch.setattr(
+        surrogate, "_deviations", lambda own, labels: passes.append(len([*labels])) or deviations(own, labels)
+    )
+    proxy = {name: held_images([0, 1, 2, 2], seed) for seed, name in enumerate(("photo", "sketch"))}
+    Surrogate(share=1).make(data(90, ["photo"]), proxy, seed=0)
+    assert sorted(passes) == [1, 1, 1, 3]  # each class, and the domain once
 
 
 def test_single_images_are_repeated_where_nothing_scatters():

@@ -21,7 +21,7 @@ from fedsweep.methods.fedag.mutual_learning import (
 )
 from fedsweep.models.clip.backbone import DigitsClip
 from fedsweep.models.layered import copy_into
-from fedsweep.models.timm.transformer_families import DigitsViT
+from fedsweep.models.timm.digits_vit import DigitsViT
 from fedsweep.types import AdapterState, ImageSet
 from tests.compare import copied, identical
 from tests.references import fedag as reference

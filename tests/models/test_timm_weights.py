@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from fedsweep.common.errors import UserError
 from fedsweep.models import TimmBackbone
-from fedsweep.models.timm.backbone import locate
+from fedsweep.models.timm.weights import locate
 from tests.compare import identical
 from tests.models.small import timm_network
 

@@ -7,8 +7,8 @@ import torch
 
 from fedsweep.common.errors import UserError
 from fedsweep.models import weights_file
-from fedsweep.models.timm import transformer_families as vit
-from fedsweep.models.timm.transformer_families import DigitsViT
+from fedsweep.models.timm import digits_vit as vit
+from fedsweep.models.timm.digits_vit import DigitsViT
 from fedsweep.training.costs import count
 from tests.compare import identical
 

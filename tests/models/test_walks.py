@@ -1,6 +1,7 @@
 """The walk of every family of timm models against timm's own forward, bit for bit, and its adapters."""
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -244,6 +245,24 @@ def test_a_walk_that_is_not_timms_forward_is_refused_by_name(name, family, part,
     assert str(refusal.value) == (
         f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than timm's forward."
     )
+
+
+def test_a_walk_of_another_shape_is_refused(monkeypatch):
+    model = layered("vit_tiny_patch16_224")
+    monkeypatch.setattr(
+        LayeredViT, "classify", lambda model, tokens: model.backbone.forward_head(model.backbone.norm(tokens))[0]
+    )
+    with pytest.raises(UserError, match="it gives other logits than"):
+        check_walk(model, model.backbone, 32, "x", "timm's forward")
+
+
+def test_every_class_that_a_family_names_is_timms():
+    names = [f"timm.models.{name}" for names in FAMILIES.values() for name in names]
+    assert len(names) == 11
+    for name in [*names, "timm.layers.patch_embed.PatchEmbed"]:
+        module, _, found = name.rpartition(".")
+        kind = getattr(import_module(module), found)
+        assert f"{kind.__module__}.{kind.__name__}" == name  # where it is defined, not only found
 
 
 def test_weights_that_give_no_numbers_are_refused():

@@ -11,10 +11,10 @@ from fedsweep.methods.fedag.domain_adapters import AdaptersConfig, build_domain_
 from fedsweep.methods.fedms.gate import build_gate
 from fedsweep.methods.fedms.trunk import DigitsTrunk, TimmTrunk
 from fedsweep.models import LoraConfig, build_model, weights_file
-from fedsweep.models import weights_file as kept
+from fedsweep.models import weight_cache as kept
 from fedsweep.models.clip import backbone as clip_backbone
 from fedsweep.models.clip.backbone import DigitsClip
-from fedsweep.models.timm.transformer_families import DigitsViT
+from fedsweep.models.timm.digits_vit import DigitsViT
 from tests.compare import identical
 from tests.models.small import tiny_vit
 

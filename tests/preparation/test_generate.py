@@ -16,7 +16,8 @@ from fedsweep.common.yaml_values import read_yaml
 from fedsweep.data.data_config import load
 from fedsweep.federation.build_and_run import content_digests, run, split
 from fedsweep.federation.run_config import RunConfig
-from fedsweep.preparation.generate import Generation, TextToImage, generate, plan_generation, prepare_generated
+from fedsweep.preparation.generate import Generation, generate, plan_generation, prepare_generated
+from fedsweep.preparation.text_to_image import TextToImage
 from tests.pipelines import write_embedding, write_pipeline
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "fedag_digits.yaml"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from fedsweep.common.errors import UserError
 from fedsweep.data.prepared.card import store_folder
 from fedsweep.preparation import prepare as module
-from fedsweep.preparation.layouts.base import Listing
+from fedsweep.preparation.layouts.base import Item, Listing
 from fedsweep.preparation.layouts.parquet import Parquet
 from fedsweep.preparation.prepare import prepare
 from tests.preparation.helpers import DOMAINS, Watched, plan_of
@@ -113,11 +114,34 @@ def test_a_finished_file_of_another_length_is_made_again(tree, stopped):
     assert decoded_again(tree) == 30
 
 
-def test_a_torn_line_of_the_log_costs_its_chunk(tree, stopped):
+@pytest.mark.parametrize("torn", [-1, -2])
+def test_a_torn_line_of_the_log_costs_its_chunk(tree, stopped, torn):
     log = stopped / "done.jsonl"
-    *others, torn, domain = log.read_bytes().split(b"\n")
-    log.write_bytes(b"\n".join([*others, torn[:-20], domain]))
+    lines = log.read_bytes().split(b"\n")
+    assert all(line.startswith(b'{"chunk"') for line in lines[-2:])
+    lines[torn] = lines[torn][:-20]
+    log.write_bytes(b"\n".join(lines))
     assert decoded_again(tree) == 5
+
+
+class Interrupted(Watched):
+    """The same, stopped where the second domain begins."""
+
+    def read(self, root: Path, items: Sequence[Item]) -> Iterator[bytes]:
+        if items[0].domain == "sketch":
+            raise KeyboardInterrupt
+        yield from super().read(root, items)
+
+
+def test_a_domain_is_finished_before_the_next_is_decoded(tree, data, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        prepare(plan_of(tree, Interrupted()), chunk=5)
+    part = data / "set-16.part"
+    assert {path.name for path in part.iterdir()} == {"done.jsonl", "photo.arrow", "sketch.pixels"}
+    looked, has_chunk = [], module.Scratch.has_chunk
+    monkeypatch.setattr(module.Scratch, "has_chunk", lambda *args: looked.append(args[1]) or has_chunk(*args))
+    assert decoded_again(tree) == 30
+    assert {one.pixels.name for one in looked if one.pixels.parent == part} == {"sketch.pixels"}
 
 
 @pytest.mark.parametrize("options", [{"test_fraction": 0.5}, {"classes": 2}])

@@ -32,9 +32,10 @@ class Surrogate(Proportioned):
         for domain in data.domains:
             labels, centres = self.labels(domain, classes), means[domain.name]
             images = torch.empty((len(labels), *centres.shape[1:]), dtype=torch.uint8)
+            mine, of_all = own[domain.name], list[Tensor]()
             for label in sorted(set(labels.tolist())):
-                mine = own[domain.name]  # all classes serve for one that has an image or none
-                deviations = _deviations(mine, [label]) or _deviations(mine, mine)
+                if not (deviations := _deviations(mine, [label])):  # all classes serve for one with an image or none
+                    deviations = of_all = of_all or _deviations(mine, mine)
                 rows = (labels == label).nonzero().flatten()
                 seeds = [derived_seed(seed, "surrogate", domain.name, label, number) for number in range(len(rows))]
                 images[rows] = _draw(centres[label], deviations, seeds)

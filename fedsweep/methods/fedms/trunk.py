@@ -15,7 +15,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.models import weights_file
 from fedsweep.models.timm.architecture import check_name, check_pinned, timm_config
-from fedsweep.models.timm.backbone import pretrained_network
+from fedsweep.models.timm.weights import pretrained_network
 
 WEIGHTS = Path(__file__).parent / "weights" / "digits_resnet.safetensors"
 FIELD = "method.gate.trunk.pretrained"

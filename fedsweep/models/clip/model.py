@@ -80,6 +80,7 @@ class LayeredClip(LayeredModel):
     computed once for each state of the text encoder: in evaluation they are kept until other tensors are loaded.
     """
 
+    backbone: Towers
     sublayers: ClassVar = {}
     head_prefix = "no head"
     top: ClassVar = ("backbone.top.", "backbone.logit_scale")
@@ -113,7 +114,7 @@ class LayeredClip(LayeredModel):
     def height(self, name: str) -> tuple[int, int]:
         """Return both numbers for the tensor's own encoder, which may lack the lower blocks."""
         layer, tower = cast(int, layer_of(name)), name.split(".")[3]
-        depth = sum(tower in block for block in self.backbone.blocks)
+        depth = sum(tower in self._pair(one) for one in range(self.num_layers))
         return layer - self.num_layers + depth, depth
 
     def plain_name(self, name: str) -> str:
@@ -124,7 +125,7 @@ class LayeredClip(LayeredModel):
         """Return the number of blocks of each encoder within `layers`."""
         if len(layers) == self.num_layers:
             return {}
-        pairs = [self.backbone.blocks[layer] for layer in layers]
+        pairs = [self._pair(layer) for layer in layers]
         return {f"{tower}_model.encoder.layers": sum(tower in pair for pair in pairs) for tower in (IMAGES, TEXT)}
 
     def embed(self, pixels: Tensor) -> Tensor:
@@ -187,8 +188,11 @@ class LayeredClip(LayeredModel):
         embedded = torch.cat([words[:, :1], context.expand(len(words), -1, -1), words[:, 1:]], dim=1)
         return cast(Tensor, self.backbone.words(inputs_embeds=embedded))
 
+    def _pair(self, layer: int) -> nn.ModuleDict:
+        return cast(nn.ModuleDict, self.backbone.blocks[layer])
+
     def _run(self, tower: str, layer: int, tokens: Tensor) -> Tensor:
-        pair = self.backbone.blocks[layer]
+        pair = self._pair(layer)
         return cast(Tensor, pair[tower](tokens, None, is_causal=tower == TEXT)) if tower in pair else tokens
 
     def add_image_adapter(self, hidden: int | None, seed: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from torch import nn
 from fedsweep.common.errors import UserError
 from fedsweep.models.base import Outline, Recipe
 from fedsweep.models.timm.transformer_families import WHAT_WORKS, Family, family_of, mixer_shape
+
+if TYPE_CHECKING:
+    from timm.models import PretrainedCfg
 
 
 @dataclass(frozen=True)
@@ -162,8 +165,8 @@ def outline(architecture: Architecture) -> TimmOutline:
     )
 
 
-def timm_config(model: str) -> Any:
-    """Return timm's record, a PretrainedCfg, of a model's weights: those of the tag, or the default ones."""
+def timm_config(model: str) -> "PretrainedCfg":
+    """Return timm's record of a model's weights: those of the tag, or the default ones."""
     import timm
     from timm.models import PretrainedCfg
 

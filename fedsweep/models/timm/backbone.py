@@ -14,63 +14,10 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.randomness import derived_seed
 from fedsweep.models import weights_file
 from fedsweep.models.base import Backbone, Recipe, check_walk
-from fedsweep.models.checkpoint_folder import SECONDS
 from fedsweep.models.layered import LayeredModel
 from fedsweep.models.timm.architecture import Architecture, TimmOutline, check_name, check_pinned, outline, timm_config
 from fedsweep.models.timm.transformer_families import LayeredMixer
-from fedsweep.models.weights_file import reason
-
-
-def pretrained_network(model: str, **shape: Any) -> nn.Module:
-    """Return timm's model with its tag's weights and head; raise UserError if they cannot be loaded or do not fit."""
-    import timm
-
-    file = locate(model)
-    overlay = {"file": str(file), "custom_load": file.suffix == ".npz"} if file else {}
-    try:
-        return timm.create_model(model, pretrained=True, pretrained_cfg_overlay=overlay, **shape)
-    except OSError as error:
-        raise _unreachable(model, error) from error
-    except Exception as error:  # each format has its own
-        raise UserError(f"timm's weights {model} cannot be loaded: {reason(error)}.") from error
-
-
-def locate(model: str) -> Path | None:
-    """Return the weights' file in the hub's cache, downloaded if need be; None for the few that are not on the hub.
-
-    Raise UserError if the file is not cached and one attempt to download it fails.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    config = timm_config(model)
-    if not config.hf_hub_id:
-        return None
-    repository, _, revision = config.hf_hub_id.partition("@")
-    where: dict[str, Any] = {"repo_id": repository, "revision": revision or None}
-    pickled = config.hf_hub_filename or "pytorch_model.bin"
-    names = dict.fromkeys([pickled.replace("pytorch_model.bin", "model.safetensors"), pickled])
-    for name in names:
-        if isinstance(cached := try_to_load_from_cache(filename=name, **where), str):
-            return Path(cached)
-    for name in names:
-        try:
-            # Without this question first, the download would repeat itself for half a minute where there is no network.
-            get_hf_file_metadata(hf_hub_url(filename=name, **where), timeout=SECONDS)
-            return Path(hf_hub_download(filename=name, **where))
-        except Exception as error:  # the hub's library does not keep to one family of exceptions
-            if isinstance(error, LocalEntryNotFoundError) or not isinstance(error, EntryNotFoundError):
-                raise _unreachable(model, error) from error
-    raise UserError(f"timm's weights {model} are not on the hub: {repository} has no {' or '.join(names)}.")
-
-
-def _unreachable(model: str, error: Exception) -> UserError:
-    first_line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    return UserError(
-        f"timm's weights {model} are not in the cache and cannot be downloaded ({type(error).__name__}: {first_line}); "
-        "load them once where there is a network, or name a file of them as `backbone.pretrained`."
-    )
-
+from fedsweep.models.timm.weights import pretrained_network
 
 Mean = Annotated[float, Field(ge=-1000, le=1000)]
 Std = Annotated[float, Field(ge=1e-6, le=1e6)]
@@ -111,10 +58,10 @@ class TimmBackbone(Backbone):
         check_name(self.model)
         if self.pretrained == "timm":
             check_pinned(self.model)
-            for field in ("embed_dim", "num_blocks", "num_heads", "img_size", "patch_size"):
-                # A Mixer's tokens mix through matrices of one size.
-                fixed = not field.endswith("size") or self._outline.family is LayeredMixer
-                if fixed and getattr(self, field) is not None:
+            sizes = ("img_size", "patch_size")  # fixed for a Mixer, whose tokens mix through matrices of one size
+            fixed = ("embed_dim", "num_blocks", "num_heads")
+            for field in (*fixed, *sizes) if self._outline.family is LayeredMixer else fixed:
+                if getattr(self, field) is not None:
                     raise ValueError(f"`backbone.{field}` must be null, because timm's weights {self.model} fix it")
         _ = self._outline
         return self

@@ -1,20 +1,18 @@
-"""Block-by-block walks through timm's ViT, Beit, Eva and MlpMixer, and the choice and check of a model's walk."""
+"""Block-by-block walks through timm's ViT, Beit, Eva and MlpMixer, and the choice of a model's walk."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from fedsweep.common.errors import UserError
-from fedsweep.common.yaml_values import Json
-from fedsweep.models import weights_file
-from fedsweep.models.base import Backbone, Outline, Recipe
 from fedsweep.models.layered import LayeredModel
 
-WEIGHTS = Path(__file__).parents[1] / "weights" / "digits_vit.safetensors"
-SHAPE: dict[str, Json] = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 12, "num_heads": 4, "mlp_ratio": 2}
+if TYPE_CHECKING:
+    from timm.models.beit import Beit
+    from timm.models.eva import Eva
+    from timm.models.mlp_mixer import MlpMixer
+    from timm.models.vision_transformer import VisionTransformer
 
 
 class LayeredViT(LayeredModel):
@@ -23,55 +21,18 @@ class LayeredViT(LayeredModel):
     ViT, DeiT (with or without its distillation token), DINOv2 (with or without registers), CLIP's and SigLIP's towers.
     """
 
+    backbone: "VisionTransformer"
+
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches, class and register tokens, with positions."""
         vit = self.backbone
         return cast(Tensor, vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(pixels)))))
 
 
-class DigitsViT(Backbone):
-    """The embedded backbone: 12 blocks at 16 px, pre-trained on MNIST by `fedsweep pretrain digits_vit`."""
-
-    name: Literal["digits_vit"] = "digits_vit"
-
-    @property
-    def _outline(self) -> Outline:
-        return Outline(layers=12, width=64, image_size=16, largest_rank=dict.fromkeys(self.positions, 64))
-
-    def fingerprint(self) -> str:
-        """Return the digest on the card, which must be that of the weights."""
-        return f"sha256:{weights_file.read_card(WEIGHTS)['sha256']}"
-
-    def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredViT:
-        """Return the pre-trained model with its MNIST head; raise UserError unless the data has ten classes."""
-        if num_classes != 10:
-            raise UserError(f"`backbone.name` digits_vit knows ten digits, but the data has {num_classes} classes.")
-        card = weights_file.read_card(WEIGHTS)
-        model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
-        model.backbone.load_state_dict(weights_file.read(WEIGHTS))
-        return model
-
-    def outlined(self, num_classes: int) -> LayeredViT:
-        """Return the model on the meta device, with shapes but no tensors."""
-        with torch.device("meta"):
-            backbone = self.architecture()
-            backbone.reset_classifier(num_classes)
-            return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
-
-    def recipe(self, num_classes: int) -> Recipe:
-        """Return the call of timm's smallest ViT with the same shape."""
-        arguments = {**SHAPE, "num_classes": num_classes}
-        return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
-
-    def architecture(self) -> Any:
-        """Return the untrained network, timm's VisionTransformer."""
-        from timm.models.vision_transformer import VisionTransformer
-
-        return VisionTransformer(**cast(dict[str, Any], SHAPE), num_classes=10)
-
-
 class LayeredBeit(LayeredModel):
     """The walk of `timm.models.beit.Beit`: relative positions in each block, or one table that all blocks share."""
+
+    backbone: "Beit"
 
     def embed(self, pixels: Tensor) -> Tensor:
         """Return patches, class token and, if the model has them, absolute positions."""
@@ -96,9 +57,10 @@ class LayeredEva(LayeredModel):
     DINOv3 gives them in its own pre-training would move frozen features. In mixed mode each layer has its own.
     """
 
+    backbone: "Eva"
     rope: Tensor | None
 
-    def __init__(self, backbone: Any, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, backbone: "Eva", mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__(backbone, mean, std)
         backbone.eval()
         with torch.no_grad():
@@ -122,6 +84,7 @@ class LayeredEva(LayeredModel):
 class LayeredMixer(LayeredModel):
     """The walk of `timm.models.mlp_mixer.MlpMixer` with its MixerBlock: an MLP over tokens, then one over channels."""
 
+    backbone: "MlpMixer"
     sublayers: ClassVar = {"l0": "mlp_tokens.fc2", "l1": "mlp_channels.fc2"}
     patch_projection = "backbone.stem.proj"
 

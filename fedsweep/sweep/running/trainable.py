@@ -137,7 +137,7 @@ def _rounds(
     from fedsweep.common.process_usage import SystemMeter
     from fedsweep.federation.build_and_run import check_digests, run_resumably
     from fedsweep.federation.run_config import RunConfig
-    from fedsweep.models.weights_file import keep
+    from fedsweep.models.weight_cache import keep
 
     torch.set_num_threads(threads)
     keep()

@@ -110,14 +110,14 @@ def tune(
     with sigterm_interrupts(), _prepared(options, console) as ready:
         from fedsweep.sweep.running.open_sweep import exclusively, new_sweep, resumed_sweep
 
-        prepare_environment(ready.cluster)
-        from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
-
         if options.resumed is not None:
             sweep = resumed_sweep(ready.plan, ready.store, options.resumed)
         else:
             sweep = new_sweep(ready.plan, ready.store, options.fresh)
         with exclusively(sweep):
+            prepare_environment(ready.cluster)
+            from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
+
             session = run(ready, sweep, console)
             from fedsweep.sweep.running.finish import finish  # imports the report, which no start waits for
 

@@ -1,0 +1,57 @@
+"""The small Vision Transformer that ships with fedsweep, with its weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from fedsweep.common.errors import UserError
+from fedsweep.common.yaml_values import Json
+from fedsweep.models import weights_file
+from fedsweep.models.base import Backbone, Outline, Recipe
+from fedsweep.models.timm.transformer_families import LayeredViT
+
+WEIGHTS = Path(__file__).parents[1] / "weights" / "digits_vit.safetensors"
+DIGITS_SHAPE = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 12, "num_heads": 4, "mlp_ratio": 2}
+
+
+class DigitsViT(Backbone):
+    """The embedded backbone: 12 blocks at 16 px, pre-trained on MNIST by `fedsweep pretrain digits_vit`."""
+
+    name: Literal["digits_vit"] = "digits_vit"
+
+    @property
+    def _outline(self) -> Outline:
+        return Outline(layers=12, width=64, image_size=16, largest_rank=dict.fromkeys(self.positions, 64))
+
+    def fingerprint(self) -> str:
+        """Return the digest on the card, which must be that of the weights."""
+        return f"sha256:{weights_file.read_card(WEIGHTS)['sha256']}"
+
+    def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredViT:
+        """Return the pre-trained model with its MNIST head; raise UserError unless the data has ten classes."""
+        if num_classes != 10:
+            raise UserError(f"`backbone.name` digits_vit knows ten digits, but the data has {num_classes} classes.")
+        card = weights_file.read_card(WEIGHTS)
+        model = LayeredViT(self.architecture(), mean=card["mean"], std=card["std"])
+        model.backbone.load_state_dict(weights_file.read(WEIGHTS))
+        return model
+
+    def outlined(self, num_classes: int) -> LayeredViT:
+        """Return the model on the meta device, with shapes but no tensors."""
+        with torch.device("meta"):
+            backbone = self.architecture()
+            backbone.reset_classifier(num_classes)
+            return LayeredViT(backbone, mean=[0.5] * 3, std=[0.5] * 3)
+
+    def recipe(self, num_classes: int) -> Recipe:
+        """Return the call of timm's smallest ViT with the same shape."""
+        arguments: dict[str, Json] = {**DIGITS_SHAPE, "num_classes": num_classes}
+        return Recipe(call="timm.create_model", model="vit_tiny_patch16_224", arguments=arguments, fetched=False)
+
+    def architecture(self) -> Any:
+        """Return the untrained network, timm's VisionTransformer."""
+        from timm.models.vision_transformer import VisionTransformer
+
+        return VisionTransformer(**cast(dict[str, Any], DIGITS_SHAPE), num_classes=10)
