@@ -16,7 +16,6 @@ from PIL import Image
 from fedsweep.common.errors import UserError, one_line
 from fedsweep.common.paths import resolve
 from fedsweep.data.synthetic.generated import Diffusers
-from fedsweep.models.weights_file import digest
 
 INDEX = "model_index.json"
 ASKED = {"prompt", "height", "width", "num_inference_steps", "guidance_scale", "generator", "output_type"}
@@ -51,9 +50,9 @@ class TextToImage:
         else:
             found = hashlib.sha256()
             for path in sorted(one for one in self.folder.rglob("*") if one.is_file() and not one.name.startswith(".")):
-                found.update(f"{path.relative_to(self.folder).as_posix()}\0{digest(path)}\0".encode())
+                found.update(f"{path.relative_to(self.folder).as_posix()}\0{_digest(path)}\0".encode())
             model = found.hexdigest()
-        return {"model": model, **{token: digest(path) for token, path in sorted(self.embeddings.items())}}
+        return {"model": model, **{token: _digest(path) for token, path in sorted(self.embeddings.items())}}
 
     def check(self, prompts: Sequence[str]) -> None:
         """Raise UserError if a prompt has more tokens than the text encoder reads."""
@@ -146,3 +145,8 @@ def _library() -> Any:
         logging.set_verbosity_error()
         logging.disable_progress_bar()
     return diffusers
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
