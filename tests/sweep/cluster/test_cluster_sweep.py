@@ -27,10 +27,10 @@ from tests.sweep.helpers import (
 
 pytestmark = pytest.mark.slow
 LONGER = {**GRID, "fixed": {**SMALL, "federation.rounds": 10}}
-PREPARED = {
+PREPARED = {  # of so many rounds that a node which joins after the first of them still gets work
     **GRID,
     "experiment": "fedra_pacs",
-    "fixed": {**SMALL, "federation.rounds": 4, "data.domains": ["photo", "sketch"]},
+    "fixed": {**SMALL, "federation.rounds": 16, "data.domains": ["photo", "sketch"]},
     "seeds": [0],
 }
 
