@@ -1,13 +1,18 @@
 """State of a sweep whose arms are halved together, read from the records on disk. No ray, no torch."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fedsweep.results import Outcome, SweepStore, TrialPlan
 from fedsweep.results.arms import agrees, identity
-from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.pruning.arm_rules import Verdicts, halve, rungs
 from fedsweep.sweep.space.settings import ArmsScheduler
+
+if TYPE_CHECKING:
+    from fedsweep.sweep.plan.plan import Plan
 
 
 class RecordedTrials:

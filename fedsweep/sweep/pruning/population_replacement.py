@@ -1,4 +1,4 @@
-"""Population based training (Jaderberg et al., 2017) in synchronous generations. No ray, no torch.
+"""Population based training (Jaderberg et al., 2017) in synchronous generations. No ray.
 
 A generation is a function of the recorded metrics and of the search's seed, whatever the workers and their order.
 """
