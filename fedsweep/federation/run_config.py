@@ -102,7 +102,7 @@ class RunConfig(Config):
 
     @property
     def trains_on_synthetic(self) -> bool:
-        """Whether the server or a client trains on synthetic images; else none are made."""
+        """True if the server or a client trains on synthetic images; otherwise none are made."""
         return self.method.needs.synthetic or self.partition.takes_synthetic
 
     def marks(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ class Recipe(Config):
 
     @property
     def of_timm(self) -> bool:
-        """Whether the library is timm, not transformers."""
+        """True if the library is timm, false if it is transformers."""
         return self.call.startswith("timm.")
 
 

@@ -204,7 +204,7 @@ def _levels(grid: _Grid, baseline: Mapping[str, Json]) -> Iterator[Level]:
 
 @dataclass(frozen=True)
 class Effects:
-    """What the factors of a grid or the hyperparameters of a search explain; all empty if it cannot be told."""
+    """The shares that the factors of a grid or the hyperparameters of a search explain; all empty if unknown."""
 
     shares: Sequence[Share] = ()
     findings: Sequence[str] = ()

@@ -23,7 +23,7 @@ from fedsweep.types import AdapterState, Client, ClientUpdate
 REPRESENTATION, HEAD = "drift/representation", "drift/head"
 DRIFT_METRICS = [REPRESENTATION, HEAD]
 IMAGES = 16
-"""Of each client's training images, drawn for each round for its structural bias."""
+"""Number of a client's training images that are drawn in each round to measure its structural bias."""
 GRADIENT, GROWTH = "structural_bias/gradient", "structural_bias/gradient_per_missing_block"
 IDENTITY, BRICK = "structural_bias/jacobian/identity", "structural_bias/jacobian/brick"
 ERROR = "structural_bias/brick_error"
