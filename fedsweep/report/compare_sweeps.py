@@ -121,11 +121,11 @@ class Pairing:
         seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
         said = [
-            f"{self._label(*pair)}, B against A{', over different images' * (not self._same_images(pair))}: "
-            f"{about_comparison(manifest, found, self.units)}."
+            f"{self._label(*pair)}, B against A{', on different images' * (not self._same_images(pair))}: "
+            f"{about_comparison(manifest, found, self.units)}"
             for pair, found in zip(self.pairs, self.comparisons, strict=True)
         ]
-        caution = ["A and B are over different images: a difference says nothing of what else differs in them."]
+        caution = ["A and B were tested on different images, so a difference may come from the images alone."]
         return [*caution * (not all(map(self._same_images, self.pairs))), *said, self._apart()]
 
     def _label(self, first: ArmStatistics, second: ArmStatistics) -> str:
@@ -140,9 +140,9 @@ class Pairing:
         here, there = (flat(trial.plan.config) for trial in (*pairs, (first[0], second[0]))[0])
         different = [name for name in {**here, **there} if name != "seed" and here.get(name) != there.get(name)]
         if not different:
-            return "A and B are the same runs, but for what recorded them: every hyperparameter is equal."
+            return "All hyperparameters of A and B are equal."
         named = "; ".join(
-            f"{name} {here.get(name, '(none)')} and {there.get(name, '(none)')}" for name in different[:SHOWN]
+            f"{name} ({here.get(name, 'not set')} and {there.get(name, 'not set')})" for name in different[:SHOWN]
         )
         more = f"; and {len(different) - SHOWN} more" if len(different) > SHOWN else ""
         return f"A and B differ in {named}{more}."

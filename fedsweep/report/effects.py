@@ -114,7 +114,7 @@ def decompose(
     centre = grid.values.mean()
     total = float(((grid.values - centre) ** 2).sum())
     if total <= SHAKY * float((grid.values**2).sum()):
-        return "all trials ended alike"
+        return "all trials have the same final value"
     effects = [_effect(grid, chosen, total) for size in (1, 2) for chosen in combinations(grid.levels, size)]
     corrected = iter(holm([one.p for one in effects if one.p is not None]))
     flat = grid.values.reshape(len(grid.seeds), -1)  # (seed, cell)
@@ -132,7 +132,7 @@ def decompose(
 
 def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
     if any(name not in one.arm.values for one in arms for name in names):
-        return "a hyperparameter is there in some arms only"
+        return "some arms lack a hyperparameter that other arms have"
     by_key = {one.key: one for one in arms}
     ordered = [by_key[identity(one.values)] for one in group_by_arm(trial for arm in arms for trial in arm.arm.trials)]
     # The key of a name is, for each arm, the first arm with its value; names with one key determine each other.
@@ -142,14 +142,14 @@ def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
         if len(set(values)) > 1:
             factors.setdefault(tuple(map(values.index, values)), []).append(name)
     if len(factors) < 2:
-        return "one factor varies"
+        return "only one factor varies"
     levels = {
         tuple(together): [{name: ordered[place].arm.values[name] for name in together} for place in sorted(set(places))]
         for places, together in factors.items()
     }
     shape = [len(found) for found in levels.values()]
     if len(arms) != math.prod(shape):
-        return "the arms are not all combinations of their values"
+        return "the arms do not cover all combinations of their values"
     # In the order of an array with one axis per factor: the last factor's level changes fastest.
     places = sorted(range(len(ordered)), key=lambda place: [one[place] for one in factors])
     cells = [ordered[place].values for place in places]
@@ -230,7 +230,7 @@ class Effects:
         shares = [*(Share(one.name, one.share) for one in found.effects), *found.unexplained]
         said = "; ".join(f"{one.name} {100 * one.share:.0f}% ({one.verdict})" for one in found.effects)
         sections = [_variation(found), _marginal(found, Units.of(manifest.metric, arms))]
-        return cls(shares, [f"Of the variation between trials: {said}."], sections, decomposed=True)
+        return cls(shares, [f"Shares of the variation between trials: {said}."], sections, decomposed=True)
 
 
 def _variation(found: Factorial) -> Section:

@@ -39,14 +39,14 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
     arms = [trial.plan.arm for trial in ended_well]
     ends = [final(trial, manifest.metric) for trial in ended_well]
     if len(arms) < LEAST:
-        return f"{len(arms)} trials finished, and it takes {LEAST}"
+        return f"{len(arms)} trials finished, but at least {LEAST} are needed"
     names = [name for name in manifest.varied if all(name in arm for arm in arms)]
     axes = {name: _axis([arm[name] for arm in arms], name in manifest.logarithmic) for name in names}
     axes = {name: values for name, values in axes.items() if len(set(values)) > 1}
     if len(axes) < 2:
         return "fewer than two hyperparameters vary in every trial"
     if len(set(ends)) < 2:
-        return "all trials ended alike"
+        return "all trials have the same final value"
 
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution

@@ -76,7 +76,7 @@ def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -
     if (one := best(manifest, played(manifest, trials))) is not None and len(one.trials) > 1:
         schedules = [
             f"{name.rsplit('.', 1)[-1]} "
-            + ", ".join(f"{value:.4g} from {first}" for first, _, value in one.values(name))
+            + ", ".join(f"{value:.4g} from round {first}" for first, _, value in one.values(name))
             for name in manifest.varied
         ]
     continued = sum(one.plan.start is not None for one in trials)

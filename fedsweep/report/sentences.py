@@ -1,4 +1,4 @@
-"""Sentences of a report: the findings, and the caption that a reader needs to judge the numbers."""
+"""The sentences of a report: the findings, and the legend of the table."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -23,11 +23,11 @@ from fedsweep.results.history import ACCUMULATED
 from fedsweep.results.records import stand_in, warning
 
 SECOND_UNITS = {"megabytes/sent": " MB", "bytes/up": " bytes", "bytes/down": " bytes", "seconds/round": " s"}
-LABELLED = 8  # efficient arms that a sentence names at most; the table marks all of them
+LABELLED = 8  # a sentence names at most this many efficient arms; the table marks all of them
 
 
 def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str]:
-    """Return one sentence per comparison with the baseline, or without a baseline, sentences on the best arm."""
+    """Return the findings: one per comparison with the baseline, or the best arm if there is no baseline."""
     dotted, units = names(manifest, arms), Units.of(manifest.metric, arms)
     if manifest.baseline is None or not any(one.is_baseline for one in arms):
         return _about_best(manifest, arms, dotted, units)
@@ -37,8 +37,8 @@ def findings(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[str
             other = by_key[one.counterpart]
             pair = _against(one.arm.values, other.arm.values, manifest.baseline, dotted)
             if one.comparison.seeds and not same_images(manifest.metric, [one, other]):
-                pair += ", over different images"
-            found.append(f"{pair}: {about_comparison(manifest, one.comparison, units)}.")
+                pair += ", on different images"
+            found.append(f"{pair}: {about_comparison(manifest, one.comparison, units)}")
     return [*found, *_about_efficient(manifest, arms)]
 
 
@@ -55,11 +55,20 @@ def _about_efficient(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
     ]
     more = f" and {len(best) - LABELLED} more" if len(best) > LABELLED else ""
     count = sum(one.second is not None for one in arms)
-    return [f"Efficient in {manifest.metric} against {metric}, {len(best)} of {count} arms: {'; '.join(said)}{more}."]
+    return [f"Efficient arms in {manifest.metric} against {metric} ({len(best)} of {count}): {'; '.join(said)}{more}."]
 
 
 def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Collection[str]) -> list[str]:
-    """Return sentences on objective, rounds, seeds, baseline, test, shown columns, and unfinished trials."""
+    """Return the legend of the table, as a list of sentences.
+
+    It names the objective, the rounds, the seeds, the baseline and the test. Special columns and trials that did not
+    finish have sentences of their own.
+
+    Args:
+        manifest: The sweep.
+        arms: The arms of the table.
+        shown: The headings of the columns of the table.
+    """
     dotted, trials = names(manifest, arms), [trial for one in arms for trial in one.arm.trials]
     return texts(
         "caption",
@@ -80,7 +89,7 @@ def caption(manifest: SweepManifest, arms: Sequence[ArmStatistics], shown: Colle
 
 
 def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> str | None:
-    """Describe the baseline, with the hyperparameters that it leaves open; None if it is no arm."""
+    """Return the baseline's settings and the hyperparameters that it leaves open, or None if no arm is a baseline."""
     baselines = [one for one in arms if one.is_baseline]
     if baseline is None or not baselines:
         return None
@@ -107,24 +116,30 @@ def _about_best(
     if not (finished := [one for one in arms if one.n]):
         return []
     if not same_images(manifest.metric, finished):
-        return [f"No arm is the best: they hold out different domains, and {manifest.metric} is over different images."]
+        return [
+            "No arm is the best: the arms hold out different domains, so "
+            f"{manifest.metric} is computed on different images."
+        ]
     if manifest.against is not None:
         found = _about_efficient(manifest, arms)
-        they_were, them = "They were", "them"
+        these_arms_were, their_means_are, them = "These arms were", "their means are", "them"
     else:
         words, value = arm_words(finished[0].arm.values, dotted), units.value(finished[0].mean) + "%" * units.percent
         found = [f"Best: {words} with {manifest.metric} {value} (n = {finished[0].n})."]
-        they_were, them = "It was", "it"
+        these_arms_were, their_means_are, them = "This arm was", "its mean is", "it"
     if len(arms) > 1:
         found.append(
-            f"{they_were} chosen from {len(arms)} arms by these very numbers, which are therefore optimistic for "
-            f"{them}: confirm {them} on fresh seeds."
+            f"{these_arms_were} chosen from {len(arms)} arms by the same numbers, so {their_means_are} optimistic. "
+            f"Confirm {them} with new seeds."
         )
     return found
 
 
 def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, dotted: Sequence[str]) -> str:
-    """Return `rank 4 against 8`, or after hyperparameters that the baseline leaves open, `lr 0.1, rank 4 against 8`."""
+    """Return the label of a comparison, such as `rank 4 against 8`.
+
+    Hyperparameters that the baseline leaves open come first: `lr 0.1, rank 4 against 8`.
+    """
     differing = [name for name in dotted if (name in arm, arm.get(name)) != (name in other, other.get(name))]
     shared = [name for name in dotted if name in arm and name in other and name not in baseline]
     here = f"{arm_words(arm, shared)}, " if shared else ""
@@ -134,14 +149,14 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
 
 
 def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -> str:
-    """Return a clause on the result of one comparison, without a full stop."""
-    doubts = []  # of the tests that do not assume normality
+    """Return one or more sentences on the result of a comparison; the first one starts in lower case or with a sign."""
+    doubts = []  # raised by the tests that do not assume normality
     if found.bootstrap is not None and found.bootstrap[0] <= 0 <= found.bootstrap[1]:
-        doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} has zero in it")
+        doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} contains zero")
     if found.exact_can_tell and found.p_exact_holm is not None and found.p_exact_holm > LEVEL:
         doubts.append(f"the exact test does not detect it (Holm p {shown_p(found.p_exact_holm)})")
-    needed = f"about {float(f'{found.seeds_needed:.2g}'):.0f}" if found.seeds_needed else "more than 10000"
-    (clause,) = texts(
+    needed = f"about {float(f'{found.seeds_needed:.2g}'):.0f}" if found.seeds_needed else "more than 10,000"
+    (said,) = texts(
         "comparison",
         found=found,
         units=units,
@@ -150,4 +165,4 @@ def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -
         needed=needed,
         doubts=doubts,
     )
-    return clause
+    return said

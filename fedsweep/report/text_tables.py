@@ -142,7 +142,7 @@ class Section:
 
 
 MARK = "*"
-MARKED = f"With {MARK}: out of domain, no client of that arm has images of the domain."
+MARKED = f"Values marked {MARK} are out of domain: no client of that arm has images of the domain."
 PAPER = "paper"  # the label of a paper's row, in place of an arm
 
 
@@ -166,7 +166,7 @@ def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section
         if any(value != NOTHING for value in paper):
             rows.append([PAPER, *[""] * (len(named) - 1), NOTHING, *paper])
             papers.append(True)
-    explained = "Accuracy at the last round in percent, mean over n finished trials." + f" {MARKED}" * held_out
+    explained = "Accuracy in percent at the last round, mean over the n finished trials." + f" {MARKED}" * held_out
     return Section("By domain", head, rows, len(settings(arms[0], dotted)), explained, papers)
 
 

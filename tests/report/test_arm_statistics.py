@@ -188,14 +188,14 @@ def test_where_some_arms_have_pairs_for_an_exact_test_the_caption_says_which(man
     section = table.sections[0]
     shown = {row[0]: row[section.head.index("exact p")] for row in section.rows}
     assert (shown["16"], shown["4"] != "-") == ("-", True)
-    assert section.explained.endswith("normal spread; of fewer than 7 pairs it could not tell.")
+    assert "differences; it needs at least 7 pairs. Explanations: " in section.explained
     assert not any("No exact test" in sentence for sentence in table.caption())
 
 
 def test_what_no_accuracy_can_differ_by_is_not_said_to_be_detectable(manifest, trials):
     trials.arms({4: [0.5, 0.7], 8: [0.6, 0.6]})
     table = tabulate(manifest, trials)
-    assert table.findings()[0].endswith("2 seeds with such a spread detect no difference that there can be.")
+    assert table.findings()[0].endswith("not even the largest possible difference is reliably detectable.")
 
 
 @pytest.mark.parametrize("baseline", [None, {"lora.rank": 32}])

@@ -67,8 +67,8 @@ def test_what_differs_between_them_is_said_and_other_images_are_cautioned(manife
     here = side(manifest, configured(ranks, lr=0.1, method={"name": "fedra"}))
     there = side(manifest, configured(other_sweep(), "e", lr=0.2, method={"name": "fedra"}, extra=1), id="b")
     images, *_, apart = Pairing.of(here, there, by_arm=True).findings()
-    assert apart == "A and B differ in lr 0.1 and 0.2; extra (none) and 1."
-    assert images.startswith("A and B are over different images")
+    assert apart == "A and B differ in lr (0.1 and 0.2); extra (not set and 1)."
+    assert images.startswith("A and B were tested on different images")
 
 
 def test_arms_that_hold_out_other_domains_are_over_different_images(manifest):
@@ -78,14 +78,14 @@ def test_arms_that_hold_out_other_domains_are_over_different_images(manifest):
         trials.add({"held_out": "sketch"}, seed, [0.3, 0.6], held_out=["sketch"])
     here, there = (side(manifest, trials, {"held_out": name}, varied=("held_out",)) for name in ("photo", "sketch"))
     caution, pair, *_ = Pairing.of(here, there, by_arm=False).findings()
-    assert caution.startswith("A and B are over different images")
-    assert "B against A, over different images: +9.00 points" in pair
+    assert caution.startswith("A and B were tested on different images")
+    assert "B against A, on different images: +9.00 points" in pair
     assert ",False," in Pairing.of(here, there, by_arm=False).csv().splitlines()[1]
 
 
 def test_equal_runs_are_said_to_be(manifest, ranks):
     here, there = side(manifest, configured(ranks)), side(manifest, configured(other_sweep()), id="b")
-    assert Pairing.of(here, there, by_arm=True).findings()[-1].startswith("A and B are the same runs")
+    assert Pairing.of(here, there, by_arm=True).findings()[-1].startswith("All hyperparameters of A and B are equal")
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ def test_only_seeds_that_all_cells_finished_count(manifest, trials):
 @pytest.mark.parametrize(
     ("grid", "seeds", "why"),
     [
-        ([(4, 0.1), (8, 0.1), (8, 0.01)], range(3), "the arms are not all combinations of their values"),
-        ([(4, 0.1), (8, 0.1)], range(3), "one factor varies"),
+        ([(4, 0.1), (8, 0.1), (8, 0.01)], range(3), "the arms do not cover all combinations of their values"),
+        ([(4, 0.1), (8, 0.1)], range(3), "only one factor varies"),
         (None, range(1), "fewer than two seeds finished in every arm"),
     ],
 )
@@ -134,13 +134,13 @@ def test_what_cannot_be_decomposed_is_said(manifest, trials, grid, seeds, why):
 
 def test_trials_that_end_alike_have_no_effects(manifest, trials):
     fill(trials, lambda rank, rate, seed: 0.5)
-    assert decomposed(manifest, trials) == "all trials ended alike"
+    assert decomposed(manifest, trials) == "all trials have the same final value"
 
 
 def test_an_arm_that_lacks_a_factor_is_said(manifest, trials):
     fill(trials, noisy())
     trials.add({"lora.rank": 4}, 0, [0.2, 0.3])
-    assert decomposed(manifest, trials) == "a hyperparameter is there in some arms only"
+    assert decomposed(manifest, trials) == "some arms lack a hyperparameter that other arms have"
 
 
 def test_names_that_vary_together_are_one_factor(manifest, trials):
@@ -159,7 +159,7 @@ def test_the_report_says_what_each_factor_does(manifest, trials):
     markdown = table.markdown()
     assert "## Main effects and interactions" in markdown
     assert "## Marginal means" in markdown
-    (said,) = [one for one in table.findings() if one.startswith("Of the variation")]
+    (said,) = [one for one in table.findings() if one.startswith("Shares of the variation")]
     assert said.count("%") == 3
     assert sum(one.share for one in table.effects.shares) == pytest.approx(1)
 

@@ -56,7 +56,7 @@ def test_means_in_and_out_of_domain_stand_once_in_every_form(swept, trials, obje
     assert shown.items() <= dict(zip(head, row, strict=True)).items()
     said = re.sub(r"\s+", " ", printed(table, 120))
     assert " ".join(row) in said
-    assert "want of width" not in said
+    assert "too narrow" not in said
     (line,) = csv.DictReader(io.StringIO(data_frame.csv(table)))
     columns = {"in domain": MEAN_ACCURACY, "out of domain": MEAN_OUT_OF_DOMAIN}
     assert [name for name in columns.values() if name in line] == [columns[name] for name in shown]
@@ -83,7 +83,7 @@ def test_one_table_has_every_domain_where_arms_hold_out_different_ones(swept, tr
         assert [float(cell.strip("*")) for cell in row[2:]] == pytest.approx(
             [mean + 10, mean - 10, mean, mean - 20], 1e-3
         )
-    assert "With *: out of domain, no client of that arm has images of the domain." in table.markdown()
+    assert "Values marked * are out of domain: no client of that arm has images of the domain." in table.markdown()
     lines = list(csv.DictReader(io.StringIO(data_frame.csv(table))))
     names = [name for name in lines[0] if "domain/" in name]
     assert names == [domain_metric(name, out) for out in (False, True) for name in ("photo", "sketch")]
@@ -96,7 +96,7 @@ def test_one_table_has_every_domain_where_arms_hold_out_different_ones(swept, tr
 )
 def test_means_over_different_images_are_said_to_be_so(swept, trials, arms, differ):
     said = tabulate(swept(), hold_out(trials, *arms)).caption()
-    assert ("Arms hold out different domains: their means are over different images." in said) == differ
+    assert ("The arms hold out different domains, so their means are computed on different images." in said) == differ
     assert sum(sentence.startswith("Out of domain: ") for sentence in said) == 1
 
 
@@ -108,7 +108,7 @@ def test_no_arm_is_the_best_over_other_images(swept, trials, metric, same):
     assert any(sentence.startswith("Best: ") for sentence in table.findings()) == same
     assert any(sentence.startswith("No arm is the best: ") for sentence in table.findings()) == (not same)
     compared = tabulate(swept(metric=metric), trials)
-    assert ["over different images" in sentence for sentence in compared.findings()] == [not same]
+    assert ["on different images" in sentence for sentence in compared.findings()] == [not same]
 
 
 def test_an_arm_that_has_not_begun_holds_nothing_out_yet(swept, trials):
@@ -116,7 +116,7 @@ def test_an_arm_that_has_not_begun_holds_nothing_out_yet(swept, trials):
     trials.add({HELD_OUT: ["sketch"]}, 0, [], "failed")
     table = tabulate(swept(), trials)
     assert "different images" not in table.markdown()
-    assert table.findings()[0].endswith("no seed that both finished, too few seeds to compare.")
+    assert table.findings()[0].endswith("no seed finished in both arms, so they cannot be compared.")
 
 
 def test_an_arm_without_held_out_domains_has_no_mean_out_of_domain(swept, trials):
@@ -135,7 +135,7 @@ def test_what_is_out_of_domain_gives_way_last(swept, trials, width):
     table = tabulate(swept(metric="loss/test", mode="min"), hold_out(trials, *arms, metric="loss/test"))
     said = printed(table, width)
     assert max(map(len, said.splitlines())) <= width
-    dropped = re.search(r"Not shown for want of width: (.+) \(see", re.sub(r"\s+", " ", said))
+    dropped = re.search(r"Columns hidden because the terminal is too narrow: (.+) \(see", re.sub(r"\s+", " ", said))
     hidden = dropped[1].split(", ") if dropped else []
     order = ["worst domain", "MB sent", "in domain", "out of domain"]
     assert hidden == order[: {100: 1, 120: 0}.get(width, len(hidden))]
@@ -146,8 +146,8 @@ def test_lists_read_well_as_arms(swept, trials):
     table = tabulate(swept(), hold_out(trials, ["photo"], ["sketch"], ["photo", "sketch"]))
     assert [row[HELD_OUT] for row in table.cells()] == ["[photo]", "[sketch]", "[photo, sketch]"]
     assert [sentence.partition(":")[0] for sentence in table.findings()] == [
-        "held_out_domains [sketch] against [photo], over different images",
-        "held_out_domains [photo, sketch] against [photo], over different images",
+        "held_out_domains [sketch] against [photo], on different images",
+        "held_out_domains [photo, sketch] against [photo], on different images",
     ]
 
 

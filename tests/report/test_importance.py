@@ -82,8 +82,8 @@ def test_what_is_there_in_some_trials_only_is_left_out(sampled, trials):
 @pytest.mark.parametrize(
     ("count", "value", "why"),
     [
-        (LEAST - 1, lambda arm: 0.02 * arm["lora.rank"], "9 trials finished, and it takes 10"),
-        (LEAST, lambda arm: 0.5, "all trials ended alike"),
+        (LEAST - 1, lambda arm: 0.02 * arm["lora.rank"], "9 trials finished, but at least 10 are needed"),
+        (LEAST, lambda arm: 0.5, "all trials have the same final value"),
     ],
 )
 def test_why_there_is_none_is_said_below_the_table(sampled, trials, count, value, why):

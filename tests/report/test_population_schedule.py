@@ -62,8 +62,8 @@ def test_the_table_has_every_round_of_every_member(
 
 def test_the_best_schedule_is_said(population: list[TrialRecord], manifest: Callable[..., Any]) -> None:
     said = schedule_sentences(manifest(**POPULATION), population)
-    assert said[0].startswith("Population: 2 of 5 trials go on from another one's state")
-    assert said[1] == "The best member by round: lr 0.1 from 1, 0.08 from 3, 0.064 from 5."
+    assert said[0].startswith("Population: 2 of 5 trials continued from the state of another trial")
+    assert said[1] == "Schedule of the best member: lr 0.1 from round 1, 0.08 from round 3, 0.064 from round 5."
     smallest = best(minimised := manifest(**POPULATION, mode="min"), played(minimised, population))
     assert smallest is not None
     assert smallest.end.plan.number == 0

@@ -45,7 +45,7 @@ def test_the_table_has_the_papers_value_after_our_mean(manifest, finished):
     said = re.sub(r"\s+", " ", printed(table, 120))
     assert "4 3 50.33 54.73 1.53" in said
     for text in (said, table.markdown()):
-        assert f"Paper: {SOURCE}, as printed there and in no mean or test; from other data, weights or seeds" in text
+        assert f"Paper: values as printed in {SOURCE}. They are not part of any mean or test" in text
 
 
 def test_it_changes_none_of_our_numbers(manifest, finished):
@@ -138,7 +138,7 @@ def test_no_number_is_cut_where_there_is_a_paper(manifest, finished, width, long
     said = printed(table, width)
     assert max(map(len, said.splitlines())) <= width
     assert "…" not in said
-    dropped = re.search(r"Not shown for want of width: (.+) \(see", re.sub(r"\s+", " ", said))
+    dropped = re.search(r"Columns hidden because the terminal is too narrow: (.+) \(see", re.sub(r"\s+", " ", said))
     shown = set(table.cells()[0]) - set(dropped[1].split(", ") if dropped else ()) - {*names}
     assert {"n", "mean", "sd", "difference", "Holm p"} <= shown
     if width >= 80 or not long:

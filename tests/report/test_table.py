@@ -69,7 +69,7 @@ def test_no_number_is_cut_at_any_width(manifest, ablation, width, names):
             assert row[name] in said
     if width >= 100 and len(names) == 1:
         assert all(cell in said for row in table.cells() for name, cell in row.items() if name != "note")
-        assert "want of width" not in said
+        assert "too narrow" not in said
     words = re.sub(r"\s+", " ", said)
     assert "seed 1 failed" in words
     assert "…" not in said
@@ -77,7 +77,7 @@ def test_no_number_is_cut_at_any_width(manifest, ablation, width, names):
 
 def test_what_finds_no_room_is_named(manifest, ablation):
     said = re.sub(r"\s+", " ", printed(tabulate(manifest(), ablation), 70))
-    assert "Not shown for want of width: MB sent, worst domain (see table.md)." in said
+    assert "Columns hidden because the terminal is too narrow: MB sent, worst domain (see table.md)." in said
     assert "rank 32: seeds 0, 1, 2 pruned at round 1 (30.00)." in said
 
 
@@ -106,19 +106,20 @@ def test_csv_reads_back_to_the_same_bits(manifest, ablation):
 
 def test_findings_in_words(manifest, ablation):
     assert tabulate(manifest(), ablation).findings() == [
-        "rank 2 against 8: -10.12 points on the one seed that both finished, too few seeds to test.",
-        "rank 4 against 8: -9.97 points (95% interval -10.26 to -9.68), lower.",
-        "rank 16 against 8: +0.21 points (95% interval -2.48 to 2.90), no detectable difference; "
-        "3 seeds detect 5.01 points or more, and this difference would take about 260.",
-        "rank 32 against 8: no seed that both finished, too few seeds to compare.",
+        "rank 2 against 8: -10.12 points on the only seed that finished in both arms. A test needs at least two seeds.",
+        "rank 4 against 8: -9.97 points (95% interval -10.26 to -9.68), significantly lower.",
+        "rank 16 against 8: +0.21 points (95% interval -2.48 to 2.90), no detectable difference. "
+        "With 3 seeds, only differences of 5.01 points or more are reliably detectable. "
+        "Detecting the observed difference would take about 260 seeds.",
+        "rank 32 against 8: no seed finished in both arms, so they cannot be compared.",
     ]
 
 
 def test_findings_without_spread(manifest, trials):
     trials.arms({8: [0.6, 0.5, 0.4], 2: [0.6, 0.5, 0.4], 4: [0.61, 0.51, 0.41]})
     assert tabulate(manifest(), trials).findings() == [
-        "rank 2 against 8: the same on each of 3 seeds, no detectable difference.",
-        "rank 4 against 8: +1.00 points on each of 3 seeds, constant, so that no test is possible.",
+        "rank 2 against 8: equal on each of 3 seeds, no detectable difference.",
+        "rank 4 against 8: +1.00 points on each of 3 seeds. No test is possible, because the difference does not vary.",
     ]
 
 
@@ -127,9 +128,9 @@ def test_an_interval_without_zero_that_holm_takes_back_is_explained(manifest, tr
     noise = [0.49, 0.50, 0.52]
     trials.arms({8: [0.5] * 3, 4: [0.54, 0.55, 0.56], 2: noise, 16: noise})
     found = "rank 4 against 8: +5.00 points (95% interval 2.52 to 7.48), "
-    assert f"{found}higher." in tabulate(manifest(), trials).findings()
+    assert f"{found}significantly higher." in tabulate(manifest(), trials).findings()
     trials.arms({32: noise})
-    corrected = f"{found}no detectable difference after Holm's correction (p 0.052);"
+    corrected = f"{found}no detectable difference after Holm's correction (p 0.052)."
     assert any(one.startswith(corrected) for one in tabulate(manifest(), trials).findings())
 
 
@@ -138,7 +139,7 @@ def test_seeds_that_are_missing_from_a_comparison_are_counted(manifest, trials):
     trials.add(4, 2, [0.2, 0.3], "pruned")
     table = tabulate(manifest(), trials)
     assert " over 2 of 3 seeds (95% interval " in table.findings()[0]
-    assert "Where seeds were pruned, the mean is that of the survivors." in table.caption()[-1]
+    assert "If seeds of an arm were pruned, its mean covers only the surviving seeds" in table.caption()[-1]
 
 
 @pytest.mark.parametrize(("baseline", "better"), [(4, "higher, which is worse"), (8, "lower, which is better")])
@@ -158,10 +159,10 @@ def test_caption_counts_what_is_in_no_mean(manifest, ablation):
     ablation.add(16, 3, [0.2], None)
     markdown = tabulate(manifest(), ablation).markdown()
     for part in (
-        "Objective: accuracy/mean at the last round, in percent, higher is better; 4 rounds; seeds 0, 1, 2;",
+        "Objective: accuracy/mean in percent after 4 rounds, higher is better.",
         "Baseline: lora.rank 8.",
-        "Holm-corrected over 2 arms",
-        "Trials: 10 finished, 4 pruned, 0 diverged, 1 failed, 1 unfinished;",
+        "Holm-corrected for 2 arms",
+        "Trials: 10 finished, 4 pruned, 1 failed, 1 unfinished;",
     ):
         assert part in markdown
 

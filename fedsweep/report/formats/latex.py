@@ -15,8 +15,8 @@ SPECIAL = str.maketrans({
     "|": r"\textbar{}", '"': "''", "[": "{[}", "]": "{]}", "*": "{*}", "\N{MULTIPLICATION SIGN}": r"$\times$",
     "\N{MIDDLE DOT}": r"$\cdot$",
 })  # fmt: skip
-ASIDE = ("Worst domain:", "Worst client:", "MB sent:", "Columns, ", "Trials:")
-"""Openings of sentences that move from the caption to a comment."""
+ASIDE = ("Other columns", "Explanations:", "Trials:")
+"""The openings of sentences that LaTeX has in a comment instead of the caption."""
 
 
 def latex(table: AblationTable) -> str:

@@ -42,7 +42,11 @@ class TerminalTable:
         yield from map(Text, self.table.findings())
         yield Text()
         hidden = [name for name in dropped if name in rows[0] and name != "note" and name not in asked]
-        extra = [f"Not shown for want of width: {', '.join(hidden)} (see table.md)."] if hidden else []
+        extra = (
+            [f"Columns hidden because the terminal is too narrow: {', '.join(hidden)} (see table.md)."]
+            if hidden
+            else []
+        )
         yield Text(" ".join([*self.table.caption(), *extra]), style="dim")
 
     def _columns(self, rows: Sequence[Mapping[str, str]]) -> list[TextColumn]:
