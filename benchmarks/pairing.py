@@ -24,8 +24,9 @@ from fedsweep.report.units_and_labels import arm_words, names
 from fedsweep.results import Store, SweepStore
 from fedsweep.results.arms import counterparts, identity
 
-HEAD = ("search space", "arm", "seeds", "sd of arm", "of baseline", "correlation", "sd, common", "sd, independent",
-        "times fewer", "95%", "1 point: common", "independent")  # fmt: skip
+HEAD = ("search space", "arm", "seeds", "sd of arm", "sd of baseline", "correlation", "sd of difference, common seeds",
+        "sd of difference, independent seeds", "times fewer seeds", "95% interval", "seeds for 1 point, common",
+        "seeds for 1 point, independent")  # fmt: skip
 POINT = 0.01
 """The difference to be detected, one percentage point."""
 

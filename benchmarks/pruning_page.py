@@ -1,6 +1,7 @@
 """The page and the figure of `pruning.py`."""
 
 from collections.abc import Iterable, Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -108,16 +109,19 @@ def curves_text(labels: Sequence[str], curves: Array) -> str:
     means = np.sort(last.mean(axis=1))[::-1]
     paired = (last - last.mean(axis=1, keepdims=True) - last.mean(axis=0) + last.mean()).ravel()
     noise = np.sqrt((paired**2).sum() / ((arms - 1) * max(seeds - 1, 1)))
-    gaps = f"second {means[0] - means[1]:.2f}, fourth {means[0] - means[3]:.2f}, last {means[0] - means[-1]:.1f}"
-    spread = (
-        "What is left of a value when the means of its arm and its seed are taken off has a standard deviation of "
-        f"{noise:.2f} points. "
-    )
+    second, fourth, last_one = means[0] - means[[1, 3, -1]]
+    spread = f" After the means of arms and seeds are subtracted, the standard deviation is {noise:.2f} points."
     best = labels[int(last.mean(axis=1).argmax())]
     return (
-        f"{arms} arms with {seeds} seed{'s' * (seeds > 1)} over {rounds} rounds. At the last round the best mean is "
-        f"{means[0]:.1f} %; behind it, in points: {gaps}. {spread * (seeds > 1)}The best arm is {best}."
+        f"{arms} arms with {seeds} seed{'s' * (seeds > 1)} over {rounds} rounds. The best arm is `{best}`, with a mean "
+        f"of {means[0]:.1f} % at the last round. The second, fourth and last arm are {second:.2f}, {fourth:.2f} and "
+        f"{last_one:.1f} points below it.{spread * (seeds > 1)}"
     )
+
+
+def item(name: str, text: str) -> str:
+    """Return an item of a Markdown list, wrapped."""
+    return fill(f"- {name}: {text}", 120, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def write(
@@ -162,8 +166,8 @@ def write(
         [[row["strategy"], *(f"{row[name][0]:.0%} · {row[name][1]:.0%}" for name in names)] for row in strata],
     )
     page = PAGE.format(
-        recorded=curves_text(*curves),
-        tasks=curves_text(*tasks),
+        recorded=item("`curves` (`pruning_curves.yaml`)", curves_text(*curves)),
+        tasks=item("`strata` (`pruning_strata.yaml`)", curves_text(*tasks)),
         problems=problems,
         arms=arms,
         by_budget=by_budget,
@@ -180,63 +184,89 @@ def write(
 
 PAGE = """# Pruning on recorded curves
 
-Written by `uv run python benchmarks/pruning.py` from `pruning_curves.csv`. The curves are of
-`pruning_curves.yaml` and `pruning_strata.yaml`, where nothing was stopped.
+Which scheduler keeps the best arm of a sweep, for the same number of rounds? `benchmarks/pruning.py` replays
+recorded learning curves under each scheduler:
 
-`curves`: {recorded}
+```sh
+uv run python benchmarks/pruning.py
+```
 
-`strata`: {tasks}
+The script writes this page from `pruning_curves.csv`. The curves come from two sweeps without pruning:
 
-## For the same rounds
+{recorded}
+{tasks}
 
-{problems} problems, each {arms} of the arms of `curves` and some of its seeds, drawn at random, in a random order. The
-truly best arm is the one of these with the best mean at the last round over *all* recorded seeds.
+The tables compare these strategies:
 
-All problems are drawn from one sweep of {seeds} seeds, so they are alike: shares within some points of one another tell
-little about another sweep. With {seeds} seeds a problem has the very seeds that say which arm is truly best, so that
-whoever stops nothing is right by definition; with fewer seeds nobody is.
+- *arms (ours)*: the scheduler `arms`. All seeds of an arm are promoted together. After a rung, an arm below the cut
+  is pruned if it is worse than the last promoted arm with every seed. Otherwise it is spared.
+- *arms, nobody spared*: successive halving of the means over the seeds. All arms below the cut are pruned.
+- *arms, spared by a t test*: as *arms (ours)*, but an arm is spared if a paired t-test over the seeds does not find
+  it worse (one-sided, at 10 %).
+- *per-trial ASHA*, *per-trial median stopping*: the schedulers `asha` and `median`, which prune single trials.
+- *synchronous halving of trials*: successive halving of single trials.
+- *random search*: complete arms or complete trials in random order, until the rounds are used up.
 
-A cell of the tables says how often, in %, the truly best arm survives to the last round with any seed / with all its
-seeds, and by how many points the answer is worse than it (the answer: of the arms with finished trials the one with the
-best mean of these). Each of the three numbers is that of the family's best setting for it (grace 1 to 3, eta 2 to 4)
-among those that spend at most the column's share of all rounds, picked on these problems themselves, which flatters all
-families with a choice. Only arms that survive with all seeds have paired differences to report.
+At most as many arms are spared as are promoted by their means. *Grace* is the round of the first rung. Of the arms
+or trials at each rung, one in *eta* is promoted.
+
+## Survival for the same number of rounds
+
+{problems} problems were drawn at random. Each has {arms} of the arms of `curves`, some of its seeds, and a random
+order. The truly best arm of a problem is the arm with the highest mean at the last round over *all* recorded seeds.
+
+Each cell has three numbers: `survives with any seed / survives with all seeds · regret`.
+
+- The first two are the shares of the problems, in percent, in which the truly best arm reaches the last round with
+  at least one of its seeds, or with all of them. Only arms with all their seeds have complete paired differences.
+- The regret is the distance in percentage points between the truly best arm and the answer. The answer is the arm
+  with the highest mean over its finished trials.
+
+Each number belongs to the strategy's best setting for it (grace 1 to 3, eta 2 to 4) among the settings that play at
+most the column's share of all rounds. The settings were chosen on the same problems, so the numbers are optimistic
+for all strategies that have settings.
+
+Two limits apply. All problems are drawn from one sweep of {seeds} seeds, so they resemble each other, and
+differences of a few percent do not carry over to another sweep. With {seeds} seeds, a problem contains exactly the
+seeds that define the truly best arm, so a strategy that prunes nothing is always right. With fewer seeds, no
+strategy is always right.
 
 {by_budget}
 
-![survival and regret against rounds](pruning.png)
+![survival of the best arm and regret against the share of rounds](pruning.png)
 
-Nothing picked: means over all nine settings, where families spend unequal shares of the rounds.
+The next tables choose no setting. They list means over all nine settings, in which the strategies play different
+shares of the rounds. "Is answered" is the share of the problems in which the answer is the truly best arm.
 
 {means}
 
-At two settings, with {seeds} seeds:
+Two settings with {seeds} seeds, and all rounds without pruning:
 
 {defaults}
 
-"Arms" climb with all their seeds; below the line of a rung an arm falls if it is behind the last that goes on by its
-mean with every seed. "Nobody spared" is plain halving of the means, "spared by a t test" spares what a paired t test
-over the seeds does not find worse, one-sided at 10 %. Both spare at most as many as there are places.
+## Dependence on the order of trials
 
-## The same, whoever comes first
-
-All arms and seeds of `curves`, {count} times: in another order, on 1 to 16 workers, with rounds of unequal length
-(grace 3, eta 3). An outcome is which trials were stopped, and where. The last two columns count the trials that one
-worker stops if the arms come in the order of their quality.
+All arms and seeds of `curves` ran {count} times (grace 3, eta 3): each time in another order, on 1 to 16 workers,
+and with rounds of unequal duration. An outcome is the set of pruned trials with the rounds at which they were
+pruned. The last two columns count the trials that are pruned on one worker if the arms arrive in the order of their
+quality.
 
 {stopped}
 
 ## Waiting at rungs
 
-Problems as above with {seeds} seeds, rounds of unequal length (grace 3, eta 3). A cell says when the last worker ends,
-in rounds; how busy workers were; and which share of all rounds was played, those ahead of a decision included.
+The problems are drawn as above, with {seeds} seeds and with rounds of unequal duration (grace 3, eta 3). Each cell
+has three numbers: `time · utilisation · rounds`. The time until the last worker is finished is in average rounds.
+The utilisation is the share of the time in which workers are busy. Rounds are the share of all rounds that were
+played, including rounds played ahead of a decision.
 
 {waited}
 
 ## Tasks of unequal difficulty
 
-Which share of a task's trials passes the first rung, and how often its best arm survives (with any seed), where all
-arms of `strata` are judged together and where each task's are (`per: [partition.alpha]`); grace 3, eta 3.
+In `strata`, the arms belong to three tasks of unequal difficulty. Each cell has two numbers for one task: the share
+of its trials that pass the first rung, and the share of the problems in which its best arm survives with any seed.
+All arms are judged together, or those of each task separately (`per: [partition.alpha]`); grace 3, eta 3.
 
 {per}
 """

@@ -1,0 +1,81 @@
+"""The figures of docs/results.md are drawn from the tables of its appendices."""
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("results_figures", ROOT / "scripts" / "results_figures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def pages(tmp_path) -> Path:
+    """A copy of the appendices that a test may change."""
+    return shutil.copytree(PAGES, tmp_path / "pages")
+
+
+def replace(page: Path, old: str, new: str) -> None:
+    text = page.read_text()
+    assert old in text
+    page.write_text(text.replace(old, new))
+
+
+def test_the_numbers_are_those_of_the_tables(script):
+    methods, bricks = script.read_depth_methods(PAGES)
+    assert [len(one) for one in methods.values()] == [4, 4, 4, 3]
+    assert methods["PACS, Table 1"][0] == ("AllLarge", 2.65, -0.44, 5.74)
+    assert bricks["digits"][2] == ("DepthFL", 2.58, 2.02, 3.15)
+    assert [len(one) for one in script.read_fedag(PAGES).values()] == [10, 10]
+    sent, costs = script.read_fedms(PAGES)
+    assert sent["FedMS"] == (5.6, 82.66)
+    assert costs["reversed weights"][1] == ("FT", 80.6, 78.1, 83.2)
+    shares = script.read_statistics(PAGES)
+    assert shares["normal"]["bootstrap"] == {5: 95.0, 6: 95.3, 8: 94.7, 10: 95.5, 20: 95.1}
+    assert list(shares["skewed"]["found 3, unpaired"].values()) == [7.1, 21.9, 28.7, 51.3, 72.2, 99.6]
+
+
+def test_all_figures_are_drawn(script, tmp_path):
+    for path in script.write(PAGES, tmp_path):
+        assert 20_000 < path.stat().st_size < 150_000, path.name
+    assert script.outdated(PAGES, tmp_path) == []
+
+
+def test_the_figures_in_the_documentation_are_current(script):
+    assert script.outdated(PAGES, IMAGES) == [], "run scripts/results_figures.py"
+    shown = re.findall(r"^!\[.{20,}\]\(images/(\w+)\.png\)$", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE)
+    assert shown == list(script.FIGURES)
+    assert {path.stem for path in IMAGES.glob("results_*.png")} == set(shown)
+
+
+def test_a_changed_number_makes_a_figure_outdated(script, pages):
+    replace(pages / "fedms.md", "| fedms | 5.6 | 82.66 |", "| fedms | 5.6 | 82.67 |")
+    assert script.outdated(pages, IMAGES) == ["results_fedms"]
+
+
+@pytest.mark.parametrize(
+    ("page", "old", "new", "complaint"),
+    [
+        ("fedra.md", "## Table 1 on digits\n", "## Table 1 on numerals\n", "0 tables .* below 'Table 1 on digits'"),
+        ("fedag.md", "mean minus FedAG", "mean minus ours", "0 tables with the column 'mean minus FedAG'"),
+        ("fedbrick.md", "accuracy, points", "accuracy", "0 rows named 'accuracy, points'"),
+        ("platform.md", "| normal | 3 | 95.3 |", "| normal | 3 | ? |", "no number at the start of '?'"),
+    ],
+)
+def test_a_missing_value_is_an_error(script, pages, page, old, new, complaint):
+    replace(pages / page, old, new)
+    with pytest.raises((LookupError, ValueError), match=complaint.replace("?", r"\?")):
+        script.outdated(pages, IMAGES)
