@@ -96,7 +96,7 @@ def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Seque
     there = {name for one in baselines for name in one.arm.values}
     shared = ", ".join(name for name in dotted if name in there and name not in baseline)
     named = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
-    return f"{named} at the same {shared}" if shared else named
+    return f"{named} with the same {shared} as the arm" if shared else named
 
 
 def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> list[str]:

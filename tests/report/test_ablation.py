@@ -79,7 +79,7 @@ def test_an_arm_is_compared_with_the_full_method_at_its_own_settings(crossed):
     assert at_4.startswith("rank 4, without cross against full: -9.90 points")
     assert effects.startswith("Shares of the variation between trials: rank 96%")
     assert at_8.startswith("rank 8, without cross against full: -0.90 points")
-    assert " ".join(crossed.caption()).count("Baseline: full at the same lora.rank.") == 1
+    assert " ".join(crossed.caption()).count("Baseline: full with the same lora.rank as the arm.") == 1
 
 
 def test_a_baseline_may_leave_an_axis_open_without_an_ablation(manifest, trials):

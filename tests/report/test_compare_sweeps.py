@@ -91,7 +91,10 @@ def test_equal_runs_are_said_to_be(manifest, ranks):
 @pytest.mark.parametrize(
     ("arm", "words"),
     [
-        ({"lora.rank": 5}, "must name one arm by its values, but no arm has: lora.rank=4; lora.rank=8."),
+        (
+            {"lora.rank": 5},
+            "must name one arm by its values, but no arm has these values. The arms are: lora.rank=4; lora.rank=8.",
+        ),
         ({"seed": 0}, "no arm has"),
     ],
 )
@@ -113,7 +116,7 @@ def test_other_objectives_no_common_arm_and_the_same_are_refused(manifest, ranks
     with pytest.raises(UserError, match="must have the same objective"):
         Pairing.of(here, side(manifest, ranks, id="b", mode="min"), by_arm=True)
     alone = Trials().arms({32: [0.5, 0.5]})
-    with pytest.raises(UserError, match="have no arm in common; one arm of each"):
+    with pytest.raises(UserError, match=r"have no arm in common\. You can compare one arm of each"):
         Pairing.of(here, side(manifest, alone, id="b"), by_arm=True)
     with pytest.raises(UserError, match="are the same"):
         Pairing.of(here, side(manifest, ranks), by_arm=True)

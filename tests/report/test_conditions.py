@@ -41,7 +41,7 @@ def test_an_open_baseline_is_that_of_the_arms_own_values_where_it_has_them():
     ]
     manifest, trials = sweep({"method": "fedra"}, ARMS)
     lines = caption(manifest, summarise(manifest, trials), ())
-    assert any(line.startswith("Baseline: method fedra at the same lora.rank. ") for line in lines)
+    assert any(line.startswith("Baseline: method fedra with the same lora.rank as the arm. ") for line in lines)
 
 
 def test_a_whole_baseline_is_the_same_for_all():

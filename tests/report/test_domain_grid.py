@@ -47,7 +47,7 @@ def test_colours_are_centred_on_the_baseline(grid, manifest, trials):
     assert colours["rank 2"] == [pytest.approx(to_rgb(by_domain.BETTER))] * 2
     assert colours["rank 4"] == [pytest.approx(to_rgb(by_domain.WORSE))] * 2
     assert figure.axes[1].get_ylim() == pytest.approx((-10, 10))
-    assert figure.axes[1].get_ylabel() == "Points over the baseline"
+    assert figure.axes[1].get_ylabel() == "Difference (points)"
 
 
 def test_a_sweep_without_differences_looks_like_one(grid, manifest, trials):

@@ -152,7 +152,7 @@ def test_domains_are_hollow_where_an_arm_holds_them_out(axes_of, manifest, trial
     assert [line.get_markerfacecolor() != line.get_color() for line in dots] == [True, False, False, True, False, False]
     assert [line.get_ydata()[0] for line in dots] == pytest.approx([62, 42, 64, 44, 68, 48])
     assert (
-        axes.get_xlabel() == "Domain (dot: single finished seed;\nhollow: out of domain, no client of the arm has it)"
+        axes.get_xlabel() == "Domain (dot: single finished seed;\nhollow: out of domain for all clients of the arm)"
     )
 
 

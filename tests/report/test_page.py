@@ -172,7 +172,7 @@ def test_one_arm_alone_has_nothing_to_be_compared_with(manifest, trials):
     trials.arms({8: [0.6, 0.61, 0.62]})
     table = tabulate(manifest, trials)
     found = Page(page.html(table, (), trials.records))
-    assert "There is one arm, and nothing to compare it with." in found.words("p")
+    assert "There is only one arm, so nothing can be compared." in found.words("p")
 
 
 @pytest.mark.parametrize(
