@@ -71,9 +71,9 @@ class ArmStatistics:
     columns: Mapping[str, float | None]
     """Mean over seeds, by name, of each deterministic column of `COLUMNS` and of the requested ones."""
     counterpart: str | None = None
-    """The `key` of the arm that this one is compared to; a baseline's own `key`; None without a comparison."""
+    """The `key` of the baseline of this arm, which is its own `key` for a baseline; None without a comparison."""
     comparison: Comparison | None = None
-    """None for a baseline, and without a baseline."""
+    """The comparison with the baseline; None for baselines, and in sweeps without a baseline."""
 
     @property
     def key(self) -> str:
@@ -219,7 +219,7 @@ def ended(trial: TrialRecord) -> str:
 
 
 def recorded(history: Sequence[RoundRecord], metric: str) -> dict[int, float]:
-    """Return the finite values of a metric by round; `loss/train` has none for the untuned model."""
+    """Return the finite values of a metric by round; `loss/train` has no value for the untuned model."""
     values = {record.round: record.metrics.get(metric, math.nan) for record in history}
     return {number: value for number, value in values.items() if math.isfinite(value)}
 
@@ -237,7 +237,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
-    """Return notes on the trials that did not finish; seeds that ended in the same way share a note.
+    """Return notes on the trials that are not part of the mean; seeds that ended in the same way share a note.
 
     An example is `seeds 0, 2 pruned at round 3`. With `show`, which formats a value of the metric, the note ends with
     the mean that these seeds had reached: `seeds 0, 2 pruned at round 3 (48.12)`.

@@ -135,7 +135,7 @@ def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
         return "some arms lack a hyperparameter that other arms have"
     by_key = {one.key: one for one in arms}
     ordered = [by_key[identity(one.values)] for one in group_by_arm(trial for arm in arms for trial in arm.arm.trials)]
-    # The key of a name is, for each arm, the first arm with its value; names with one key determine each other.
+    # The key of a name lists, for each arm, the first arm with the same value; names with equal keys vary together.
     factors: dict[tuple[int, ...], list[str]] = {}
     for name in names:
         values = [identity(one.arm.values[name]) for one in ordered]
@@ -150,7 +150,7 @@ def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
     shape = [len(found) for found in levels.values()]
     if len(arms) != math.prod(shape):
         return "the arms do not cover all combinations of their values"
-    # In the order of an array with one axis per factor: the last factor's level changes fastest.
+    # The cells of an array with one axis per factor, in which the level of the last factor changes fastest.
     places = sorted(range(len(ordered)), key=lambda place: [one[place] for one in factors])
     cells = [ordered[place].values for place in places]
     seeds = tuple(sorted(set.intersection(*map(set, cells))))
@@ -178,7 +178,7 @@ def _effect(grid: _Grid, chosen: tuple[Names, ...], total: float) -> Effect:
 
 
 def _sphericity(own: Array, free: int) -> float:
-    """Return Greenhouse and Geisser's epsilon: 1 for equal variances in all directions, 1 / free for a single one."""
+    """Return Greenhouse and Geisser's epsilon: 1 for equal variances, 1 / free for variance in one direction."""
     deviations = own - own.mean(0)
     gram = deviations @ deviations.T  # has the eigenvalues of the covariance, and has only (seeds, seeds) entries
     return float(np.trace(gram) ** 2 / (free * (gram**2).sum()))

@@ -68,7 +68,10 @@ class Comparison:
 
     @property
     def seeds_needed(self) -> int | None:
-        """The number of seeds that an undetected difference needs at this spread; None if it is above 10,000."""
+        """The number of seeds that would detect the difference with a power of 0.8.
+
+        It is None if the difference was detected already, and if the number is above 10,000.
+        """
         if self.difference is None or self.spread is None or self.verdict != "no detectable difference":
             return None
         return seeds_needed(abs(self.difference) / self.spread, self.level)
@@ -108,7 +111,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def least_exact(n: int) -> float:
     """Return the smallest possible p of a two-sided sign-flip or Wilcoxon test of n pairs.
 
-    All differences have the same sign in this case.
+    This p occurs if all differences have the same sign.
 
     >>> least_exact(3), least_exact(5), least_exact(6)
     (0.25, 0.0625, 0.03125)

@@ -10,12 +10,12 @@ from fedsweep.report.arm_statistics import ended, final, recorded
 from fedsweep.report.text_tables import texts
 from fedsweep.results import SweepManifest, TrialRecord
 
-POPULATION = "pbt"  # the scheduler whose trials continue one another
+POPULATION = "pbt"  # the scheduler whose trials continue other trials
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """A trial and its ancestors, oldest first."""
+    """A trial and its ancestors, which are the trials whose states it continues, oldest first."""
 
     trials: tuple[TrialRecord, ...]
 

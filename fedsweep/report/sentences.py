@@ -149,7 +149,7 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
 
 
 def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -> str:
-    """Return one or more sentences on the result of a comparison; the first one starts in lower case or with a sign."""
+    """Return sentences on the result of a comparison, which continue a label such as `rank 4 against 8:`."""
     doubts = []  # raised by the tests that do not assume normality
     if found.bootstrap is not None and found.bootstrap[0] <= 0 <= found.bootstrap[1]:
         doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} contains zero")

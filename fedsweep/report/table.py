@@ -94,7 +94,7 @@ class AblationTable:
 
     def _usual(self, one: ArmStatistics) -> dict[str, str]:
         row = {name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()}
-        if self.manifest.metric.startswith("accuracy/client"):  # of clients' own models, not of the global one
+        if self.manifest.metric.startswith("accuracy/client"):  # a metric of the clients' own models
             row["worst client"] = self._cell(one, COLUMNS["worst_client"])
         else:
             worst = self._cell(one, COLUMNS["worst_domain"])
@@ -135,7 +135,7 @@ class AblationTable:
 
     @property
     def sections(self) -> list[Section]:
-        """The further tables of the report, in order."""
+        """The tables that follow the ablation table."""
         tables = against_baseline(self.manifest, self.arms), by_domain(self.manifest, self.arms)
         return [*(one for one in tables if one is not None), *self.effects.sections]
 

@@ -49,11 +49,11 @@ class TextColumn:
     name: str
     cells: Sequence[str]
     heading: str
-    """One or several lines."""
+    """The heading, of one or several lines."""
     words: bool
-    """Left-aligned if true, otherwise right-aligned."""
+    """Whether cells are left-aligned instead of right-aligned."""
     wraps: bool
-    """Cells may be broken between words."""
+    """Whether cells may be broken between words."""
     enough: int | None = None
     """An upper bound of `width`, in terminal cells."""
 

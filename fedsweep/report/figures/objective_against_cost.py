@@ -99,7 +99,7 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
         axes.plot(across, up, "o", color=colour, markersize=size, zorder=3)
     # If a lower x is better, the line stays at the y of an arm until the next arm to its right.
     where: Any = "post" if against.mode == "min" else "pre"
-    axes.step(across, up, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)  # of the efficient arms, drawn last
+    axes.step(across, up, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)  # the last group is the efficient arms
     label, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
     axes.set(xlabel=label, ylabel=title(manifest.metric))
     axes.margins(0.08)
