@@ -122,14 +122,14 @@ def _about_best(
         ]
     if manifest.against is not None:
         found = _about_efficient(manifest, arms)
-        these_arms_were, their_means_are, them = "These arms were", "their means are", "them"
+        arms_were, means_are, them = "These arms were", "their means, which are", "them"
     else:
         words, value = arm_words(finished[0].arm.values, dotted), units.value(finished[0].mean) + "%" * units.percent
         found = [f"Best: {words} with {manifest.metric} {value} (n = {finished[0].n})."]
-        these_arms_were, their_means_are, them = "This arm was", "its mean is", "it"
+        arms_were, means_are, them = "This arm was", "its mean, which is", "it"
     if len(arms) > 1:
         found.append(
-            f"{these_arms_were} chosen from {len(arms)} arms by the same numbers, so {their_means_are} optimistic. "
+            f"{arms_were} chosen from {len(arms)} arms by {means_are} therefore optimistic. "
             f"Confirm {them} with new seeds."
         )
     return found
