@@ -50,7 +50,7 @@ def main() -> None:
         command = [*FEDSWEEP, "report", SPACE, *which, "--store", str(store), "--format", "html"]
         written.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         with Browser(1200, 2245) as browser:  # down to the first figure
-            browser.open(written.as_uri(), "What was found", "rank 16")
+            browser.open(written.as_uri(), "Findings", "rank 16")
             browser.shot(given.into / "report.png")
         shrink(given.into / "report.png")
         with socket.socket() as free:

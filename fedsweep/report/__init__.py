@@ -21,9 +21,9 @@ class Report:
     """The result of `write_report`."""
 
     arms: Sequence[ArmStatistics]
-    """In the order of the table."""
+    """The arms, in the order of the table."""
     renderable: TerminalTable
-    """The table with its findings and caption, for a `rich` console of any width."""
+    """The table with its findings and its legend, for a `rich` console of any width."""
     figures: tuple[Figure, ...]
     """The figures for which there is data, in the order of the page."""
     folder: Path
@@ -32,10 +32,13 @@ class Report:
 
 
 def write_report(manifest: SweepManifest, trials: Sequence[TrialRecord], folder: Path) -> Report:
-    """Write the table in four formats, report.html and the figures into `folder`, which may not exist yet.
+    """Write the table in four formats, report.html and the figures into `folder`, and create `folder` if it is missing.
 
-    The page quotes the question of `search_space.yaml` next to `folder`. population.csv is written for a population
-    that has played a round. Raise UserError if no trial has recorded a round.
+    The page quotes the research question from `search_space.yaml` next to `folder`. If the sweep has a population that
+    has completed a round, population.csv lists its hyperparameters by round.
+
+    Raises:
+        UserError: No trial has recorded a round.
     """
     if not any(trial.history for trial in trials):
         raise UserError(

@@ -27,7 +27,7 @@ class ArmTrials:
     trials: tuple[TrialRecord, ...]
 
     def finished(self, metric: str) -> dict[int, TrialRecord]:
-        """Return, by seed, the finished trials with a finite last `metric`; all means and tests are over these."""
+        """Return, by seed, the finished trials with a finite last `metric`; means and tests use only these trials."""
         return {
             trial.plan.seed: trial
             for trial in self.trials
@@ -35,12 +35,12 @@ class ArmTrials:
         }
 
     def finals(self, objective: str, metric: str) -> dict[int, float]:
-        """Return, by seed, the last value of `metric` in the trials that finished with a finite objective."""
+        """Return, by seed, the last value of `metric` in the trials that finished with a finite `objective`."""
         ends = {seed: final(trial, metric) for seed, trial in self.finished(objective).items()}
         return {seed: value for seed, value in ends.items() if value is not None}
 
     def reached(self, metric: str) -> tuple[int, float | None]:
-        """Return the furthest round of any trial, and the mean of `metric` over the trials that reached this round."""
+        """Return the last round that any trial reached, and the mean of `metric` over the trials that reached it."""
         furthest = max(trial.last_round for trial in self.trials)
         ends = (final(trial, metric) for trial in self.trials if trial.last_round == furthest)
         return furthest, mean(end for end in ends if end is not None)
@@ -48,7 +48,7 @@ class ArmTrials:
 
 @dataclass(frozen=True)
 class ArmStatistics:
-    """The statistics of one arm over its finished trials; numbers are None where there are too few trials."""
+    """The statistics of one arm over its finished trials; numbers are None if there are too few trials."""
 
     arm: ArmTrials
     values: Mapping[int, float]
@@ -71,9 +71,9 @@ class ArmStatistics:
     columns: Mapping[str, float | None]
     """Mean over seeds, by name, of each deterministic column of `COLUMNS` and of the requested ones."""
     counterpart: str | None = None
-    """The `key` of the arm that this one is compared to; a baseline's own `key`; None without a comparison."""
+    """The `key` of the baseline of this arm, which is its own `key` for a baseline; None without a comparison."""
     comparison: Comparison | None = None
-    """None for a baseline, and without a baseline."""
+    """The comparison with the baseline; None for baselines, and in sweeps without a baseline."""
 
     @property
     def key(self) -> str:
@@ -152,7 +152,7 @@ def domain_metric(domain: str, held_out: bool = False) -> str:
 
 
 def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
-    """Return whether `metric` covers the same domains in all arms; a metric of a single domain always does."""
+    """Return whether all arms compute `metric` on the same domains; always true for a metric of a single domain."""
     one_domain = metric.startswith(("accuracy/domain/", "accuracy/out_of_domain/"))
     return one_domain or len({one.held_out for one in arms if one.arm.reached(metric)[0] >= 0}) < 2
 
@@ -187,14 +187,17 @@ def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float
 
 
 def best_places(arms: Sequence[ArmStatistics], mode: str, most: int) -> list[int]:
-    """Return the indices, ascending, of at most `most` arms: the baselines first, then the best means."""
+    """Return the sorted indices of at most `most` arms: the baselines, and the arms with the best means."""
     sign = -1 if mode == "max" else 1
     ranked = sorted(range(len(arms)), key=lambda place: (not arms[place].is_baseline, sign * (arms[place].mean or 0.0)))
     return sorted(ranked[:most])
 
 
 def group_by_arm(trials: Iterable[TrialRecord]) -> list[ArmTrials]:
-    """Group trials by arm: numeric values ascend (a plan may be shuffled), other values keep the order of the plan."""
+    """Group trials by arm.
+
+    Arms are sorted by their numeric values, because a plan may be shuffled. Other values keep the order of the plan.
+    """
     grouped: dict[str, list[TrialRecord]] = {}
     for trial in sorted(trials, key=lambda one: one.plan.number):
         grouped.setdefault(identity(trial.plan.arm), []).append(trial)
@@ -216,7 +219,7 @@ def ended(trial: TrialRecord) -> str:
 
 
 def recorded(history: Sequence[RoundRecord], metric: str) -> dict[int, float]:
-    """Return the finite values of a metric by round; `loss/train` has none for the untuned model."""
+    """Return the finite values of a metric by round; `loss/train` has no value for the untuned model."""
     values = {record.round: record.metrics.get(metric, math.nan) for record in history}
     return {number: value for number, value in values.items() if math.isfinite(value)}
 
@@ -227,21 +230,21 @@ def final(trial: TrialRecord, metric: str) -> float | None:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the arithmetic mean; None without values, and if one is missing: the others are of other seeds."""
+    """Return the arithmetic mean; None without values, and if one is missing, since the mean would lack a seed."""
     listed = list(values)
     known = [value for value in listed if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(listed) else None
 
 
 def notes(arm: ArmTrials, metric: str, show: Callable[[float], str] | None = None) -> list[str]:
-    """Return notes on the trials that are in no mean, one note for all seeds that ended alike.
+    """Return notes on the trials that are not part of the mean; seeds that ended in the same way share a note.
 
-    For example `seeds 0, 2 pruned at round 3`. With `show`, which formats a value of the metric, the note ends with
+    An example is `seeds 0, 2 pruned at round 3`. With `show`, which formats a value of the metric, the note ends with
     the mean that these seeds had reached: `seeds 0, 2 pruned at round 3 (48.12)`.
     """
     finished, fates = arm.finished(metric), dict[str, dict[int, TrialRecord]]()
     for trial in arm.trials:
-        # A search may draw an arm twice: the same seed gives the same numbers, and one of the two suffices.
+        # A search may draw an arm twice. The same seed gives the same numbers, so one trial suffices.
         if trial.plan.seed not in finished:
             fates.setdefault(_fate(trial, metric), {})[trial.plan.seed] = trial
     found = []

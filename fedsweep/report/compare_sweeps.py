@@ -16,11 +16,11 @@ from fedsweep.report.units_and_labels import Units
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import Arm, agrees, arm_argument, arm_label
 
-SHOWN = 12  # hyperparameters or arms that a sentence names at most
+SHOWN = 12  # a sentence names at most this many hyperparameters or arms
 LEFT_OUT_FIRST = (
     "95% bootstrap", "p", "exact p", "pairs", "seeds needed", "detectable", "effect", "n of A", "n of B", "Holm p",
 )  # fmt: skip
-"""Columns that a narrow terminal leaves out, the first one first."""
+"""The columns that a narrow terminal hides, in the order in which they are hidden."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,29 @@ class Side:
 
     @classmethod
     def of(cls, name: str, manifest: SweepManifest, trials: Sequence[TrialRecord], arm: Arm) -> Side:
-        """Summarise all arms of a sweep, or the one with the values of `arm`; raise UserError unless there is one."""
+        """Summarise all arms of a sweep, or the arm with the values of `arm` if any are given.
+
+        Raises:
+            UserError: No arm or several arms have the values of `arm`.
+        """
         arms = summarise(manifest, trials)
         if not arm:
             return cls(name, manifest, tuple(arms))
         found = [one for one in arms if agrees(arm, one.arm.values)]
         if len(found) != 1:
             labels = "; ".join(arm_label(one.arm.values) for one in (found or arms)[:SHOWN])
-            says = f"{len(found)} arms of that sweep have these values: {labels}" if found else f"no arm has: {labels}"
+            says = (
+                f"{len(found)} arms of that sweep have these values: {labels}"
+                if found
+                else f"no arm has these values. The arms are: {labels}"
+            )
             raise UserError(f"`{name}` must name one arm by its values, but {says}.")
         return cls(name, manifest, tuple(found))
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Pairs of arms, one of each side, and their comparisons: second minus first."""
+    """Pairs of arms, one arm from each side, and their comparisons (second minus first)."""
 
     sides: tuple[Side, Side]
     pairs: tuple[tuple[ArmStatistics, ArmStatistics], ...]
@@ -56,7 +64,7 @@ class Pairing:
 
     @classmethod
     def of(cls, first: Side, second: Side, by_arm: bool) -> Pairing:
-        """Pair the arms that both sides have if `by_arm`, otherwise the one arm of each.
+        """Pair the arms that both sides contain if `by_arm`, and otherwise the single arm of each side.
 
         Raises:
             UserError: The sides have different objectives, are the same, or have no arm in common.
@@ -72,7 +80,7 @@ class Pairing:
         pairs = common if by_arm else [(first.arms[0], second.arms[0])]
         if not pairs:
             raise UserError(
-                f"`{first.name}` and `{second.name}` have no arm in common; one arm of each can be compared, as in "
+                f"`{first.name}` and `{second.name}` have no arm in common. You can compare one arm of each, such as "
                 f"`{first.name}:{arm_argument(first.arms[0].arm.values)}`."
             )
         if one.id == other.id and all(a.arm.values == b.arm.values for a, b in pairs):
@@ -105,7 +113,7 @@ class Pairing:
         return Section.of("Comparison", rows, 1, [*who, "Differences are B minus A.", *explained])
 
     def csv(self) -> str:
-        """Return one row per pair in full precision, in the objective's own unit, with the columns of table.csv."""
+        """Return the comparisons as CSV in full precision, one row per pair, with the column names of table.csv."""
         rows = []
         for pair, found in zip(self.pairs, self.comparisons, strict=True):
             row: dict[str, object] = {}
@@ -117,7 +125,7 @@ class Pairing:
         return data_frame.of_records(rows).to_csv(index=False)
 
     def findings(self) -> list[str]:
-        """Return one sentence per pair, and one on the hyperparameters in which the two sides differ."""
+        """Return the result of each pair, and a sentence on the hyperparameters in which the two sides differ."""
         seeds = tuple(dict.fromkeys(seed for side in self.sides for seed in side.manifest.seeds))
         manifest = self.sides[1].manifest.model_copy(update={"seeds": seeds})
         said = [
@@ -133,7 +141,7 @@ class Pairing:
         return here if here == there else f"{here} / {there}"
 
     def _apart(self) -> str:
-        """Compare the hyperparameters of two trials of the first pair, of a common seed if there is one."""
+        """Return a sentence on the hyperparameters that differ between A and B, from one trial of each."""
         first, second = (one.arm.trials for one in self.pairs[0])
         by_seed = {trial.plan.seed: trial for trial in second}
         pairs = [(trial, by_seed[trial.plan.seed]) for trial in first if trial.plan.seed in by_seed]

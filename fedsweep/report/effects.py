@@ -23,7 +23,7 @@ from fedsweep.results.arms import agrees, identity, setting, short_names
 
 Names = tuple[str, ...]  # one factor: a dotted name, or several that vary together
 Array = NDArray[np.float64]
-SHAKY = 1e-12  # sums of squares below this share of the total are rounding errors
+SHAKY = 1e-12  # a sum of squares below this share of the total is a rounding error
 GRID = "grid"  # the search over all combinations
 
 
@@ -35,7 +35,7 @@ class Effect:
     share: float
     """Share of the variation between all trials, 0 to 1 (eta squared)."""
     f: float | None
-    """Mean square of the effect over that of its interaction with the seeds; None where that is zero."""
+    """The mean square of the effect divided by the mean square of its interaction with the seeds; None if that is 0."""
     degrees: tuple[float, float]
     """Degrees of freedom of F, after the correction for unequal variances."""
     p: float | None
@@ -63,7 +63,7 @@ class Level:
     interval: Interval | None
     """95% interval of the mean over seeds."""
     difference: float | None
-    """The difference from the baseline's level over the same seeds; None for this level itself, or without it."""
+    """The difference from the baseline's level over the same seeds; None for that level, and without a baseline."""
     difference_interval: Interval | None
 
 
@@ -80,12 +80,12 @@ class Factorial:
     of_seeds: float
     """Share of the variation between seeds that all arms have in common."""
     rest: float
-    """Residual share of the variation: arms differ from seed to seed."""
+    """Residual share of the variation: differences between arms that change from seed to seed."""
 
     @property
     def unexplained(self) -> list[Share]:
         """The non-zero shares that neither single factors nor pairs explain."""
-        rest = {"three and more together": self.higher, "seed": self.of_seeds, "arm by seed": self.rest}
+        rest = {"three or more factors": self.higher, "seed": self.of_seeds, "arm by seed": self.rest}
         return [Share(name, share) for name, share in rest.items() if share > 0]
 
 
@@ -94,7 +94,7 @@ class _Grid:
     """The objective in every cell, as an array of shape (seeds, levels of each factor)."""
 
     levels: Mapping[Names, Sequence[dict[str, Json]]]
-    """The levels of each factor, as arms that have its names only."""
+    """The levels of each factor, as arms with only its hyperparameters."""
     seeds: tuple[int, ...]
     values: Array
 
@@ -102,7 +102,7 @@ class _Grid:
 def decompose(
     names: Sequence[str], arms: Sequence[ArmStatistics], baseline: Mapping[str, Json] | None
 ) -> Factorial | str:
-    """Decompose a grid of at least two factors, or return a clause on why this is impossible.
+    """Decompose the variation in a grid of at least two factors, or return a clause on why this is impossible.
 
     Each effect is tested against its own interaction with the seeds, which pairs the arms (repeated measures). Degrees
     of freedom follow Greenhouse and Geisser (1959), since variances of differences need not be equal. Holm's correction
@@ -135,7 +135,7 @@ def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
         return "some arms lack a hyperparameter that other arms have"
     by_key = {one.key: one for one in arms}
     ordered = [by_key[identity(one.values)] for one in group_by_arm(trial for arm in arms for trial in arm.arm.trials)]
-    # The key of a name is, for each arm, the first arm with its value; names with one key determine each other.
+    # The key of a name lists, for each arm, the first arm with the same value; names with equal keys vary together.
     factors: dict[tuple[int, ...], list[str]] = {}
     for name in names:
         values = [identity(one.arm.values[name]) for one in ordered]
@@ -150,7 +150,7 @@ def _grid(names: Sequence[str], arms: Sequence[ArmStatistics]) -> _Grid | str:
     shape = [len(found) for found in levels.values()]
     if len(arms) != math.prod(shape):
         return "the arms do not cover all combinations of their values"
-    # In the order of an array with one axis per factor: the last factor's level changes fastest.
+    # The cells of an array with one axis per factor, in which the level of the last factor changes fastest.
     places = sorted(range(len(ordered)), key=lambda place: [one[place] for one in factors])
     cells = [ordered[place].values for place in places]
     seeds = tuple(sorted(set.intersection(*map(set, cells))))
@@ -178,9 +178,9 @@ def _effect(grid: _Grid, chosen: tuple[Names, ...], total: float) -> Effect:
 
 
 def _sphericity(own: Array, free: int) -> float:
-    """Return Greenhouse and Geisser's epsilon: 1 if the effect varies equally in all directions, 1 / free if in one."""
+    """Return Greenhouse and Geisser's epsilon: 1 for equal variances, 1 / free for variance in one direction."""
     deviations = own - own.mean(0)
-    gram = deviations @ deviations.T  # has the covariance's eigenvalues, and is as small as there are seeds
+    gram = deviations @ deviations.T  # has the eigenvalues of the covariance, and has only (seeds, seeds) entries
     return float(np.trace(gram) ** 2 / (free * (gram**2).sum()))
 
 
@@ -204,7 +204,7 @@ def _levels(grid: _Grid, baseline: Mapping[str, Json]) -> Iterator[Level]:
 
 @dataclass(frozen=True)
 class Effects:
-    """The shares that the factors of a grid or the hyperparameters of a search explain; all empty if unknown."""
+    """The shares of the variation that the factors of a grid, or the hyperparameters of a search, explain."""
 
     shares: Sequence[Share] = ()
     findings: Sequence[str] = ()
@@ -257,7 +257,7 @@ def _marginal(found: Factorial, units: Units) -> Section:
             "mean": units.value(one.mean),
             "95% interval": units.interval(one.interval),
             "difference": units.difference(one.difference),
-            "95% of it": units.interval(one.difference_interval),
+            "95% of difference": units.interval(one.difference_interval),
         }
         for one in found.levels
     ]

@@ -18,7 +18,7 @@ from fedsweep.report.intervals_and_power import (
 )
 
 ROUNDING = 1e-12  # paired differences with a smaller spread, relative to the values, differ only by rounding
-PATTERNS = 2**14  # sign patterns: all are tried for up to 14 pairs; this many are drawn for more pairs
+PATTERNS = 2**14  # number of sign patterns: all for up to 14 pairs, a random sample for more pairs
 
 Verdict = Literal["higher", "lower", "no detectable difference", "constant", "too few seeds"]
 
@@ -27,8 +27,8 @@ Verdict = Literal["higher", "lower", "no detectable difference", "constant", "to
 class Comparison:
     """An arm minus the baseline arm, in the objective's own unit.
 
-    `interval` and the p-values are None with fewer than two common seeds, and with the same non-zero difference on
-    every seed (a spread of zero makes t infinite whatever the truth is).
+    `interval` and the p-values are None if there are fewer than two common seeds. They are also None if all seeds have
+    the same non-zero difference, since t would be infinite without a spread.
     """
 
     seeds: tuple[int, ...]
@@ -63,24 +63,27 @@ class Comparison:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest difference that this many seeds detect with a power of 0.8, at their spread and at `level`."""
+        """The smallest difference that this many seeds detect with a power of 0.8, given their spread and `level`."""
         return None if self.spread is None else self.spread * detectable_effect(len(self.seeds), self.level)
 
     @property
     def seeds_needed(self) -> int | None:
-        """The number of seeds that would detect an undetected difference at this spread; None above 10,000."""
+        """The number of seeds that would detect the difference with a power of 0.8.
+
+        It is None if the difference was detected already, and if the number is above 10,000.
+        """
         if self.difference is None or self.spread is None or self.verdict != "no detectable difference":
             return None
         return seeds_needed(abs(self.difference) / self.spread, self.level)
 
     @property
     def exact_can_tell(self) -> bool:
-        """Return whether the exact test can reach 0.05 after the correction with this number of pairs."""
+        """Return whether the exact p-value can be at most 0.05 after Holm's correction with this number of pairs."""
         return least_exact(len(self.seeds)) <= self.level
 
 
 def paired_tests(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[Comparison]:
-    """Test pairs of arm and baseline (value by seed), with Holm's correction over the pairs that can be tested."""
+    """Compare each arm with its baseline, both given as values by seed, and correct the p-values by Holm's method."""
     found = [_paired(arm, baseline) for arm, baseline in pairs]
     p = [one.p for one in found if one.p is not None]
     corrected, exact = iter(holm(p)), iter(holm([one.p_exact for one in found if one.p_exact is not None]))
@@ -106,7 +109,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def least_exact(n: int) -> float:
-    """Return the smallest p of a two-sided sign-flip or Wilcoxon test of n pairs: that of differences of one sign.
+    """Return the smallest possible p of a two-sided sign-flip or Wilcoxon test of n pairs.
+
+    This p occurs if all differences have the same sign.
 
     >>> least_exact(3), least_exact(5), least_exact(6)
     (0.25, 0.0625, 0.03125)
@@ -124,9 +129,11 @@ def pairs_for_exact(level: float) -> int:
 
 
 def sign_flip(differences: Sequence[float]) -> float:
-    """Return the two-sided p of the sign-flip test: the share of sign patterns with a mean at least as far from 0.
+    """Return the two-sided p of the sign-flip test.
 
-    All patterns are tried for up to 14 pairs; for more, the observed one and 16,384 that are the same in every call.
+    It is the share of sign patterns whose mean is at least as far from 0 as the observed mean. Up to 14 pairs, all
+    patterns are tried. For more pairs, the observed pattern and 16,384 random ones are tried, which are the same in
+    every call.
     """
     test = stats.permutation_test(
         (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=PATTERNS, vectorized=True,
@@ -136,7 +143,7 @@ def sign_flip(differences: Sequence[float]) -> float:
 
 
 def hedges_g(differences: Sequence[float]) -> float:
-    """Return mean over standard deviation (n - 1) of paired differences, times 1 - 3 / (4 (n - 1) - 1) for n > 2.
+    """Return Hedges' g: the mean of paired differences over their sd (n - 1), times 1 - 3 / (4 (n - 1) - 1) for n > 2.
 
     Source: L. Hedges (1981), Distribution theory for Glass's estimator of effect size. For n = 2 his approximate
     correction is negative, so none is applied.

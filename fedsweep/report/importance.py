@@ -11,13 +11,13 @@ from fedsweep.report.arm_statistics import ended, final
 from fedsweep.results import SweepManifest, TrialRecord
 from fedsweep.results.arms import identity
 
-FORESTS = 5  # several, since with few trials the result depends on the random draw of a forest
-LEAST = 10  # finished trials, at least, that a forest is fitted to
+FORESTS = 5  # several, since with few trials the result depends on the random seed of the forest
+LEAST = 10  # a forest is fitted to at least this many finished trials
 
 
 @dataclass(frozen=True)
 class Share:
-    """The share of the whole, 0 to 1, that one or several hyperparameters explain."""
+    """The share of the variation, from 0 to 1, that one or several hyperparameters explain."""
 
     name: str
     share: float
@@ -29,8 +29,8 @@ class Share:
 def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Share] | str:
     """Return the fANOVA of the finished trials, most important first, or a clause on why there is none.
 
-    Ranges are those that the trials span, on a logarithmic scale if the search samples on one. Hyperparameters that
-    only some trials have are left out.
+    The ranges are those of the finished trials, on a logarithmic scale if the search samples on a logarithmic scale.
+    Hyperparameters that only some trials have are left out.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown (2014), An efficient approach for assessing hyperparameter
     importance.

@@ -11,15 +11,15 @@ from scipy.optimize import brentq
 from fedsweep.common.randomness import stream
 
 LEVEL = 0.05
-"""Two-sided level of the tests after Holm's correction; intervals have coverage 1 - LEVEL, uncorrected."""
+"""The two-sided level of the tests after Holm's correction; uncorrected intervals have a coverage of 1 - LEVEL."""
 LEAST_RESAMPLED = 5
-"""Least number of values for a bootstrap: with fewer, there are too few different resamples to keep the level."""
+"""The least number of values for a bootstrap; fewer values give too few different resamples to keep the level."""
 RESAMPLES = 9_999
 Interval = tuple[float, float]
 
 
 def t_interval(values: Sequence[float]) -> Interval | None:
-    """Return Student's t interval of the mean; None for fewer than two values, and if all are equal."""
+    """Return Student's t interval of the mean; None for fewer than two values, and if all values are equal."""
     if len(values) < 2 or not np.ptp(values):
         return None
     mean, error = float(np.mean(values)), float(stats.sem(values))
@@ -31,8 +31,8 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     """Return the studentized bootstrap interval of the mean, from 9,999 resamples that are the same in every call.
 
     Return None for fewer than five values, and if too many resamples have no spread. Percentile and BCa intervals of so
-    few values are too short: at n = 6 they contain the mean in 85% of samples, this one in 94 to 95%
-    (`benchmarks/honesty.py`).
+    few values are too short: at n = 6 they contain the mean in 85% of samples, and the studentized interval in 94 to
+    95% (`benchmarks/honesty.py`).
 
     Source: B. Efron (1981), Nonparametric standard errors and confidence intervals; P. Hall (1988).
     """
@@ -46,7 +46,7 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
     spreads = np.sqrt(np.square(drawn - means[:, None]).sum(axis=1) / (n - 1))
     usable = spreads > 1e-9 * spreads.max()  # equal values differ in the last bits of their deviations
     if usable.sum() < RESAMPLES * (1 - LEVEL / 5):
-        return None  # a share of the resamples like that would move the ends
+        return None  # leaving out so many resamples would move the ends of the interval
     pivots = (means[usable] - mean) / (spreads[usable] / np.sqrt(n))
     low, high = np.quantile(pivots, (LEVEL / 2, 1 - LEVEL / 2))
     return float(mean - high * error), float(mean - low * error)

@@ -10,12 +10,12 @@ from fedsweep.report.arm_statistics import ended, final, recorded
 from fedsweep.report.text_tables import texts
 from fedsweep.results import SweepManifest, TrialRecord
 
-POPULATION = "pbt"  # the scheduler whose trials continue one another
+POPULATION = "pbt"  # the scheduler whose trials continue other trials
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """A trial and its ancestors, oldest first."""
+    """A trial and its ancestors, which are the trials whose states it continues, oldest first."""
 
     trials: tuple[TrialRecord, ...]
 
@@ -33,14 +33,14 @@ class Lineage:
         return self.trials[-1]
 
     def segments(self) -> list[tuple[int, int, TrialRecord]]:
-        """Return first and last round of each trial of the lineage that played any, from round 1 on."""
+        """Return the first round, the last round and the trial of each segment, without trials that have no round."""
         firsts = [one.plan.start.round + 1 if one.plan.start else 1 for one in self.trials]
         lasts = [*(first - 1 for first in firsts[1:]), self.end.last_round]
         found = zip(firsts, lasts, self.trials, strict=True)
         return [(first, last, one) for first, last, one in found if last >= first]
 
     def values(self, name: str) -> list[tuple[int, int, float]]:
-        """Return first and last round of each segment, and its value of a numeric hyperparameter."""
+        """Return first round, last round and value of the numeric hyperparameter `name` for each segment."""
         return [
             (first, last, float(value))
             for first, last, one in self.segments()
@@ -57,9 +57,9 @@ def best(manifest: SweepManifest, found: Sequence[Lineage]) -> Lineage | None:
 
 
 def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Lineage]:
-    """Return the members of a population that have played a round, in the order of the plan, without replaced trials.
+    """Return the members of a population that have completed a round, in the order of the plan.
 
-    Empty without a population.
+    Replaced trials are no members. The list is empty if the sweep has no population.
     """
     if manifest.scheduler != POPULATION:
         return []
@@ -69,7 +69,7 @@ def played(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[Linea
 
 
 def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[str]:
-    """Return sentences on continued trials and on the best schedule; empty without a population."""
+    """Return sentences on continued trials and on the best schedule; empty if the sweep has no population."""
     if manifest.scheduler != POPULATION:
         return []
     schedules = []
@@ -84,9 +84,10 @@ def schedule_sentences(manifest: SweepManifest, trials: Sequence[TrialRecord]) -
 
 
 def schedules(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> str | None:
-    """Return a population's hyperparameters as CSV; None if no population has played a round.
+    """Return the hyperparameters of a population as CSV; None if no population has completed a round.
 
-    Each member has one row per round: the trial that played it, its hyperparameters, and the objective after it.
+    Each member has one row per round, with the trial that trained the round, its hyperparameters, and the objective
+    after the round.
     """
     rows: list[dict[str, Json]] = []
     for lineage in played(manifest, trials):

@@ -96,7 +96,7 @@ def _baseline(baseline: Arm | None, arms: Sequence[ArmStatistics], dotted: Seque
     there = {name for one in baselines for name in one.arm.values}
     shared = ", ".join(name for name in dotted if name in there and name not in baseline)
     named = ", ".join(setting(name, value) for name, value in baseline.items()) or "as is"
-    return f"{named} at the same {shared}" if shared else named
+    return f"{named} with the same {shared} as the arm" if shared else named
 
 
 def _about_stand_ins(arms: Sequence[ArmStatistics], dotted: Sequence[str]) -> list[str]:
@@ -122,14 +122,14 @@ def _about_best(
         ]
     if manifest.against is not None:
         found = _about_efficient(manifest, arms)
-        these_arms_were, their_means_are, them = "These arms were", "their means are", "them"
+        arms_were, means_are, them = "These arms were", "their means, which are", "them"
     else:
         words, value = arm_words(finished[0].arm.values, dotted), units.value(finished[0].mean) + "%" * units.percent
         found = [f"Best: {words} with {manifest.metric} {value} (n = {finished[0].n})."]
-        these_arms_were, their_means_are, them = "This arm was", "its mean is", "it"
+        arms_were, means_are, them = "This arm was", "its mean, which is", "it"
     if len(arms) > 1:
         found.append(
-            f"{these_arms_were} chosen from {len(arms)} arms by the same numbers, so {their_means_are} optimistic. "
+            f"{arms_were} chosen from {len(arms)} arms by {means_are} therefore optimistic. "
             f"Confirm {them} with new seeds."
         )
     return found
@@ -149,7 +149,7 @@ def _against(arm: Mapping[str, Json], other: Mapping[str, Json], baseline: Arm, 
 
 
 def about_comparison(manifest: SweepManifest, found: Comparison, units: Units) -> str:
-    """Return one or more sentences on the result of a comparison; the first one starts in lower case or with a sign."""
+    """Return sentences on the result of a comparison, which continue a label such as `rank 4 against 8:`."""
     doubts = []  # raised by the tests that do not assume normality
     if found.bootstrap is not None and found.bootstrap[0] <= 0 <= found.bootstrap[1]:
         doubts.append(f"the bootstrap interval {units.interval(found.bootstrap)} contains zero")

@@ -37,7 +37,7 @@ PROSE = {"arm", "worst domain", "efficient", "note"}
 
 @dataclass(frozen=True)
 class AblationTable:
-    """A sweep's arms as a table; `arms` is in the order of the rows and not empty."""
+    """The arms of a sweep as a table; `arms` has the order of the rows and is not empty."""
 
     manifest: SweepManifest
     arms: Sequence[ArmStatistics]
@@ -54,7 +54,10 @@ class AblationTable:
 
     @property
     def means(self) -> dict[str, str]:
-        """The metrics of mean accuracy by column, except the objective; empty if no arm holds out domains."""
+        """The metrics of the columns for accuracy in and out of domain, without the objective.
+
+        The mapping is empty if no arm holds out domains.
+        """
         columns = {IN_DOMAIN: MEAN_ACCURACY, OUT_OF_DOMAIN: MEAN_OUT_OF_DOMAIN}
         held_out = any(one.held_out for one in self.arms)
         return {name: metric for name, metric in columns.items() if held_out and metric != self.manifest.metric}
@@ -85,13 +88,13 @@ class AblationTable:
             row[metric] = Units.fit(is_accuracy(metric), (other.second for other in self.arms)).value(one.second)
         if self.manifest.against is not None:
             row["efficient"] = "yes" if one.key in self.efficient else NOTHING
-        # An arm without a mean is ranked by what it had reached: say it, apart from the means.
+        # An arm without a mean is ranked by the value that it had reached, so the note shows this value.
         reached = None if one.n else units.value
         return row | {"note": "; ".join(notes(one.arm, self.manifest.metric, reached)) or NOTHING}
 
     def _usual(self, one: ArmStatistics) -> dict[str, str]:
         row = {name: PERCENT.value(one.accuracies.get(metric)) for name, metric in self.means.items()}
-        if self.manifest.metric.startswith("accuracy/client"):  # of clients' own models, not of the global one
+        if self.manifest.metric.startswith("accuracy/client"):  # a metric of the clients' own models
             row["worst client"] = self._cell(one, COLUMNS["worst_client"])
         else:
             worst = self._cell(one, COLUMNS["worst_domain"])
@@ -122,7 +125,7 @@ class AblationTable:
         return {one.key for one in efficient_arms(self.manifest, self.arms)}
 
     def findings(self) -> list[str]:
-        """Return sentences on the arms and factors, for below the table."""
+        """Return the findings on arms and factors, which are shown below the table."""
         return [*findings(self.manifest, self.arms), *self.effects.findings]
 
     @cached_property
@@ -132,16 +135,16 @@ class AblationTable:
 
     @property
     def sections(self) -> list[Section]:
-        """The tables below this one."""
+        """The tables that follow the ablation table."""
         tables = against_baseline(self.manifest, self.arms), by_domain(self.manifest, self.arms)
         return [*(one for one in tables if one is not None), *self.effects.sections]
 
     def caption(self) -> list[str]:
-        """Return the sentences that a reader needs to judge the numbers."""
+        """Return the legend of the table, as a list of sentences."""
         return [*caption(self.manifest, self.arms, self.cells()[0]), *filter(None, [self.effects.missing])]
 
     def markdown(self) -> str:
-        """Return title, table, findings, caption and sections as Markdown."""
+        """Return title, table, findings, legend and sections as Markdown."""
         rows = self.cells()
         words = [name in PROSE or name in self.names for name in rows[0]]
         table = markdown_table([*rows[0]], [[*row.values()] for row in rows], words)

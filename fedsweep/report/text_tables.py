@@ -21,11 +21,11 @@ GAP = 2  # spaces between columns on a terminal
 
 
 def _on_one_line(value: object) -> object:
-    """Join the lines of a text; other values stay as they are."""
+    """Join the lines of a text; return other values unchanged."""
     return " ".join(line for line in value.split("\n") if line) if isinstance(value, str) else value
 
 
-# Inserted texts have no line breaks, which would look like the next item of a list.
+# Inserted texts must not contain line breaks, since a line break followed by a dash starts a new list item.
 TEMPLATES = Environment(  # noqa: S701 - no HTML
     loader=PackageLoader("fedsweep.report", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     finalize=_on_one_line,
@@ -36,7 +36,7 @@ TEMPLATES.globals.update(
 
 
 def texts(macro: str, **facts: object) -> list[str]:
-    """Return the items of the list that a macro of `texts.jinja` makes of facts."""
+    """Render a macro of `texts.jinja`, and return the items of its list, each on one line."""
     made = getattr(TEMPLATES.get_template("texts.jinja").module, macro)(**facts)
     items = f"\n{made}".split("\n- ")[1:]
     return [" ".join(line for line in item.split("\n") if line) for item in items]
@@ -49,17 +49,17 @@ class TextColumn:
     name: str
     cells: Sequence[str]
     heading: str
-    """One or several lines."""
+    """The heading, of one or several lines."""
     words: bool
-    """Left-aligned if true, otherwise right-aligned."""
+    """Whether cells are left-aligned instead of right-aligned."""
     wraps: bool
-    """Cells may be broken between words."""
+    """Whether cells may be broken between words."""
     enough: int | None = None
     """An upper bound of `width`, in terminal cells."""
 
     @property
     def width(self) -> int:
-        """The least width, in terminal cells, at which text breaks only between words."""
+        """The least width, in terminal cells, at which lines break between words only."""
         lines = [*self.heading.splitlines(), *self.cells]
         if self.enough is not None:
             return min(self.enough, max(map(cell_len, lines)))
@@ -67,12 +67,16 @@ class TextColumn:
 
 
 def width_of(columns: Sequence[TextColumn]) -> int:
-    """Return the least width of columns side by side, in terminal cells."""
+    """Return the least width of a table with these columns, in terminal cells."""
     return sum(one.width + GAP for one in columns) - GAP
 
 
 def fitting(columns: Sequence[TextColumn], width: int, order: Sequence[str]) -> tuple[list[TextColumn], Sequence[str]]:
-    """Leave out the fewest columns, from the start of `order`, so that the rest fits `width`; return rest and names."""
+    """Drop as few columns as possible, in the order of `order`, so that the others fit into `width`.
+
+    Returns:
+        The remaining columns, and the names of the dropped columns.
+    """
     for many in range(len(order) + 1):
         kept = [one for one in columns if one.name not in order[:many]]
         if width_of(kept) <= width:
@@ -108,7 +112,7 @@ def _escaped(cell: str) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A titled text table with an explanation; all rows are as long as the head."""
+    """A text table with a title and an explanation; all rows are as long as the head."""
 
     title: str
     head: Sequence[str]
@@ -121,7 +125,7 @@ class Section:
 
     @classmethod
     def of(cls, title: str, rows: Sequence[Mapping[str, str]], words: int, explained: Sequence[str]) -> Section:
-        """Return the section of one or more rows with the same columns, explained in sentences."""
+        """Return a section from one or more rows with the same columns, and the sentences that explain them."""
         return cls(title, [*rows[0]], [[*row.values()] for row in rows], words, " ".join(explained))
 
     def markdown(self) -> str:
@@ -132,7 +136,10 @@ class Section:
         return "\n\n".join([f"## {self.title}", table, self.explained])
 
     def terminal(self, width: int, order: Sequence[str]) -> tuple[Table, list[str]]:
-        """Return the table without the first columns in `order` that do not fit into `width`, and their names."""
+        """Return the table for a terminal, and the names of the columns that were dropped to fit into `width`.
+
+        Columns are dropped in the order of `order`.
+        """
         columns = []
         for place, name in enumerate(self.head):
             words, cells = place < self.words, [row[place] for row in self.rows]
@@ -143,7 +150,7 @@ class Section:
 
 MARK = "*"
 MARKED = f"Values marked {MARK} are out of domain: no client of that arm has images of the domain."
-PAPER = "paper"  # the label of a paper's row, in place of an arm
+PAPER = "paper"  # the label of a row with values from a paper
 
 
 def by_domain(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Section | None:
@@ -195,7 +202,7 @@ def against_baseline(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> 
 
 
 def cells(found: Comparison, units: Units) -> dict[str, str]:
-    """Return the cells of one comparison by column; the exact p only if it can reach the level."""
+    """Return the cells of one comparison by column; the exact p is shown only if it can be at most 0.05."""
     needed = NOTHING if found.seeds_needed is None else str(found.seeds_needed)
     if found.seeds_needed is None and found.effect is not None and found.verdict == "no detectable difference":
         needed = ">10000"

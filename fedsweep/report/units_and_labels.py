@@ -27,17 +27,22 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Units:
-    """The format of a metric: accuracies in percent with two decimals, others with common decimals."""
+    """The format of a metric: percent with two decimals for accuracies, otherwise a fixed number of decimals."""
 
     percent: bool
     decimals: int
 
     @classmethod
     def fit(cls, percent: bool, values: Iterable[float | None]) -> "Units":
-        """Return percent, or the decimals that show the median, robust to diverged runs, in four significant digits.
+        """Return units that show the median of `values` with four significant digits, or percent for accuracies.
 
-        >>> [Units.fit(False, values).decimals for values in ([0.4112, 0.3845, None], [33.8, 34.1, 512.0], [604_000.0])]
-        [4, 2, 0]
+        The median is robust to diverged runs.
+
+            >>> [
+            ...     Units.fit(False, values).decimals
+            ...     for values in ([0.4112, 0.3845, None], [33.8, 34.1, 512.0], [604_000.0])
+            ... ]
+            [4, 2, 0]
         """
         sizes = [] if percent else [abs(value) for value in values if value]
         return cls(percent, min(9, max(0, 3 - math.floor(math.log10(median(sizes))))) if sizes else 2)
@@ -65,7 +70,7 @@ PERCENT = Units(percent=True, decimals=2)
 
 
 def shown_p(p: float | None) -> str:
-    """Format a p-value with three decimals; never 0.000."""
+    """Format a p-value with three decimals, or as `<0.001`."""
     if p is None:
         return NOTHING
     return "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -178,8 +178,8 @@ def test_no_number_of_a_comparison_is_cut_at_any_width(call: Call, monkeypatch, 
         ((f"{SPACE}:lora.rank=4", SPACE),
          "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm or both name a sweep."),
         ((f"{SPACE}:lora.rank=5", f"{SPACE}:lora.rank=4"),
-         "`ablations/lora_rank:lora.rank=5` must name one arm by its values, but no arm has: lora.rank=4; lora.rank=8; "
-         "lora.rank=16."),
+         "`ablations/lora_rank:lora.rank=5` must name one arm by its values, but no arm has these values. The arms "
+         "are: lora.rank=4; lora.rank=8; lora.rank=16."),
         ((f"{SPACE}@s1", f"{SPACE}@s2", "--format", "latex"),
          "`--format` must be terminal, markdown or csv, but it is `latex`."),
     ],

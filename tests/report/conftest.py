@@ -1,4 +1,4 @@
-"""Sweeps made by hand: every test says which arm ended how on which seed, nothing is run."""
+"""Constructed sweeps: each test states the result of every arm and seed, and nothing is trained."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ DOMAINS = ("photo", "sketch")
 
 
 def make_manifest(**changes: Any) -> SweepManifest:
-    """A rank ablation of 4 rounds with seeds 0, 1, 2 against rank 8."""
+    """Return the manifest of a rank ablation with 4 rounds, seeds 0, 1 and 2, and rank 8 as the baseline."""
     fields: dict[str, Any] = {
         "id": "20260101-a1",
         "name": "ablations/lora_rank",
@@ -42,9 +42,10 @@ def make_manifest(**changes: Any) -> SweepManifest:
 def make_history(
     values: Sequence[float], metric: str = "accuracy/mean", held_out: Sequence[str] = ()
 ) -> list[RoundRecord]:
-    """One record per value from round 0; photo lies 0.1 above, sketch 0.1 below; 1.5 MB each round.
+    """Return one record per value, from round 0 on, with 1.5 MB per round.
 
-    With domains held out, the mean lies 0.02 above where it is not the metric itself, and that out of domain 0.2 below.
+    The accuracy is 0.1 above the value on photo and 0.1 below the value on sketch. If domains are held out, the mean
+    accuracy is 0.02 above the value and the mean out of domain is 0.2 below it, unless `metric` is that mean itself.
     """
     records = []
     for number, value in enumerate(values):
@@ -61,7 +62,7 @@ def make_history(
 
 
 class Trials:
-    """Collects trials in the order of a plan."""
+    """A collection of trials in the order of a plan."""
 
     def __init__(self) -> None:
         self.records: list[TrialRecord] = []
@@ -76,7 +77,7 @@ class Trials:
         held_out: Sequence[str] = (),
         marks: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """A trial with these values of the metric from round 0; an integer arm is a rank."""
+        """Add a trial whose `metric` has these values from round 0 on; an integer `arm` is a rank."""
         settings = {"lora.rank": arm} if isinstance(arm, int) else arm
         number = len(self.records)
         plan = TrialPlan(key=f"k{number}", number=number, arm=settings, seed=seed, config={}, marks=dict(marks))
@@ -84,7 +85,7 @@ class Trials:
         self.records.append(TrialRecord(plan, ended, make_history(values, metric, held_out)))
 
     def arms(self, finals: dict[int, Sequence[float]]) -> "Trials":
-        """Finished trials: per rank the final value of seeds 0, 1, ..."""
+        """Add finished trials; `finals` contains the final values of seeds 0, 1, ... by rank."""
         for rank, ends in finals.items():
             for seed, end in enumerate(ends):
                 self.add(rank, seed, [0.2, 0.3, 0.4, 0.5, end])
@@ -93,13 +94,13 @@ class Trials:
 
 @pytest.fixture
 def trials() -> Trials:
-    """An empty plan."""
+    """Return an empty collection of trials."""
     return Trials()
 
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Callable[[Sequence[TrialRecord]], list[TrialRecord]]:
-    """Gives every trial the same t-SNE: three classes in two domains."""
+    """Return a function that gives every trial the same t-SNE, with three classes in two domains."""
 
     def give(records: Sequence[TrialRecord]) -> list[TrialRecord]:
         cells = [(label, domain) for label in ("cat", "dog", "owl") for domain in DOMAINS]
@@ -112,7 +113,7 @@ def tables(tmp_path: Path) -> Callable[[Sequence[TrialRecord]], list[TrialRecord
 
 @pytest.fixture
 def drawn() -> Callable[..., Any]:
-    """Draws with a function of `fedsweep.report.figures` and gives matplotlib's figure, or None, instead of files."""
+    """Return a function that draws a figure of the report and returns the Matplotlib figure, or None."""
 
     def draw(function: Callable[..., Any], *what: Any) -> Any:
         with style.context(STYLE, after_reset=True):
@@ -124,10 +125,10 @@ def drawn() -> Callable[..., Any]:
 
 @pytest.fixture
 def manifest() -> Callable[..., SweepManifest]:
-    """Makes manifests of a rank ablation, with changes."""
+    """Return `make_manifest`."""
     return make_manifest
 
 
 @pytest.fixture(autouse=True)
 def _coarse(coarse: None) -> None:
-    """Of every report."""
+    """Use PNGs of low resolution in all tests of reports."""

@@ -1,4 +1,4 @@
-"""A table from trials, and its rows as they are printed."""
+"""Functions that make a table from trials, and read the rows of printed tables."""
 
 import io
 from collections.abc import Callable
@@ -13,25 +13,25 @@ from fedsweep.results import SweepManifest
 
 
 def tabulate(manifest: SweepManifest | Callable[..., SweepManifest], trials: Any, **changes: Any) -> AblationTable:
-    """The table of trials; `manifest` is one, or makes one with these changes."""
+    """Return the table of `trials`; `manifest` is a manifest, or a function that makes one with `changes`."""
     sweep = manifest if isinstance(manifest, SweepManifest) else manifest(**changes)
     return AblationTable(sweep, summarise(sweep, trials.records))
 
 
 def printed(table: AblationTable, width: int = 100) -> str:
-    """What a terminal of this width shows."""
+    """Return the text that a terminal of this width shows."""
     console = Console(width=width, file=(file := io.StringIO()), color_system=None)
     console.print(TerminalTable(table))
     return file.getvalue()
 
 
 def rows_of(markdown: str) -> list[list[str]]:
-    """The ablation table's rows, without those of the section below it."""
+    """Return the rows of the ablation table, without the tables below it."""
     return _cells(markdown.partition("\n## ")[0])
 
 
 def by_domain(markdown: str) -> list[list[str]]:
-    """The rows of the accuracies by domain."""
+    """Return the rows of the table of accuracies by domain."""
     return _cells(markdown.partition("## By domain")[2])
 
 

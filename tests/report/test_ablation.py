@@ -1,4 +1,4 @@
-"""A component ablation in the report: arms by what they lack, each against the full method at its own settings."""
+"""The report of a component ablation: arms are named by missing components and compared with the full method."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ def row(table: AblationTable, **cells: str) -> dict[str, str]:
 
 @pytest.fixture
 def alone(manifest, trials) -> AblationTable:
-    """Three arms on three seeds."""
+    """Return the table of three arms with three seeds."""
     for seed in range(3):
         for place, left_out in enumerate(WORDS.values()):
             trials.add({"without": left_out}, seed, [0.2, 0.6 + 0.01 * seed - 0.1 * place + 0.001 * seed * place])
@@ -30,14 +30,14 @@ def alone(manifest, trials) -> AblationTable:
 
 @pytest.fixture
 def crossed(manifest, trials) -> AblationTable:
-    """Two arms at two ranks: rank 8 is better by far, and the component is worth 10 points at rank 4, 1 at rank 8."""
+    """Return the table of two arms at two ranks; the component adds 10 points at rank 4 and 1 point at rank 8."""
     for seed, noise in enumerate((0.001, 0.0, 0.002)):
         for rank, left_out, end in ((4, FULL, 0.5), (4, CROSS, 0.4), (8, FULL, 0.8), (8, CROSS, 0.79)):
             trials.add({"lora.rank": rank, "without": left_out}, seed, [0.2, end + noise * (1 + len(left_out))])
     return tabulate(manifest(varied=("lora.rank", "method.cross"), baseline={"without": FULL}), trials)
 
 
-def test_arms_are_called_by_what_they_lack(alone):
+def test_arms_are_named_by_their_missing_components(alone):
     assert [one["arm"] for one in alone.cells()] == list(WORDS)
     assert "without" not in alone.cells()[0]
     assert [one["arm"] for one in csv.DictReader(io.StringIO(data_frame.csv(alone)))] == list(WORDS)
@@ -58,7 +58,7 @@ def test_without_a_baseline_the_best_arm_is_named(manifest, trials, alone):
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
-def test_a_long_name_is_folded_and_no_number_cut(alone, width):
+def test_long_arm_names_are_folded_and_numbers_are_not_cut(alone, width):
     said = printed(alone, width)
     assert max(map(len, said.splitlines())) <= width
     assert "…" not in said
@@ -79,7 +79,7 @@ def test_an_arm_is_compared_with_the_full_method_at_its_own_settings(crossed):
     assert at_4.startswith("rank 4, without cross against full: -9.90 points")
     assert effects.startswith("Shares of the variation between trials: rank 96%")
     assert at_8.startswith("rank 8, without cross against full: -0.90 points")
-    assert " ".join(crossed.caption()).count("Baseline: full at the same lora.rank.") == 1
+    assert " ".join(crossed.caption()).count("Baseline: full with the same lora.rank as the arm.") == 1
 
 
 def test_a_baseline_may_leave_an_axis_open_without_an_ablation(manifest, trials):
@@ -97,7 +97,7 @@ def test_a_baseline_may_leave_an_axis_open_without_an_ablation(manifest, trials)
     ]
 
 
-def test_an_arm_whose_full_method_has_no_trial_yet_is_compared_with_nothing(manifest, trials):
+def test_an_arm_whose_full_method_has_no_trial_is_not_compared(manifest, trials):
     trials.add({"lora.rank": 4, "without": FULL}, 0, [0.2, 0.5])
     trials.add({"lora.rank": 4, "without": CROSS}, 0, [0.2, 0.4])
     trials.add({"lora.rank": 8, "without": CROSS}, 0, [0.2, 0.6])
@@ -107,7 +107,7 @@ def test_an_arm_whose_full_method_has_no_trial_yet_is_compared_with_nothing(mani
     assert len(table.findings()) == 1
 
 
-def test_the_figures_name_arms_so_too(crossed, monkeypatch):
+def test_figures_use_the_same_arm_names(crossed, monkeypatch):
     labels = []
     monkeypatch.setattr(curves, "_label_ends", lambda axes, ends: labels.extend(end[2] for end in ends))
     curves.draw(crossed.manifest, crossed.arms)

@@ -1,4 +1,4 @@
-"""Statistics against loops in plain Python and closed forms of Student's t with two degrees of freedom."""
+"""Statistics of arms, compared with loops in plain Python and closed forms of Student's t."""
 
 import math
 
@@ -25,7 +25,7 @@ def one(arm, baseline) -> Comparison:
 
 
 def step_down(p_values, level):
-    """Holm's procedure as he states it: reject from the smallest on, stop at the first that stays."""
+    """Apply Holm's original procedure: reject from the smallest p-value on, until one is above its level."""
     rejected = [False] * len(p_values)
     for step, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         if p_values[place] * (len(p_values) - step) > level:
@@ -35,14 +35,14 @@ def step_down(p_values, level):
 
 
 def test_holm_by_hand():
-    # Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1 is 0.02, 0.03, 0.06, 0.04; the last may not fall below 0.06.
+    # Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1 is 0.02, 0.03, 0.06, 0.04; the last one may not be below 0.06.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.5]) == [1.0, 1.0]
     assert holm([]) == []
 
 
 @given(st.lists(st.floats(0, 1), max_size=8), st.floats(0.001, 0.999))
-def test_holm_rejects_what_the_step_down_procedure_rejects(p_values, level):
+def test_holm_rejects_the_same_hypotheses_as_the_step_down_procedure(p_values, level):
     assert [p <= level for p in holm(p_values)] == step_down(p_values, level)
 
 
@@ -100,14 +100,14 @@ def test_too_few_common_seeds_have_no_interval_and_no_p(arm, baseline):
     assert found.verdict == "too few seeds"
 
 
-def test_no_difference_anywhere_is_p_one():
+def test_p_is_one_without_any_difference():
     found = one([0.3, 0.4, 0.5], [0.3, 0.4, 0.5])
     assert (found.difference, found.p, found.interval) == (0.0, 1.0, None)
     assert found.verdict == "no detectable difference"
 
 
 def test_a_constant_difference_is_not_called_significant():
-    # In floating point 0.61 - 0.60 and 0.51 - 0.50 differ in the last bits: a test would find p near 0.
+    # In floating point 0.61 - 0.60 and 0.51 - 0.50 differ in the last bits, so a test would return a p near 0.
     found = one([0.61, 0.51, 0.31], [0.60, 0.50, 0.30])
     assert found.difference == pytest.approx(0.01)
     assert (found.interval, found.p, found.p_holm) == (None, None, None)
@@ -128,7 +128,7 @@ def test_verdict_follows_the_sign_after_correction(sign, verdict):
     assert paired_tests([(clear, by_seed([0.5] * 3))])[0].verdict == verdict
 
 
-def test_correction_can_take_a_verdict_back():
+def test_the_correction_can_change_the_verdict():
     baseline = by_seed([0.5] * 3)
     borderline, noise = by_seed([0.54, 0.55, 0.56]), by_seed([0.49, 0.50, 0.52])
     alone = paired_tests([(borderline, baseline)])[0]
@@ -170,7 +170,7 @@ def test_trials_that_did_not_finish_change_no_number(manifest, trials, outcome):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_run_that_ended_without_a_finite_objective_is_in_no_mean(manifest, trials, value):
+def test_runs_without_a_finite_objective_are_not_part_of_the_mean(manifest, trials, value):
     trials.arms({4: [0.5, 0.52], 8: [0.6, 0.65]})
     trials.add(4, 2, [0.2, value])
     four, _ = summarise(manifest(), trials.records)
@@ -179,7 +179,7 @@ def test_a_run_that_ended_without_a_finite_objective_is_in_no_mean(manifest, tri
     assert four.columns["worst_domain"] == pytest.approx(0.41)
 
 
-def test_where_some_arms_have_pairs_for_an_exact_test_the_caption_says_which(manifest, trials):
+def test_the_explanation_states_how_many_pairs_an_exact_test_needs(manifest, trials):
     for seed in range(8):
         trials.add(8, seed, [0.2, 0.6 + seed / 1000])
         trials.add(4, seed, [0.2, 0.5 + (seed % 3) / 100])
@@ -192,7 +192,7 @@ def test_where_some_arms_have_pairs_for_an_exact_test_the_caption_says_which(man
     assert not any("No exact test" in sentence for sentence in table.caption())
 
 
-def test_what_no_accuracy_can_differ_by_is_not_said_to_be_detectable(manifest, trials):
+def test_impossible_differences_are_not_called_detectable(manifest, trials):
     trials.arms({4: [0.5, 0.7], 8: [0.6, 0.6]})
     table = tabulate(manifest, trials)
     assert table.findings()[0].endswith("not even the largest possible difference is reliably detectable.")
@@ -228,7 +228,7 @@ def test_arms_of_a_shuffled_plan_ascend_and_words_keep_their_order(manifest, tri
     assert [one.is_baseline for one in found] == [False, True, False, False, False, False]
 
 
-def test_arms_are_told_apart_as_in_json(manifest, trials):
+def test_arms_differ_if_their_json_values_differ(manifest, trials):
     for seed, value in enumerate([1, True, [1, 2], {"name": "a"}, None, "1"]):
         trials.add({"x": value}, seed, [0.1, 0.2])
     assert len(summarise(manifest(baseline={"x": True}), trials.records)) == 6

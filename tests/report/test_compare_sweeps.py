@@ -1,4 +1,4 @@
-"""Two sweeps, or two arms: the same numbers as the arms' own comparison, and what makes a pair is told."""
+"""Comparisons of two sweeps or two arms: pairing, differing hyperparameters and errors."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def other_sweep() -> Trials:
     return Trials().arms({4: [0.55, 0.56, 0.57], 8: [0.60, 0.62, 0.58], 16: [0.7, 0.7, 0.7]})
 
 
-def test_two_arms_of_a_sweep_are_compared_as_its_table_does(manifest, ranks):
+def test_comparing_two_arms_gives_the_numbers_of_the_table(manifest, ranks):
     found = Pairing.of(side(manifest, ranks, {"lora.rank": 8}), side(manifest, ranks, {"lora.rank": 4}), by_arm=False)
     (four, _) = summarise(manifest(), ranks.records)
     assert found.comparisons == (four.comparison,)
@@ -31,7 +31,7 @@ def test_two_arms_of_a_sweep_are_compared_as_its_table_does(manifest, ranks):
     assert row[:5] == ["lora.rank=8 / lora.rank=4", "3", "60.00", "3", "50.33"]
 
 
-def test_two_sweeps_are_compared_arm_by_arm_of_those_that_both_have(manifest, ranks):
+def test_two_sweeps_are_compared_over_their_common_arms(manifest, ranks):
     found = Pairing.of(side(manifest, ranks), side(manifest, other_sweep(), id="b"), by_arm=True)
     assert [row[0] for row in found.section().rows] == ["lora.rank=4", "lora.rank=8"]
     assert found.comparisons[0].difference == pytest.approx(0.17 / 3)
@@ -39,7 +39,7 @@ def test_two_sweeps_are_compared_arm_by_arm_of_those_that_both_have(manifest, ra
     assert found.comparisons[0].level == 0.025
 
 
-def test_exchanging_the_sides_turns_the_differences(manifest, ranks):
+def test_exchanging_the_sides_changes_the_sign_of_the_differences(manifest, ranks):
     here, there = side(manifest, ranks), side(manifest, other_sweep(), id="b")
     one, back = Pairing.of(here, there, by_arm=True), Pairing.of(there, here, by_arm=True)
     for a, b in zip(one.comparisons, back.comparisons, strict=True):
@@ -63,7 +63,7 @@ def configured(trials, digest="d", **values) -> Trials:
     return trials
 
 
-def test_what_differs_between_them_is_said_and_other_images_are_cautioned(manifest, ranks):
+def test_compare_lists_differing_hyperparameters_and_warns_about_different_images(manifest, ranks):
     here = side(manifest, configured(ranks, lr=0.1, method={"name": "fedra"}))
     there = side(manifest, configured(other_sweep(), "e", lr=0.2, method={"name": "fedra"}, extra=1), id="b")
     images, *_, apart = Pairing.of(here, there, by_arm=True).findings()
@@ -71,7 +71,7 @@ def test_what_differs_between_them_is_said_and_other_images_are_cautioned(manife
     assert images.startswith("A and B were tested on different images")
 
 
-def test_arms_that_hold_out_other_domains_are_over_different_images(manifest):
+def test_comparing_arms_with_different_held_out_domains_warns_about_different_images(manifest):
     trials = Trials()
     for seed in range(3):
         trials.add({"held_out": "photo"}, seed, [0.3, 0.5 + seed / 100], held_out=["photo"])
@@ -83,7 +83,7 @@ def test_arms_that_hold_out_other_domains_are_over_different_images(manifest):
     assert ",False," in Pairing.of(here, there, by_arm=False).csv().splitlines()[1]
 
 
-def test_equal_runs_are_said_to_be(manifest, ranks):
+def test_equal_hyperparameters_are_reported_as_equal(manifest, ranks):
     here, there = side(manifest, configured(ranks)), side(manifest, configured(other_sweep()), id="b")
     assert Pairing.of(here, there, by_arm=True).findings()[-1].startswith("All hyperparameters of A and B are equal")
 
@@ -91,29 +91,32 @@ def test_equal_runs_are_said_to_be(manifest, ranks):
 @pytest.mark.parametrize(
     ("arm", "words"),
     [
-        ({"lora.rank": 5}, "must name one arm by its values, but no arm has: lora.rank=4; lora.rank=8."),
+        (
+            {"lora.rank": 5},
+            "must name one arm by its values, but no arm has these values. The arms are: lora.rank=4; lora.rank=8.",
+        ),
         ({"seed": 0}, "no arm has"),
     ],
 )
-def test_an_arm_that_is_not_there_is_refused(manifest, ranks, arm, words):
+def test_unknown_arms_raise(manifest, ranks, arm, words):
     with pytest.raises(UserError) as error:
         side(manifest, ranks, arm)
     assert words in str(error.value)
 
 
-def test_values_of_several_arms_name_none(manifest, trials):
+def test_values_that_match_several_arms_raise(manifest, trials):
     for rank in (4, 8):
         trials.add({"lora.rank": rank, "optimizer.lr": 0.1}, 0, [0.1, 0.2])
     with pytest.raises(UserError, match="2 arms of that sweep have these values"):
         side(manifest, trials, {"optimizer.lr": 0.1})
 
 
-def test_other_objectives_no_common_arm_and_the_same_are_refused(manifest, ranks):
+def test_different_objectives_no_common_arm_and_equal_sides_raise(manifest, ranks):
     here = side(manifest, ranks)
     with pytest.raises(UserError, match="must have the same objective"):
         Pairing.of(here, side(manifest, ranks, id="b", mode="min"), by_arm=True)
     alone = Trials().arms({32: [0.5, 0.5]})
-    with pytest.raises(UserError, match="have no arm in common; one arm of each"):
+    with pytest.raises(UserError, match=r"have no arm in common\. You can compare one arm of each"):
         Pairing.of(here, side(manifest, alone, id="b"), by_arm=True)
     with pytest.raises(UserError, match="are the same"):
         Pairing.of(here, side(manifest, ranks), by_arm=True)

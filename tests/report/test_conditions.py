@@ -1,4 +1,4 @@
-"""Arms that have different hyperparameters, because some are there in some arms only, compared and reported."""
+"""Reports of sweeps in which some hyperparameters exist only in some arms."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def said(baseline: dict[str, Any], arms: list[dict[str, Any]]) -> list[str]:
     return [sentence.split(":")[0] for sentence in findings(manifest, summarise(manifest, trials))]
 
 
-def test_an_open_baseline_is_that_of_the_arms_own_values_where_it_has_them():
+def test_a_partial_baseline_is_completed_with_the_values_of_each_arm():
     assert said({"method": "fedra"}, ARMS) == [
         "rank 4, method inclusivefl, beta 0.2 against method fedra",
         "rank 8, method inclusivefl, beta 0.2 against method fedra",
@@ -41,10 +41,10 @@ def test_an_open_baseline_is_that_of_the_arms_own_values_where_it_has_them():
     ]
     manifest, trials = sweep({"method": "fedra"}, ARMS)
     lines = caption(manifest, summarise(manifest, trials), ())
-    assert any(line.startswith("Baseline: method fedra at the same lora.rank. ") for line in lines)
+    assert any(line.startswith("Baseline: method fedra with the same lora.rank as the arm. ") for line in lines)
 
 
-def test_a_whole_baseline_is_the_same_for_all():
+def test_a_complete_baseline_is_the_same_for_all_arms():
     assert sorted(said(ARMS[3], [ARMS[1], ARMS[2], ARMS[3], ARMS[4]])) == [
         "beta 0.4 against 0.2",
         "method fedra against method inclusivefl, beta 0.2",

@@ -1,4 +1,4 @@
-"""The grid of arms by domains: which numbers stand in it, and what colours them."""
+"""The figure with a cell per arm and domain: its numbers and its colours."""
 
 import pytest
 from matplotlib.colors import to_rgb
@@ -9,7 +9,7 @@ from fedsweep.report.figures import by_domain
 
 @pytest.fixture
 def grid(drawn):
-    """Rows of words and of colours, by arm's label, and the figure."""
+    """Return a function that draws the grid and returns its texts and colours by arm, and the figure."""
 
     def draw(manifest, trials):
         figure = drawn(by_domain.draw_grid, manifest, summarise(manifest, trials.records))
@@ -32,7 +32,7 @@ def blue_over_red(colour):
     return colour[2] - colour[0]
 
 
-def test_cells_are_means_over_finished_seeds_and_pruned_arms_are_not_there(grid, manifest, trials):
+def test_cells_are_means_over_finished_seeds_without_pruned_arms(grid, manifest, trials):
     trials.arms({4: [0.5, 0.6], 8: [0.6, 0.7]})
     trials.add(4, 2, [0.1, 0.1], "pruned")
     trials.add(2, 0, [0.9, 0.9], "pruned")
@@ -47,18 +47,18 @@ def test_colours_are_centred_on_the_baseline(grid, manifest, trials):
     assert colours["rank 2"] == [pytest.approx(to_rgb(by_domain.BETTER))] * 2
     assert colours["rank 4"] == [pytest.approx(to_rgb(by_domain.WORSE))] * 2
     assert figure.axes[1].get_ylim() == pytest.approx((-10, 10))
-    assert figure.axes[1].get_ylabel() == "Points over the baseline"
+    assert figure.axes[1].get_ylabel() == "Difference (points)"
 
 
-def test_a_sweep_without_differences_looks_like_one(grid, manifest, trials):
+def test_small_differences_have_pale_colours(grid, manifest, trials):
     trials.arms({4: [0.6001], 8: [0.6]})
     _, colours, figure = grid(manifest(), trials)
     assert figure.axes[1].get_ylim() == pytest.approx((-by_domain.LEAST, by_domain.LEAST))
     assert colours["rank 4"][0] == pytest.approx(to_rgb(by_domain.SAME), abs=0.05)
 
 
-def test_the_gain_is_over_the_seeds_that_both_finished(grid, manifest, trials):
-    # Over its own seeds rank 4 has the higher mean, on the common one the lower value.
+def test_colours_are_differences_over_common_seeds(grid, manifest, trials):
+    # Over its own seeds, rank 4 has the higher mean; on the common seed, it has the lower value.
     trials.add(4, 0, [0.2, 0.5])
     trials.add(4, 1, [0.2, 0.9])
     trials.add(8, 0, [0.2, 0.6])
@@ -67,7 +67,7 @@ def test_the_gain_is_over_the_seeds_that_both_finished(grid, manifest, trials):
     assert blue_over_red(colours["rank 4"][0]) < -0.5
 
 
-def test_without_a_baseline_the_accuracy_colours(grid, manifest, trials):
+def test_without_a_baseline_colours_show_the_accuracy(grid, manifest, trials):
     trials.arms({4: [0.5], 8: [0.6]})
     _, colours, figure = grid(manifest(baseline=None), trials)
     assert figure.axes[1].get_ylim() == pytest.approx((40, 70))
@@ -75,7 +75,7 @@ def test_without_a_baseline_the_accuracy_colours(grid, manifest, trials):
     assert colours["rank 4"][1] == pytest.approx(to_rgb(by_domain.LOW), abs=0.01)
 
 
-def test_held_out_domains_are_marked_and_not_compared_with_others_images(grid, manifest, trials):
+def test_held_out_domains_are_marked_and_not_compared_on_different_images(grid, manifest, trials):
     trials.add(8, 0, [0.2, 0.6])
     trials.add(4, 0, [0.2, 0.5], held_out=["photo"])
     words, colours, _ = grid(manifest(), trials)
@@ -85,7 +85,7 @@ def test_held_out_domains_are_marked_and_not_compared_with_others_images(grid, m
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_of_many_arms_the_best_and_the_baseline_are_shown(grid, manifest, trials, mode):
+def test_with_many_arms_the_best_and_the_baseline_are_shown(grid, manifest, trials, mode):
     trials.arms({rank: [rank / 100] for rank in range(1, 61)})
     words, _, _ = grid(manifest(mode=mode, baseline={"lora.rank": 30}), trials)
     assert len(words) == by_domain.MOST
@@ -94,7 +94,7 @@ def test_of_many_arms_the_best_and_the_baseline_are_shown(grid, manifest, trials
 
 
 @pytest.mark.parametrize("colour", [by_domain.WORSE, by_domain.BETTER, by_domain.SAME, by_domain.LOW, by_domain.HIGH])
-def test_numbers_can_be_read_on_their_colour(colour):
+def test_numbers_have_enough_contrast_with_their_cells(colour):
     def luminance(name):
         parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(name)]
         return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
@@ -103,6 +103,6 @@ def test_numbers_can_be_read_on_their_colour(colour):
     assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2.2, 1.4.3
 
 
-def test_without_a_finished_trial_there_is_none(drawn, manifest, trials):
+def test_without_a_finished_trial_there_is_no_grid(drawn, manifest, trials):
     trials.add(8, 0, [0.2, 0.3], "pruned")
     assert drawn(by_domain.draw_grid, manifest(), summarise(manifest(), trials.records)) is None

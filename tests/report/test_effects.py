@@ -1,4 +1,4 @@
-"""Main effects and interactions against statsmodels, loops, and grids whose effects are put in by hand."""
+"""Main effects and interactions, compared with statsmodels, loops and grids with constructed effects."""
 
 import itertools
 
@@ -17,7 +17,7 @@ BASELINE = {"lora.rank": 8, "optimizer.lr": 0.1}
 
 
 def fill(trials, value, seeds=range(4), grid=None) -> None:
-    """A finished trial for each cell and seed, of an accuracy that is a function of them."""
+    """Add a finished trial for each cell and seed; its accuracy is a function of cell and seed."""
     for rank, rate in grid or itertools.product(RANKS, RATES):
         for seed in seeds:
             trials.add({"lora.rank": rank, "optimizer.lr": rate}, seed, [0.2, value(rank, rate, seed)])
@@ -34,7 +34,7 @@ def decomposed(manifest, trials, names=NAMES, baseline=None) -> Factorial | str:
     return decompose(names, summarise(sweep, trials.records), baseline)
 
 
-def test_f_is_that_of_repeated_measures_in_statsmodels(manifest, trials):
+def test_f_equals_the_repeated_measures_anova_of_statsmodels(manifest, trials):
     fill(trials, noisy())
     found = decomposed(manifest, trials)
     rows = [
@@ -53,8 +53,8 @@ def test_f_is_that_of_repeated_measures_in_statsmodels(manifest, trials):
             assert effect.p == pytest.approx(table.loc[name, "Pr > F"])
 
 
-def test_the_shrinkage_is_greenhouse_and_geissers(manifest, trials):
-    """From the covariance of orthonormal contrasts, as their paper has it."""
+def test_the_degrees_of_freedom_follow_greenhouse_and_geisser(manifest, trials):
+    """The expected value follows from the covariance of orthonormal contrasts, as in their paper."""
     fill(trials, noisy())
     effect = decomposed(manifest, trials).effects[0]
     by = {(one.plan.seed, *one.plan.arm.values()): one.history[-1].metrics["accuracy/mean"] for one in trials.records}
@@ -75,7 +75,7 @@ def test_shares_add_up_to_one(manifest, trials):
     ]  # fmt: skip
 
 
-def test_three_factors_leave_a_rest_to_all_of_them_together(manifest, trials):
+def test_three_factors_have_a_share_for_their_joint_interaction(manifest, trials):
     rng = np.random.default_rng(0)
     names = (*NAMES, "local.steps")
     for rank, rate, steps, seed in itertools.product((4, 8), RATES, (1, 2), range(3)):
@@ -87,7 +87,7 @@ def test_three_factors_leave_a_rest_to_all_of_them_together(manifest, trials):
     assert found.higher > 0.99
 
 
-def test_an_effect_put_in_by_hand_is_found_alone(manifest, trials):
+def test_only_the_constructed_effect_is_found(manifest, trials):
     fill(trials, lambda rank, rate, seed: 0.5 + 0.01 * seed + 0.1 * (rate == 0.1) + 1e-4 * ((rank + 3 * seed) % 5))
     found = decomposed(manifest, trials)
     rank, rate, both = found.effects
@@ -127,17 +127,17 @@ def test_only_seeds_that_all_cells_finished_count(manifest, trials):
         (None, range(1), "fewer than two seeds finished in every arm"),
     ],
 )
-def test_what_cannot_be_decomposed_is_said(manifest, trials, grid, seeds, why):
+def test_the_reason_for_no_decomposition_is_returned(manifest, trials, grid, seeds, why):
     fill(trials, noisy(), seeds, grid)
     assert decomposed(manifest, trials) == why
 
 
-def test_trials_that_end_alike_have_no_effects(manifest, trials):
+def test_trials_with_equal_final_values_have_no_effects(manifest, trials):
     fill(trials, lambda rank, rate, seed: 0.5)
     assert decomposed(manifest, trials) == "all trials have the same final value"
 
 
-def test_an_arm_that_lacks_a_factor_is_said(manifest, trials):
+def test_an_arm_that_lacks_a_factor_prevents_the_decomposition(manifest, trials):
     fill(trials, noisy())
     trials.add({"lora.rank": 4}, 0, [0.2, 0.3])
     assert decomposed(manifest, trials) == "some arms lack a hyperparameter that other arms have"
@@ -152,7 +152,7 @@ def test_names_that_vary_together_are_one_factor(manifest, trials):
     assert len(found.effects) == 3
 
 
-def test_the_report_says_what_each_factor_does(manifest, trials):
+def test_the_report_shows_the_effect_of_each_factor(manifest, trials):
     fill(trials, noisy())
     sweep = manifest(varied=NAMES, baseline=BASELINE)
     table = tabulate(sweep, trials)
@@ -166,7 +166,7 @@ def test_the_report_says_what_each_factor_does(manifest, trials):
 
 @pytest.mark.parametrize(("false_positives", "repetitions"), [(0.05, 120)])
 def test_no_more_false_effects_than_the_level(false_positives, repetitions):
-    """Under no effect at all, with variances that differ from level to level: what the correction is for."""
+    """There is no effect, but the variances differ between levels, which the correction must account for."""
     rng = np.random.default_rng(3)
     found = 0
     for _ in range(repetitions):
@@ -176,7 +176,7 @@ def test_no_more_false_effects_than_the_level(false_positives, repetitions):
 
 
 def _p(values: np.ndarray) -> list[float]:
-    """Holm's p of the effects of a grid of (seed, rank, rate)."""
+    """Return the Holm-corrected p of all effects of a grid of shape (seeds, ranks, rates)."""
     from tests.report.conftest import Trials, make_manifest
 
     trials = Trials()

@@ -1,4 +1,4 @@
-"""What is drawn, by looking at the lines; how it looks is for eyes."""
+"""The data of the lines, dots and labels in the figures; their appearance is not tested."""
 
 import math
 import subprocess
@@ -17,7 +17,7 @@ from fedsweep.report.figures.curves import apart
 
 @pytest.fixture
 def axes_of(drawn):
-    """The axes of a drawing of trials."""
+    """Return a function that draws trials and returns the axes."""
 
     def draw(function, manifest, trials):
         return drawn(function, manifest, summarise(manifest, trials.records)).axes[0]
@@ -26,7 +26,7 @@ def axes_of(drawn):
 
 
 def lines(axes):
-    """Data, style and marker of each line."""
+    """Return data, style and marker of each line."""
     return [
         (list(line.get_xdata()), list(line.get_ydata()), line.get_linestyle(), line.get_marker()) for line in axes.lines
     ]
@@ -52,7 +52,7 @@ def test_curves_show_the_mean_from_round_zero_and_the_range_of_seeds(axes_of, ma
     assert "(%)" in axes.get_ylabel()
 
 
-def test_a_mean_is_drawn_only_where_all_seeds_have_a_value(axes_of, manifest, trials):
+def test_the_mean_is_drawn_only_at_rounds_that_all_seeds_recorded(axes_of, manifest, trials):
     trials.add(8, 0, [0.2, math.nan, 0.6])
     trials.add(8, 1, [0.3, 0.4, 0.7])
     ((rounds, means, _, _),) = lines(axes_of(curves.draw, manifest(), trials))
@@ -91,13 +91,13 @@ def test_a_loss_that_diverged_leaves_room_for_the_others(axes_of, manifest, tria
     assert 2.5 < high < 4
 
 
-def test_finished_losses_that_span_decades_stand_over_a_logarithm(axes_of, manifest, trials):
+def test_losses_over_several_decades_have_a_logarithmic_axis(axes_of, manifest, trials):
     trials.add(8, 0, [2.0, 1.5, 1.0], metric="loss/test")
     trials.add(4, 0, [2.0, 2.5, 1e6], metric="loss/test")
     assert axes_of(curves.draw, manifest(metric="loss/test", mode="min"), trials).get_yscale() == "log"
 
 
-def test_with_many_arms_the_best_five_stand_out_and_are_named(axes_of, manifest, trials):
+def test_with_many_arms_the_best_five_are_coloured_and_named(axes_of, manifest, trials):
     trials.arms({rank: [rank / 100] for rank in range(1, 25)})
     axes = axes_of(curves.draw, manifest(baseline=None), trials)
     coloured = [line for line in axes.lines if line.get_color() != GREY]
@@ -107,7 +107,7 @@ def test_with_many_arms_the_best_five_stand_out_and_are_named(axes_of, manifest,
     assert sorted(words(axes.texts)) == [f"rank {rank}" for rank in range(20, 25)]
 
 
-def test_with_many_arms_the_baseline_stands_out_too(manifest, trials):
+def test_with_many_arms_the_baseline_is_coloured_too(manifest, trials):
     trials.arms({rank: [rank / 100] for rank in range(1, 25)})
     arms = summarise(manifest(baseline={"lora.rank": 3}), trials.records)
     palette = colours(arms, "min")
@@ -144,19 +144,17 @@ def test_domains_show_mean_and_range_in_percent(axes_of, manifest, trials):
     assert words(axes.get_legend().get_texts()) == ["rank 4", "rank 8 (baseline)"]
 
 
-def test_domains_are_hollow_where_an_arm_holds_them_out(axes_of, manifest, trials):
+def test_held_out_domains_have_hollow_dots(axes_of, manifest, trials):
     for rank, held_out in {2: ["photo"], 4: ["sketch"], 8: []}.items():
         trials.add(rank, 0, [0.2, 0.5 + rank / 100], held_out=held_out)
     axes = axes_of(by_domain.draw_dots, manifest(), trials)
     dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_ydata())]
     assert [line.get_markerfacecolor() != line.get_color() for line in dots] == [True, False, False, True, False, False]
     assert [line.get_ydata()[0] for line in dots] == pytest.approx([62, 42, 64, 44, 68, 48])
-    assert (
-        axes.get_xlabel() == "Domain (dot: single finished seed;\nhollow: out of domain, no client of the arm has it)"
-    )
+    assert axes.get_xlabel() == "Domain (dot: single finished seed;\nhollow: out of domain for all clients of the arm)"
 
 
-def test_grey_arms_are_dotted_where_they_hold_a_domain_out(axes_of, manifest, trials):
+def test_grey_arms_are_dotted_on_held_out_domains(axes_of, manifest, trials):
     for rank in range(1, 10):
         trials.add(rank, 0, [0.2, rank / 10], held_out=["sketch"])
     axes = axes_of(by_domain.draw_dots, manifest(baseline=None), trials)
@@ -169,7 +167,7 @@ def test_grey_arms_are_dotted_where_they_hold_a_domain_out(axes_of, manifest, tr
 def test_labels_keep_their_order_and_distance(heights):
     placed = apart(heights, 0.1)
     assert all(high - low >= 0.1 - 1e-9 for low, high in pairwise(placed))
-    # Least squares with pushes in pairs leaves the centre of gravity where it was.
+    # Moves of least squares come in opposite pairs, so the centre of gravity does not change.
     assert sum(placed) == pytest.approx(sum(heights))
 
 
@@ -178,7 +176,7 @@ def test_labels_that_are_far_apart_do_not_move():
     assert apart([0.5, 0.5, 0.9], 0.1) == pytest.approx([0.45, 0.55, 0.9])
 
 
-def test_the_room_loads_nothing_heavy_until_it_draws():
+def test_importing_the_report_loads_no_heavy_module():
     code = (
         "import sys, fedsweep.report; "
         "print(sorted({'matplotlib', 'ray', 'mlflow', 'torch', 'optuna'} & sys.modules.keys()), 'scipy' in sys.modules)"

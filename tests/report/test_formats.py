@@ -1,4 +1,4 @@
-"""CSV, Parquet, LaTeX, Markdown and the terminal say the same, and LaTeX compiles."""
+"""CSV, Parquet, LaTeX, Markdown and the terminal show the same values, and LaTeX compiles."""
 
 import csv
 import io
@@ -47,7 +47,7 @@ def test_parquet_and_csv_are_the_same_numbers(manifest, ablation, columns):
     assert SweepManifest.model_validate_json(stored.schema.metadata[b"fedsweep.manifest"]) == table.manifest
 
 
-def test_what_the_table_shows_is_what_csv_has_rounded(manifest, ablation):
+def test_the_table_shows_the_rounded_csv_values(manifest, ablation):
     table = tabulate(manifest, ablation, columns=COLUMNS)
     numbers = data_frame.data_frame(table).to_dict("records")
     said = re.sub(r"\s+", " ", printed(table, 220))
@@ -63,27 +63,27 @@ def test_what_the_table_shows_is_what_csv_has_rounded(manifest, ablation):
         assert f"| {' | '.join(row.values())} |" in table.markdown()
 
 
-def test_columns_that_are_asked_for_stand_in_place_of_the_usual_ones(manifest, ablation):
+def test_requested_columns_replace_the_default_columns(manifest, ablation):
     head = list(tabulate(manifest, ablation, columns=COLUMNS).cells()[0])
     assert head[-7:] == ["worst domain", "MB up", "MB down", "rounds to 50%", "loss/test", "trained parameters", "note"]
     assert "MB sent" not in head
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_a_column_that_was_asked_for_is_printed_at_any_width_and_said_what_it_is(manifest, ablation, width):
+def test_requested_columns_are_printed_and_explained_at_any_width(manifest, ablation, width):
     table = tabulate(manifest, ablation, columns=COLUMNS)
     said = printed(table, width)
     assert max(map(len, said.splitlines())) <= width
     said = re.sub(r"\s+", " ", said)
     for heading in list(table.cells()[0])[-7:-1]:
-        assert said.count(heading) >= 2, heading  # above its numbers, and in the caption
+        assert said.count(heading) >= 2, heading  # above its numbers and in the caption
     for row in table.cells():
         assert all(cell in said for cell in row.values())
     assert "Worst domain: " not in said
     assert "MB sent" not in said
 
 
-def test_a_target_that_some_seeds_never_reach_has_no_mean(manifest, ablation):
+def test_rounds_to_a_target_have_no_mean_if_a_seed_never_reaches_it(manifest, ablation):
     table = tabulate(manifest, ablation, columns=("rounds_to=0.52",))
     four, eight, *_ = table.cells()
     assert (four["rounds to 52%"], eight["rounds to 52%"]) == ("by 1 of 3", "4.0")
@@ -91,7 +91,7 @@ def test_a_target_that_some_seeds_never_reach_has_no_mean(manifest, ablation):
     assert data_frame.data_frame(table)["rounds_to=0.52_seeds"].tolist() == [1, 3, 3, 0]
 
 
-def test_words_beside_numbers_are_kept_apart_in_parquet(manifest, trials):
+def test_parquet_distinguishes_values_of_different_types(manifest, trials):
     for seed, value in enumerate([1, True, "1", None, [1, 2], {"name": "a"}]):
         trials.add({"x": value}, seed, [0.1, 0.2])
     sweep = manifest(baseline=None, varied=("x",))
@@ -100,7 +100,7 @@ def test_words_beside_numbers_are_kept_apart_in_parquet(manifest, trials):
     assert len({str(value) for value in stored}) == 6
 
 
-def test_a_paper_is_grey_and_a_detectable_difference_marked(manifest, ablation):
+def test_values_of_a_paper_are_grey_and_detectable_differences_have_an_asterisk(manifest, ablation):
     text = latex(tabulate(manifest, ablation, reference=PAPER))
     assert r"\textcolor{gray}{54.73}" in text
     assert r"$-9.97$\rlap{$^*$}" in text
@@ -108,8 +108,8 @@ def test_a_paper_is_grey_and_a_detectable_difference_marked(manifest, ablation):
     assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
 
 
-def test_values_of_arms_are_no_numbers_of_the_table(manifest, trials):
-    """`[3]` after a line's end would be its height, and a prompt may say `to`."""
+def test_values_of_arms_are_not_formatted_as_numbers_of_the_table(manifest, trials):
+    """LaTeX would read `[3]` after a line break as a length, and a prompt may contain `to`."""
     for seed in range(3):
         trials.add({"depths": [3], "prompt": "a to b to c"}, seed, [0.2, 0.3 + seed / 100])
         trials.add({"depths": [12], "prompt": "+1 photo"}, seed, [0.2, 0.4])
@@ -123,7 +123,7 @@ NASTY = {"method": 'a_b & 50% #1 {x} ~ ^ \\ $ <y> | "q" \N{MULTIPLICATION SIGN} 
 
 @pytest.mark.skipif(PDFLATEX is None, reason="pdflatex is not installed")
 @pytest.mark.slow
-def test_it_compiles_whatever_arms_are_called(manifest, trials, ablation, tmp_path):
+def test_latex_compiles_with_any_arm_names(manifest, trials, ablation, tmp_path):
     tables = [
         latex(tabulate(manifest, ablation, reference=PAPER)),
         latex(tabulate(manifest, ablation, columns=COLUMNS)),

@@ -1,4 +1,4 @@
-"""Domains that no client has: in every form of the table, in the figure, and never among those that clients have."""
+"""Held-out domains in every format of the table; they are kept separate from the domains of clients."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ HELD_OUT = "data.held_out_domains"
 
 
 def hold_out(trials, *arms, metric="accuracy/mean", **more):
-    """Three finished seeds of each arm, a list of what it holds out; see conftest for what lies where."""
+    """Add three finished seeds per arm; an arm is a list of held-out domains. `make_history` lists the values."""
     for place, held_out in enumerate(arms):
         for seed in range(3):
             ends = [0.2, 0.5 + 0.05 * place + 0.001 * seed**2 * (place + 1)]
@@ -27,11 +27,11 @@ def hold_out(trials, *arms, metric="accuracy/mean", **more):
 
 @pytest.fixture
 def swept(manifest):
-    """The manifest of a sweep of what is held out."""
+    """Return a function that makes the manifest of a sweep over the held-out domains."""
     return lambda **more: manifest(varied=(HELD_OUT,), **{"baseline": {HELD_OUT: ["photo"]}, **more})
 
 
-def test_the_names_are_those_that_a_round_reports():
+def test_metric_names_are_those_that_a_round_reports():
     known = [domain_metric("a"), domain_metric("b", held_out=True), MEAN_ACCURACY, MEAN_OUT_OF_DOMAIN]
     assert set(known) < set(metric_names(["a"], ["b"]))
 
@@ -44,7 +44,7 @@ def test_the_names_are_those_that_a_round_reports():
         ("loss/test", {"in domain": "55.33", "out of domain": "33.33"}),
     ],
 )
-def test_means_in_and_out_of_domain_stand_once_in_every_form(swept, trials, objective, shown):
+def test_means_in_and_out_of_domain_appear_once_in_every_format(swept, trials, objective, shown):
     hold_out(trials, ["sketch"], metric=objective)
     for trial in trials.records:  # 1/3 of a point above 53 percent
         trial.history[-1].metrics.update({objective: 0.5333, MEAN_ACCURACY: 0.5533, MEAN_OUT_OF_DOMAIN: 0.3333})
@@ -63,14 +63,14 @@ def test_means_in_and_out_of_domain_stand_once_in_every_form(swept, trials, obje
     assert all(float(line[columns[name]]) == pytest.approx(float(cell) / 100) for name, cell in shown.items())
 
 
-def test_without_held_out_domains_nothing_speaks_of_them(manifest, trials):
+def test_without_held_out_domains_none_are_mentioned(manifest, trials):
     trials.arms({4: [0.5, 0.52], 8: [0.6, 0.61]})
     table = tabulate(manifest(metric="accuracy/mean"), trials)
     for text in (table.markdown(), data_frame.csv(table), printed(table)):
         assert not re.search("out.of.domain|in domain|[0-9][*]", text)
 
 
-def test_one_table_has_every_domain_where_arms_hold_out_different_ones(swept, trials):
+def test_one_table_shows_all_domains_if_arms_hold_out_different_ones(swept, trials):
     table = tabulate(swept(), hold_out(trials, ["photo"], ["sketch"]))
     head, _, *rows = by_domain(table.markdown())
     assert head == [HELD_OUT, "n", "photo", "sketch", "mean in domain", "mean out of domain"]
@@ -94,7 +94,7 @@ def test_one_table_has_every_domain_where_arms_hold_out_different_ones(swept, tr
 @pytest.mark.parametrize(
     ("arms", "differ"), [([["photo"], ["sketch"]], True), ([["sketch"], []], True), ([["sketch"]], False)]
 )
-def test_means_over_different_images_are_said_to_be_so(swept, trials, arms, differ):
+def test_means_over_different_images_have_a_warning(swept, trials, arms, differ):
     said = tabulate(swept(), hold_out(trials, *arms)).caption()
     assert ("The arms hold out different domains, so their means are computed on different images." in said) == differ
     assert sum(sentence.startswith("Out of domain: ") for sentence in said) == 1
@@ -103,7 +103,7 @@ def test_means_over_different_images_are_said_to_be_so(swept, trials, arms, diff
 @pytest.mark.parametrize(
     ("metric", "same"), [("accuracy/mean", False), ("loss/test", False), ("accuracy/domain/other", True)]
 )
-def test_no_arm_is_the_best_over_other_images(swept, trials, metric, same):
+def test_no_arm_is_the_best_on_different_images(swept, trials, metric, same):
     table = tabulate(swept(metric=metric, baseline=None), hold_out(trials, ["photo"], ["sketch"], metric=metric))
     assert any(sentence.startswith("Best: ") for sentence in table.findings()) == same
     assert any(sentence.startswith("No arm is the best: ") for sentence in table.findings()) == (not same)
@@ -111,7 +111,7 @@ def test_no_arm_is_the_best_over_other_images(swept, trials, metric, same):
     assert ["on different images" in sentence for sentence in compared.findings()] == [not same]
 
 
-def test_an_arm_that_has_not_begun_holds_nothing_out_yet(swept, trials):
+def test_an_arm_that_has_not_started_holds_out_no_domains(swept, trials):
     hold_out(trials, ["photo"])
     trials.add({HELD_OUT: ["sketch"]}, 0, [], "failed")
     table = tabulate(swept(), trials)
@@ -124,13 +124,13 @@ def test_an_arm_without_held_out_domains_has_no_mean_out_of_domain(swept, trials
     assert [row["out of domain"] == "-" for row in table.cells()] == [False, True]
 
 
-def test_the_worst_domain_is_one_that_clients_have(swept, trials):
+def test_the_worst_domain_is_never_a_held_out_one(swept, trials):
     table = tabulate(swept(baseline={HELD_OUT: []}), hold_out(trials, ["sketch"], []))
     assert [one.worst_domain_name for one in table.arms] == ["photo", "sketch"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 90, 100, 120])
-def test_what_is_out_of_domain_gives_way_last(swept, trials, width):
+def test_the_out_of_domain_column_is_hidden_last(swept, trials, width):
     arms = [["photo"], ["sketch"]]
     table = tabulate(swept(metric="loss/test", mode="min"), hold_out(trials, *arms, metric="loss/test"))
     said = printed(table, width)
@@ -142,7 +142,7 @@ def test_what_is_out_of_domain_gives_way_last(swept, trials, width):
     assert all(cell in said for row in table.cells() for name, cell in row.items() if name not in hidden)
 
 
-def test_lists_read_well_as_arms(swept, trials):
+def test_lists_are_readable_as_arm_names(swept, trials):
     table = tabulate(swept(), hold_out(trials, ["photo"], ["sketch"], ["photo", "sketch"]))
     assert [row[HELD_OUT] for row in table.cells()] == ["[photo]", "[sketch]", "[photo, sketch]"]
     assert [sentence.partition(":")[0] for sentence in table.findings()] == [
@@ -151,7 +151,7 @@ def test_lists_read_well_as_arms(swept, trials):
     ]
 
 
-def test_a_papers_value_stands_where_the_arm_has_the_domain(swept, trials):
+def test_values_of_a_paper_appear_in_or_out_of_domain_like_the_arm(swept, trials):
     values = {domain_metric("photo"): 70, domain_metric("sketch", held_out=True): 30, MEAN_OUT_OF_DOMAIN: 31}
     arms = [{"arm": {HELD_OUT: ["sketch"]}, "values": values}]
     paper = Reference.of({"source": "Table 1", "arms": arms}, "test")
@@ -162,6 +162,6 @@ def test_a_papers_value_stands_where_the_arm_has_the_domain(swept, trials):
     assert printed_values == ["*paper*", "-", "70.00", "30.00*", "-", "31.00"]
 
 
-def test_axes_say_it():
+def test_axis_titles_mark_out_of_domain_metrics():
     assert title(MEAN_OUT_OF_DOMAIN) == "Mean accuracy out of domain (%)"
     assert title(domain_metric("sketch", held_out=True)) == "Accuracy on sketch, out of domain (%)"

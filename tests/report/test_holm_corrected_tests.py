@@ -1,4 +1,4 @@
-"""Bootstrap, exact tests, effect sizes and planning, against loops, brute force and statsmodels."""
+"""Bootstrap, exact tests, effect sizes and planning, compared with loops, brute force and statsmodels."""
 
 import itertools
 import math
@@ -38,7 +38,7 @@ def one(differences: list[float]) -> Comparison:
 
 @given(DIFFERENCES)
 @settings(max_examples=20)
-def test_sign_flips_are_all_sign_patterns(differences):
+def test_the_sign_flip_test_tries_all_sign_patterns(differences):
     observed = abs(sum(differences))
     signs = itertools.product((1, -1), repeat=len(differences))
     sums = [abs(sum(sign * one for sign, one in zip(pattern, differences, strict=True))) for pattern in signs]
@@ -46,13 +46,13 @@ def test_sign_flips_are_all_sign_patterns(differences):
 
 
 @given(st.integers(2, 10))
-def test_no_exact_test_of_so_few_pairs_falls_lower(n):
+def test_least_exact_is_the_smallest_p_of_exact_tests(n):
     clear = [0.1 + 0.01 * place for place in range(n)]
     assert sign_flip(clear) == least_exact(n) == pytest.approx(stats.wilcoxon(clear, method="exact").pvalue)
 
 
 @pytest.mark.parametrize(("level", "pairs"), [(0.05, 6), (0.025, 7), (0.05 / 3, 7), (0.05 / 4, 8), (0.01, 8)])
-def test_the_pairs_that_an_exact_test_takes(level, pairs):
+def test_pairs_for_exact_is_the_smallest_sufficient_number(level, pairs):
     assert pairs_for_exact(level) == pairs
     assert least_exact(pairs) <= level < least_exact(pairs - 1)
 
@@ -60,7 +60,7 @@ def test_the_pairs_that_an_exact_test_takes(level, pairs):
 @pytest.mark.parametrize(
     ("n", "arms", "can"), [(5, 1, False), (6, 1, True), (6, 2, False), (7, 3, True), (7, 4, False)]
 )
-def test_an_exact_p_is_told_only_where_it_could_be_small(n, arms, can):
+def test_the_exact_p_is_shown_only_if_it_can_be_small(n, arms, can):
     baseline = dict.fromkeys(range(n), 0.5)
     clear = {seed: 0.6 + 0.001 * seed for seed in range(n)}
     found = paired_tests([(clear, baseline)] * arms)
@@ -68,7 +68,7 @@ def test_an_exact_p_is_told_only_where_it_could_be_small(n, arms, can):
     assert (found[0].p_exact_holm <= 0.05) == can
 
 
-def test_more_pairs_than_patterns_are_drawn_and_the_same_each_time():
+def test_with_many_pairs_the_sign_flips_are_sampled_deterministically():
     rng = np.random.default_rng(0)
     differences = list(rng.normal(0.5, 1, 24))
     assert sign_flip(differences) == sign_flip(differences) > 0
@@ -79,14 +79,14 @@ def test_more_pairs_than_patterns_are_drawn_and_the_same_each_time():
 def test_the_effect_is_hedges_g_by_hand(differences):
     d = statistics.mean(differences) / statistics.stdev(differences)
     n = len(differences)
-    # The exact correction is gamma(m / 2) / (sqrt(m / 2) gamma((m - 1) / 2)), m = n - 1; his approximation is close.
+    # The exact correction is gamma(m / 2) / (sqrt(m / 2) gamma((m - 1) / 2)), m = n - 1; Hedges approximates it.
     m = n - 1
     exact = math.gamma(m / 2) / (math.sqrt(m / 2) * math.gamma((m - 1) / 2)) if n > 2 else 1.0
     assert hedges_g(differences) == pytest.approx(d * exact, rel=0.02 if n > 3 else 0.03, abs=1e-12)
 
 
 def by_loops(values: list[float], drawn: np.ndarray) -> tuple[float, float]:
-    """The studentized bootstrap as the book has it, resample by resample."""
+    """Return the studentized bootstrap interval by a loop over resamples, as in the textbook."""
     n, mean = len(values), statistics.mean(values)
     pivots = []
     for row in drawn:
@@ -98,7 +98,7 @@ def by_loops(values: list[float], drawn: np.ndarray) -> tuple[float, float]:
     return mean - high * error, mean - low * error
 
 
-def test_the_bootstrap_is_that_of_a_loop_over_other_resamples():
+def test_the_bootstrap_agrees_with_a_loop_over_other_resamples():
     values = [0.012, -0.004, 0.021, 0.009, 0.003, 0.017, -0.001]
     drawn = np.random.default_rng(1).integers(7, size=(4_000, 7))
     assert bootstrap_interval(values) == pytest.approx(by_loops(values, drawn), abs=0.0015)
@@ -107,7 +107,7 @@ def test_the_bootstrap_is_that_of_a_loop_over_other_resamples():
 
 @given(st.floats(-5, 5), st.floats(0.1, 50))
 @settings(max_examples=20)
-def test_the_bootstrap_moves_and_stretches_with_the_values(shift, scale):
+def test_the_bootstrap_is_equivariant_to_shift_and_scale(shift, scale):
     values = [0.3, 1.2, -0.4, 0.9, 0.1, 0.7]
     low, high = bootstrap_interval(values)
     moved = bootstrap_interval([shift + scale * value for value in values])
@@ -115,12 +115,12 @@ def test_the_bootstrap_moves_and_stretches_with_the_values(shift, scale):
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, 3.0, 4.0], [1.0] * 8, [1.0, 1.0, 1.0, 1.0, 2.0], []])
-def test_there_is_no_bootstrap_of_too_few_different_values(values):
+def test_too_few_different_values_have_no_bootstrap(values):
     assert bootstrap_interval(values) is None
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [0.25, 0.25, 0.25]])
-def test_there_is_no_t_interval_without_a_spread(values):
+def test_values_without_a_spread_have_no_t_interval(values):
     assert t_interval(values) is None
 
 
@@ -131,13 +131,13 @@ def test_the_t_interval_by_hand():
 
 @pytest.mark.parametrize("n", [3, 5, 10, 30])
 @pytest.mark.parametrize("effect", [0.2, 0.5, 1.0])
-def test_power_is_that_of_statsmodels(n, effect):
+def test_power_equals_statsmodels(n, effect):
     theirs = TTestPower().power(effect, n, 0.05)
     assert power(effect, n, 0.05) == pytest.approx(theirs, abs=2e-5)
 
 
 @pytest.mark.parametrize(("n", "effect"), [(2, 9.0), (3, 2.0), (4, 8.0), (8, 1.2)])
-def test_power_is_the_share_of_samples_in_which_it_is_found(n, effect):
+def test_power_is_the_share_of_samples_with_a_significant_result(n, effect):
     drawn = np.random.default_rng(n).normal(effect, 1, (40_000, n))
     found = stats.ttest_1samp(drawn, 0, axis=1).pvalue <= 0.01
     assert power(effect, n, 0.01) == pytest.approx(found.mean(), abs=0.008)
@@ -145,7 +145,7 @@ def test_power_is_the_share_of_samples_in_which_it_is_found(n, effect):
 
 @pytest.mark.parametrize("level", [0.05, 0.05 / 3, 0.001])
 @pytest.mark.parametrize("n", [2, 3, 5, 12])
-def test_what_is_detectable_is_detected_with_the_power_that_is_said(n, level):
+def test_detectable_effects_have_the_promised_power(n, level):
     assert power(detectable_effect(n, level), n, level) == pytest.approx(POWER, abs=1e-6)
 
 
@@ -158,11 +158,11 @@ def test_the_seeds_needed_suffice_and_one_less_does_not(effect):
     assert seeds_needed(0.5, 0.05) == 34  # as in every table of the paired t-test
 
 
-def test_a_difference_of_nothing_would_take_too_many_seeds():
+def test_a_tiny_difference_needs_too_many_seeds():
     assert seeds_needed(0.001, 0.05) is None
 
 
-def test_planning_reckons_with_holm_and_is_for_what_was_not_detected():
+def test_planning_uses_the_level_of_holm_and_only_undetected_differences():
     alone = one([0.01, 0.03, -0.01])
     baseline = dict.fromkeys(range(3), 0.5)
     arm = {0: 0.51, 1: 0.53, 2: 0.49}
@@ -178,7 +178,7 @@ def test_planning_reckons_with_holm_and_is_for_what_was_not_detected():
 
 @given(DIFFERENCES)
 @settings(max_examples=20)
-def test_every_number_turns_with_the_sign(differences):
+def test_exchanging_the_sides_changes_only_the_sign_of_every_number(differences):
     there, back = one(differences), one([-value for value in differences])
     assert there.p_exact == back.p_exact
     assert there.detectable == pytest.approx(back.detectable) if there.detectable else back.detectable is None

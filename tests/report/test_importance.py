@@ -1,4 +1,4 @@
-"""fANOVA of samples whose objective is a known function of their hyperparameters."""
+"""fANOVA of samples whose objective is a known function of the hyperparameters."""
 
 from functools import partial
 
@@ -46,7 +46,7 @@ def sampled(manifest):
         (lambda arm: 0.9 if arm["optimizer.lr"] < 1e-3 else 0.4, "optimizer.lr"),
     ],
 )
-def test_what_decides_the_objective_comes_first_and_the_rest_is_little(sampled, trials, value, first):
+def test_the_deciding_hyperparameter_has_the_largest_importance(sampled, trials, value, first):
     sample(trials, value)
     found = importances(sampled, trials.records)
     assert found[0].name == first
@@ -55,8 +55,8 @@ def test_what_decides_the_objective_comes_first_and_the_rest_is_little(sampled, 
     assert all(one.spread and 0 <= one.spread[0] <= one.share <= one.spread[1] <= 1 for one in found)
 
 
-def test_a_threshold_on_a_logarithm_is_weighed_there(sampled, manifest, trials):
-    """Below 1e-3 lies a third of the logarithmic range, and a hundredth of the linear one."""
+def test_logarithmic_ranges_are_weighed_on_the_logarithmic_scale(sampled, manifest, trials):
+    """A third of the logarithmic range is below 1e-3, but only a hundredth of the linear range."""
     sample(trials, lambda arm: (0.9 if arm["optimizer.lr"] < 1e-3 else 0.4) + 0.02 * arm["lora.rank"])
     linear = sampled.model_copy(update={"logarithmic": ()})
 
@@ -66,14 +66,14 @@ def test_a_threshold_on_a_logarithm_is_weighed_there(sampled, manifest, trials):
     assert of_rate(sampled) > 0.5 > of_rate(linear)
 
 
-def test_it_is_the_same_twice_and_trials_that_were_pruned_count_nowhere(sampled, trials):
+def test_importances_are_deterministic_and_ignore_pruned_trials(sampled, trials):
     sample(trials, lambda arm: 0.02 * arm["lora.rank"])
     before = importances(sampled, trials.records)
     trials.add({"optimizer.lr": 0.05, "lora.rank": 1, "method": "fedra"}, 0, [0.2, 0.99], "pruned")
     assert importances(sampled, trials.records) == before
 
 
-def test_what_is_there_in_some_trials_only_is_left_out(sampled, trials):
+def test_hyperparameters_of_only_some_trials_are_left_out(sampled, trials):
     sample(trials, lambda arm: 0.02 * arm["lora.rank"])
     del trials.records[0].plan.arm["method"]
     assert {one.name for one in importances(sampled, trials.records)} == {"optimizer.lr", "lora.rank"}
@@ -86,14 +86,14 @@ def test_what_is_there_in_some_trials_only_is_left_out(sampled, trials):
         (LEAST, lambda arm: 0.5, "all trials have the same final value"),
     ],
 )
-def test_why_there_is_none_is_said_below_the_table(sampled, trials, count, value, why):
+def test_the_reason_for_no_importances_is_shown_below_the_table(sampled, trials, count, value, why):
     sample(trials, value, count)
     assert importances(sampled, trials.records) == why
     table = tabulate(sampled, trials)
     assert table.caption()[-1] == f"No importances: {why}."
 
 
-def test_the_report_has_it_in_a_sentence_and_a_table(sampled, trials):
+def test_the_report_shows_importances_in_a_sentence_and_a_table(sampled, trials):
     sample(trials, lambda arm: 0.02 * arm["lora.rank"])
     effects = Effects.of(sampled, summarise(sampled, trials.records))
     (section,) = effects.sections

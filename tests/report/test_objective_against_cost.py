@@ -1,4 +1,4 @@
-"""Two objectives in a report: the column, the sentence and the figure, for samples and for arms over seeds."""
+"""Two objectives in a report: the column, the sentence and the figure, for single trials and for arms with seeds."""
 
 import csv
 import io
@@ -16,12 +16,12 @@ from tests.report.helpers import tabulate
 
 SENT = Against(metric="megabytes/sent", mode="min")
 ENDS = {1: (0.5, 1.0), 2: (0.6, 2.0), 4: (0.6, 3.0), 8: (0.7, 4.0), 16: (0.55, 9.0)}
-"""Accuracy and MB of each rank; 4 sends more than 2 for the same accuracy."""
+"""Accuracy and MB of each rank; rank 4 sends more than rank 2 for the same accuracy."""
 
 
 @pytest.fixture
 def fill(trials):
-    """Gives each rank a finished trial for each seed, whose values average to `ENDS`."""
+    """Return a function that adds a finished trial per rank and seed; the means over seeds are `ends`."""
 
     def give(seeds=(0,), ends=ENDS):
         for rank, (accuracy, megabytes) in ends.items():
@@ -70,7 +70,7 @@ def test_arms_of_a_grid_are_compared_by_their_means_over_seeds(manifest, fill):
 
 
 def test_another_second_objective_has_a_column(manifest, fill):
-    """More rank takes less time here, so that only what is fast or accurate is kept."""
+    """Higher ranks take less time in these trials, so ranks 8 and 16 are efficient."""
     against = Against(metric="seconds/round", mode="min")
     table = tabulate(manifest(baseline=None, against=against), fill())
     assert marked(table) == {8, 16}
@@ -78,7 +78,7 @@ def test_another_second_objective_has_a_column(manifest, fill):
     assert next(csv.DictReader(io.StringIO(data_frame.csv(table))))["seconds/round"] == "1.35"
 
 
-def test_the_figure_joins_the_efficient_arms_by_what_they_beat(manifest, fill, drawn):
+def test_the_figure_joins_the_efficient_arms_with_a_stepped_line(manifest, fill, drawn):
     sweep = manifest(baseline=None, against=SENT)
     axes = drawn(objective_against_cost.draw_front, sweep, summarise(sweep, fill().records)).axes[0]
     others, points = (line for line in axes.lines if line.get_marker() == "o")
@@ -91,7 +91,7 @@ def test_the_figure_joins_the_efficient_arms_by_what_they_beat(manifest, fill, d
     assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4", "5", named]
 
 
-def test_of_many_efficient_arms_the_ends_and_the_baseline_are_named(manifest, fill, drawn):
+def test_with_many_efficient_arms_the_first_the_last_and_the_baseline_are_named(manifest, fill, drawn):
     ends = {rank: (0.01 * rank, 1.0 + rank) for rank in range(1, 31)} | {31: (0.05, 50.0)}
     sweep = manifest(baseline={"lora.rank": 31}, against=SENT)
     axes = drawn(objective_against_cost.draw_front, sweep, summarise(sweep, fill(ends=ends).records)).axes[0]
@@ -100,7 +100,7 @@ def test_of_many_efficient_arms_the_ends_and_the_baseline_are_named(manifest, fi
     assert (named[0], named[-2], named[-1]) == ("rank 1", "rank 30", "rank 31 (baseline)")
 
 
-def test_bytes_are_drawn_without_a_second_objective_with_the_range_of_the_seeds(manifest, fill, drawn):
+def test_without_a_second_objective_bytes_are_drawn_with_the_range_of_seeds(manifest, fill, drawn):
     sweep = manifest()
     arms = summarise(sweep, fill(seeds=(0, 1, 2)).records)
     axes = drawn(objective_against_cost.draw_bytes, sweep, arms).axes[0]
@@ -114,7 +114,7 @@ def test_bytes_are_drawn_without_a_second_objective_with_the_range_of_the_seeds(
     assert len(axes.texts) == 6
 
 
-def test_bytes_are_not_drawn_where_they_say_nothing(manifest, fill, drawn, trials):
+def test_bytes_are_not_drawn_if_they_add_no_information(manifest, fill, drawn, trials):
     for rank in (4, 8):
         trials.add(rank, 0, [0.2, 0.5 + rank / 100])
     assert drawn(objective_against_cost.draw_bytes, manifest(), summarise(manifest(), trials.records)) is None
@@ -123,7 +123,7 @@ def test_bytes_are_not_drawn_where_they_say_nothing(manifest, fill, drawn, trial
         assert drawn(objective_against_cost.draw_bytes, sweep, summarise(sweep, many)) is None
 
 
-def test_bytes_are_not_drawn_of_arms_over_different_images(manifest, drawn, trials):
+def test_bytes_are_not_drawn_if_arms_have_different_test_images(manifest, drawn, trials):
     for rank, held_out in {4: ["photo"], 8: ["sketch"]}.items():
         trials.add(rank, 0, [0.2] + [0.5] * rank, held_out=held_out)
     arms = summarise(manifest(), trials.records)
@@ -131,7 +131,7 @@ def test_bytes_are_not_drawn_of_arms_over_different_images(manifest, drawn, tria
     assert drawn(objective_against_cost.draw_bytes, manifest(), arms) is None
 
 
-def test_with_one_objective_nothing_of_it_is_there(manifest, fill, drawn):
+def test_without_a_second_objective_nothing_is_called_efficient(manifest, fill, drawn):
     sweep = manifest(baseline=None)
     trials = fill()
     table = tabulate(sweep, trials)

@@ -1,4 +1,4 @@
-"""report.html: everything of the table is there, nothing is loaded, nothing of a user's is markup."""
+"""report.html contains the whole table, loads nothing, and escapes all user input."""
 
 import re
 from collections import Counter
@@ -19,7 +19,7 @@ LOADS = {"src", "srcset", "href", "data", "poster", "action", "formaction", "bac
 
 
 class Page(HTMLParser):
-    """Collects elements, ids, texts and table rows; fails where an element is closed that was not open."""
+    """A parser that collects elements and texts, and fails if an element is closed that is not open."""
 
     def __init__(self, text):
         super().__init__()
@@ -52,7 +52,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A report of four arms, one of them pruned and one failed, from a sweep's folder, and its table."""
+    """Return the report of four arms, one of them pruned and one failed, and its table."""
     manifest, trials, folder = make_manifest(), Trials(), tmp_path_factory.mktemp("sweep")
     trials.arms({4: [0.5, 0.53, 0.51], 8: [0.6, 0.63, 0.62]})
     trials.add(2, 0, [0.2, 0.3], "pruned")
@@ -62,7 +62,7 @@ def made(tmp_path_factory):
     return report, AblationTable(manifest, report.arms)
 
 
-def test_it_has_all_of_the_table_and_all_figures(made):
+def test_the_page_contains_the_whole_table_and_all_figures(made):
     report, table = made
     text = (report.folder / "report.html").read_text()
     found = Page(text)
@@ -80,7 +80,7 @@ def test_it_has_all_of_the_table_and_all_figures(made):
     assert [text.strip() for text in found.words("figcaption")] == [figure.reading for figure in report.figures]
 
 
-def test_arms_without_a_finished_trial_stand_apart(made):
+def test_arms_without_a_finished_trial_have_a_table_of_their_own(made):
     report, _ = made
     text = (report.folder / "report.html").read_text()
     first, second = (text.index(f'aria-label="Arms with{ending} finished trial"') for ending in (" a", "out a"))
@@ -122,7 +122,7 @@ def test_nothing_is_loaded_and_ids_are_unique(made):
     assert policy.startswith("default-src 'none';")
 
 
-def test_what_users_write_is_never_markup(manifest, trials, tmp_path):
+def test_user_input_is_never_interpreted_as_markup(manifest, trials, tmp_path):
     evil = "<script>alert('1')</script>\" onload=\"x"
     trials.add({"arm": evil}, 0, [0.2, 0.6])
     trials.add({"arm": "{{ 7 * 7 }}"}, 0, [0.2, 0.5])
@@ -160,7 +160,7 @@ def test_many_findings_unfold(manifest, trials):
     assert all(sentence in Page(text).words("li") for sentence in table.findings())
 
 
-def test_without_a_finished_trial_it_says_so(manifest, trials):
+def test_the_page_states_that_no_trial_finished(manifest, trials):
     trials.add(8, 0, [0.2], None)
     table = AblationTable(manifest(baseline=None), summarise(manifest(baseline=None), trials.records))
     found = Page(page.html(table, (), trials.records))
@@ -168,11 +168,11 @@ def test_without_a_finished_trial_it_says_so(manifest, trials):
     assert "By domain" not in found.words("h2")
 
 
-def test_one_arm_alone_has_nothing_to_be_compared_with(manifest, trials):
+def test_a_single_arm_has_no_comparison(manifest, trials):
     trials.arms({8: [0.6, 0.61, 0.62]})
     table = tabulate(manifest, trials)
     found = Page(page.html(table, (), trials.records))
-    assert "There is one arm, and nothing to compare it with." in found.words("p")
+    assert "There is only one arm, so nothing can be compared." in found.words("p")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""report.html in a real browser: it asks for nothing, its script runs, and a click sorts."""
+"""report.html in a real browser: it sends no requests, its script runs, and a click sorts the table."""
 
 import re
 import shutil
@@ -30,11 +30,11 @@ frame.onload = () => {
   document.getElementById("seen").textContent = lines.join("\\n");
 };
 </script></body>"""
-"""A page around the report that clicks on its columns; its frame is as wide as a phone."""
+"""A page that shows the report in a frame as wide as a phone, and clicks on its columns."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_sorts_and_asks_for_nothing(manifest, trials, tmp_path, scheme):
+def test_the_page_sorts_and_requests_nothing(manifest, trials, tmp_path, scheme):
     trials.arms({2: [0.9, 0.93], 4: [0.5, 0.53], 8: [0.6, 0.64], 16: [0.7, 0.71]})
     trials.add(1, 0, [0.2, 0.3], "pruned")
     write_report(manifest(seeds=(0, 1)), trials.records, tmp_path / "report")

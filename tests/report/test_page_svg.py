@@ -1,4 +1,4 @@
-"""The files of figures: the same drawing as PNG and as SVG, whose words are words."""
+"""The files of figures: each figure is a PNG and an SVG, and text in the SVG is stored as text."""
 
 import math
 import warnings
@@ -14,7 +14,7 @@ CASES = {}
 
 
 def case(function):
-    """A sweep that is hard to draw: fills trials and returns what differs in the manifest."""
+    """Add the trials of a sweep that is hard to draw, and return the changes of its manifest."""
     CASES[function.__name__] = function
     return function
 
@@ -57,7 +57,7 @@ def a_loss_with_holes_and_a_diverged_arm(trials):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_drawing_is_two_files_with_the_arms_in_words(manifest, trials, tmp_path, name):
+def test_every_figure_is_a_png_and_an_svg_with_arm_names_as_text(manifest, trials, tmp_path, name):
     changes, expected = CASES[name](trials)
     sweep = manifest(**changes)
     with warnings.catch_warnings():
@@ -71,14 +71,14 @@ def test_every_drawing_is_two_files_with_the_arms_in_words(manifest, trials, tmp
         root = ElementTree.fromstring(one.svg.read_bytes())  # noqa: S314
         words = " ".join("".join(text.itertext()) for text in root.iter(TEXT))
         named = {arm for arm in expected if arm in words}
-        # The others leave out what did not finish, and domains what is not among the best.
+        # Other figures leave out unfinished arms, and the figure by domain shows only the best arms.
         assert named == expected if one.name == "curves" else named
         assert all("sans-serif" in text.get("style", "") for text in root.iter(TEXT))
         assert root.findtext("{http://www.w3.org/2000/svg}title") == one.title
         assert one.reading.endswith(".")
 
 
-def test_the_users_own_style_changes_nothing(manifest, trials, tmp_path):
+def test_the_matplotlib_style_of_the_user_changes_nothing(manifest, trials, tmp_path):
     import matplotlib
 
     trials.arms({8: [0.6]})

@@ -1,4 +1,4 @@
-"""Small panels of drift and structural bias, of clients' active blocks and of t-SNE; bars of importance."""
+"""The panels of drift, structural bias, active blocks and t-SNE, and the bars of importance."""
 
 from dataclasses import replace
 
@@ -11,11 +11,11 @@ from fedsweep.report.importance import Share
 from fedsweep.training.drift_and_structural_bias import DRIFT_METRICS, bias_metrics
 
 
-def test_every_metric_that_can_be_asked_for_has_a_panel():
+def test_every_optional_metric_has_a_panel():
     assert {*panels.DRIFT_PANELS} == {*DRIFT_METRICS, *bias_metrics(stand_ins=True)}
 
 
-def test_what_finished_trials_recorded_is_drawn_by_round(drawn, manifest, trials):
+def test_drift_of_finished_trials_is_drawn_by_round(drawn, manifest, trials):
     trials.arms({4: [0.5, 0.6], 8: [0.6, 0.7]})
     trials.add(2, 0, [0.2, 0.2], "pruned")
     for place, one in enumerate(trials.records):
@@ -32,12 +32,12 @@ def test_what_finished_trials_recorded_is_drawn_by_round(drawn, manifest, trials
 
 
 @pytest.mark.parametrize("draw", [panels.draw_drift, panels.draw_active_blocks])
-def test_without_such_a_metric_there_is_none(drawn, manifest, trials, draw):
+def test_without_recorded_metrics_nothing_is_drawn(drawn, manifest, trials, draw):
     trials.arms({8: [0.6]})
     assert drawn(draw, manifest(), summarise(manifest(), trials.records)) is None
 
 
-def test_bars_are_the_largest_shares_first_with_their_intervals(drawn, manifest):
+def test_bars_are_sorted_by_share_and_show_their_ranges(drawn, manifest):
     shares = (Share("lr", 0.2), Share("rank", 0.5, (0.4, 0.7)), Share("rank, lr", 0.0, (0.0, 0.1)))
     (axes,) = drawn(importance.draw, Effects(shares)).axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["rank", "lr", "rank, lr"]
@@ -47,7 +47,7 @@ def test_bars_are_the_largest_shares_first_with_their_intervals(drawn, manifest)
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
 
 
-def test_cells_are_means_over_finished_seeds_at_rounds_that_all_have(drawn, manifest, trials):
+def test_active_blocks_are_means_over_finished_seeds_at_common_rounds(drawn, manifest, trials):
     trials.arms({4: [0.5], 8: [0.6, 0.7]})
     trials.add(8, 2, [0.2, 0.3], "pruned")
     for place, one in enumerate(trials.records):
@@ -71,7 +71,7 @@ def replace_round(one):
 
 @pytest.fixture
 def tsne(drawn):
-    """Draws the panels of records and gives the figure, or None where nothing was drawn."""
+    """Return a function that draws the t-SNE of trials and returns the figure, or None if nothing is drawn."""
 
     def draw(manifest, records):
         return drawn(panels.draw_tsne, manifest, summarise(manifest, records))
@@ -96,7 +96,7 @@ def test_a_panel_shows_the_first_finished_seed_of_an_arm(tsne, manifest, trials,
     assert words == [["cat", "dog", "owl"], ["photo", "sketch"]]
 
 
-def test_a_seed_without_a_picture_is_passed_over(tsne, manifest, trials, tables):
+def test_seeds_without_a_t_sne_are_skipped(tsne, manifest, trials, tables):
     trials.arms({8: [0.5, 0.6]})
     first, second = tables(trials.records)
     assert titles(tsne(manifest(), [replace(first, artifacts={}), second]))[0][1].startswith("seed 1")
@@ -104,7 +104,7 @@ def test_a_seed_without_a_picture_is_passed_over(tsne, manifest, trials, tables)
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("max", [3, 5, 6, 7, 8, 9]), ("min", [1, 2, 3, 4, 5, 6])])
-def test_of_many_arms_the_best_and_the_baseline_are_shown(tsne, manifest, trials, tables, mode, kept):
+def test_with_many_arms_the_best_and_the_baseline_are_shown(tsne, manifest, trials, tables, mode, kept):
     trials.arms({rank: [rank / 10] for rank in range(1, 10)})
     figure = tsne(manifest(mode=mode, baseline={"lora.rank": 3}), tables(trials.records))
     assert sorted(int(title[0].split()[1]) for title in titles(figure)) == kept

@@ -1,4 +1,4 @@
-"""The schedules of a population: a lineage is followed back to its first trial."""
+"""The schedules of a population: lineages, population.csv and the figure."""
 
 import csv
 import io
@@ -21,7 +21,11 @@ POPULATION: dict[str, Any] = {
 
 @pytest.fixture
 def population(trials: Any) -> list[TrialRecord]:
-    """Trial 1 gives up at round 2 and goes on as 3 from 0; 2 gives up at 4 and goes on as 4 from 3."""
+    """Return five trials of a population.
+
+    After round 2, trial 3 replaces trial 1 and continues trial 0. After round 4, trial 4 replaces trial 2 and continues
+    trial 3.
+    """
     first = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
     child = [0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.8]
     trials.add({"optimizer.lr": 0.1}, 0, first)
@@ -35,9 +39,7 @@ def population(trials: Any) -> list[TrialRecord]:
     ]
 
 
-def test_a_lineage_is_followed_back_to_its_first_trial(
-    population: list[TrialRecord], manifest: Callable[..., Any]
-) -> None:
+def test_a_lineage_starts_with_its_oldest_ancestor(population: list[TrialRecord], manifest: Callable[..., Any]) -> None:
     found = {one.end.plan.number: one for one in played(manifest(**POPULATION), population)}
     assert {number: one.values("optimizer.lr") for number, one in found.items()} == {
         0: [(1, 6, 0.1)],
@@ -46,7 +48,7 @@ def test_a_lineage_is_followed_back_to_its_first_trial(
     }
 
 
-def test_the_table_has_every_round_of_every_member(
+def test_population_csv_contains_every_round_of_every_member(
     population: list[TrialRecord], manifest: Callable[..., Any], tmp_path: Path
 ) -> None:
     made = write_report(manifest(**POPULATION), population, tmp_path)
@@ -60,7 +62,7 @@ def test_the_table_has_every_round_of_every_member(
     assert "population" in [one.name for one in made.figures]
 
 
-def test_the_best_schedule_is_said(population: list[TrialRecord], manifest: Callable[..., Any]) -> None:
+def test_the_best_schedule_is_described(population: list[TrialRecord], manifest: Callable[..., Any]) -> None:
     said = schedule_sentences(manifest(**POPULATION), population)
     assert said[0].startswith("Population: 2 of 5 trials continued from the state of another trial")
     assert said[1] == "Schedule of the best member: lr 0.1 from round 1, 0.08 from round 3, 0.064 from round 5."
@@ -82,7 +84,7 @@ def test_other_sweeps_have_no_schedules(
 def test_an_unfinished_population_can_be_reported(
     population: list[TrialRecord], manifest: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Stopped before a successor has played a round of its own."""
+    """The sweep was stopped before trial 4 completed a round of its own."""
     only = [replace(one, outcome=None, history=one.history[:5]) for one in population if one.plan.number in (0, 3, 4)]
     assert Lineage.of(only[2], {one.plan.key: one for one in only}).values("optimizer.lr")[-1] == (3, 4, 0.08)
     assert len((schedules(manifest(**POPULATION), only) or "").splitlines()) > 1

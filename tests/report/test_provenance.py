@@ -1,4 +1,4 @@
-"""Results that used a stand-in for a generator say so, and others do not."""
+"""Reports warn about images that replaced those of a generator, and only about these images."""
 
 import csv
 import io
@@ -18,14 +18,14 @@ SENTENCE = f"Synthetic images: {STAND_INS['surrogate']} "
 
 
 def marked(trials, sources):
-    """Two finished seeds of each rank, with the source of its synthetic images."""
+    """Add two finished seeds of each rank with the source of its synthetic images."""
     for rank, source in sources.items():
         for seed in range(2):
             trials.add(rank, seed, [0.2, 0.5 + seed / 100], marks={SYNTHETIC: source} if source else {})
     return trials
 
 
-def test_every_source_that_stands_in_has_its_sentence():
+def test_every_source_of_replacement_images_has_a_description():
     sources = get_args(get_args(SyntheticConfig)[0])
     assert len(sources) >= 3
     assert {one.model_fields["name"].default for one in sources if one.stands_in} == {*STAND_INS}
@@ -40,7 +40,7 @@ def test_every_source_that_stands_in_has_its_sentence():
     ],
 )
 @pytest.mark.parametrize("width", [60, 120])
-def test_surrogates_are_named_with_their_arms_in_every_form(manifest, trials, sources, where, width):
+def test_surrogate_images_are_named_with_their_arms_in_every_format(manifest, trials, sources, where, width):
     table = tabulate(manifest(), marked(trials, sources))
     for text in (printed(table, width), table.markdown()):
         assert re.sub(r"\s+", " ", text).count(SENTENCE + where) == 1
@@ -48,18 +48,18 @@ def test_surrogates_are_named_with_their_arms_in_every_form(manifest, trials, so
     assert {int(row["lora.rank"]): row[SYNTHETIC] or None for row in rows} == sources
 
 
-def test_images_of_a_generator_are_told_in_the_csv_alone(manifest, trials):
+def test_images_of_a_real_generator_appear_only_in_the_csv(manifest, trials):
     table = tabulate(manifest(), marked(trials, {4: "folder", 8: None}))
     assert "Synthetic" not in table.markdown() + printed(table)
     assert [row[SYNTHETIC] for row in csv.DictReader(io.StringIO(data_frame.csv(table)))] == ["folder", ""]
 
 
-def test_without_synthetic_images_nothing_speaks_of_them(manifest, trials):
+def test_without_synthetic_images_none_are_mentioned(manifest, trials):
     table = tabulate(manifest(), marked(trials, {4: None, 8: None}))
     assert "synthetic" not in (table.markdown() + printed(table) + data_frame.csv(table)).lower()
 
 
-def test_a_sweep_of_the_source_keeps_its_own_column(manifest, trials):
+def test_a_sweep_over_the_source_keeps_its_own_column(manifest, trials):
     marked(trials, {4: "surrogate", 8: None})
     for place, trial in enumerate(trials.records):
         source = {"name": "surrogate", "share": 0.1} if trial.plan.marks else {"name": "folder", "set": "mine"}
@@ -72,7 +72,7 @@ def test_a_sweep_of_the_source_keeps_its_own_column(manifest, trials):
     assert f"{SENTENCE}(arm: synthetic surrogate (share 0.1))." in table.markdown()
 
 
-def test_the_plan_of_an_older_trial_is_read(trials):
+def test_plans_of_older_trials_can_be_read(trials):
     trials.add(4, 0, [0.2], marks={SYNTHETIC: "surrogate"})
     now = trials.records[0].plan
     older = now.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""A paper's values stand beside ours in every form of the table, and change none of our numbers."""
+"""Values of a paper appear in every format of the table, and change no measured number."""
 
 import csv
 import io
@@ -48,8 +48,8 @@ def test_the_table_has_the_papers_value_after_our_mean(manifest, finished):
         assert f"Paper: values as printed in {SOURCE}. They are not part of any mean or test" in text
 
 
-def test_it_changes_none_of_our_numbers(manifest, finished):
-    """What is left of each output without the paper's cells is the output of a sweep without a reference."""
+def test_a_reference_changes_no_measured_number(manifest, finished):
+    """Without the cells of the paper, each output equals the output of a sweep without a reference."""
     with_paper, without = (tabulate(manifest(reference=one), finished) for one in (PAPER, None))
     assert with_paper.arms == without.arms
     assert [
@@ -62,14 +62,14 @@ def test_it_changes_none_of_our_numbers(manifest, finished):
     assert [row for row in by_domain(with_paper.markdown()) if row[0] != "*paper*"] == by_domain(without.markdown())
 
 
-def test_without_a_reference_nothing_speaks_of_a_paper(manifest, finished):
+def test_without_a_reference_no_paper_is_mentioned(manifest, finished):
     table = tabulate(manifest(), finished)
     for text in (table.markdown(), data_frame.csv(table), printed(table)):
         assert "paper" not in text.lower()
         assert "reference" not in text
 
 
-def test_the_csv_has_it_in_our_unit_and_every_domain(manifest, finished):
+def test_the_csv_contains_the_reference_as_a_fraction_and_every_domain(manifest, finished):
     rows = list(csv.DictReader(io.StringIO(data_frame.csv(tabulate(manifest(reference=PAPER), finished)))))
     assert [(row["reference"], row["reference_source"]) for row in rows] == [("0.5473", SOURCE), ("", ""), ("", "")]
     for row in rows:  # see conftest: photo lies 0.1 above the mean, sketch 0.1 below
@@ -77,7 +77,7 @@ def test_the_csv_has_it_in_our_unit_and_every_domain(manifest, finished):
         assert float(row["accuracy/domain/sketch"]) == pytest.approx(float(row["mean"]) - 0.1)
 
 
-def test_a_loss_of_a_paper_is_no_percentage(manifest, trials):
+def test_losses_of_a_paper_are_not_percentages(manifest, trials):
     for seed, end in enumerate((1.2, 1.3)):
         trials.add(4, seed, [2.0, end], metric="loss/test")
     loss = manifest(metric="loss/test", mode="min", baseline=None, reference=PAPER)
@@ -86,7 +86,7 @@ def test_a_loss_of_a_paper_is_no_percentage(manifest, trials):
     assert float(next(csv.DictReader(io.StringIO(data_frame.csv(table))))["reference"]) == 1.5
 
 
-def test_the_papers_row_follows_the_arms_own(manifest, finished):
+def test_the_row_of_the_paper_follows_the_row_of_the_arm(manifest, finished):
     head, rule, *rows = by_domain(tabulate(manifest(reference=PAPER), finished).markdown())
     assert head == ["lora.rank", "n", "photo", "sketch", "mean"]
     assert rule == ["---", "---:", "---:", "---:", "---:"]
@@ -99,14 +99,14 @@ def test_the_papers_row_follows_the_arms_own(manifest, finished):
     ]
 
 
-def test_pruned_seeds_are_in_no_domains_mean(manifest, finished):
+def test_pruned_seeds_are_not_part_of_means_by_domain(manifest, finished):
     before = by_domain(tabulate(manifest(), finished).markdown())
     finished.add(4, 3, [0.2, 0.9], "pruned")
     finished.add(32, 0, [0.2, 0.3], "pruned")
     assert by_domain(tabulate(manifest(), finished).markdown()) == before
 
 
-def test_by_domain_is_for_several_domains_and_something_finished(manifest, trials):
+def test_accuracies_by_domain_need_several_domains_and_a_finished_trial(manifest, trials):
     trials.add(4, 0, [0.2, 0.3], None)
     assert "## By domain" not in tabulate(manifest(reference=PAPER), trials).markdown()
     trials.add(4, 1, [0.2, 0.3])
@@ -114,7 +114,7 @@ def test_by_domain_is_for_several_domains_and_something_finished(manifest, trial
     assert "## By domain" not in tabulate(manifest(domains=("photo",)), trials).markdown()
 
 
-def test_domains_of_any_name_keep_their_columns(manifest, trials):
+def test_domains_named_like_columns_keep_their_own_columns(manifest, trials):
     trials.add(4, 0, [0.2, 0.3])
     for trial in trials.records:
         for record in trial.history:
@@ -126,7 +126,7 @@ def test_domains_of_any_name_keep_their_columns(manifest, trials):
 
 @pytest.mark.parametrize("width", [56, 80, 100])
 @pytest.mark.parametrize("long", [False, True])
-def test_no_number_is_cut_where_there_is_a_paper(manifest, finished, width, long):
+def test_no_number_is_cut_with_values_of_a_paper(manifest, finished, width, long):
     names = ("lora.rank", "optimizer.lr", "method") if long else ("lora.rank",)
     more = {"optimizer.lr": 0.012345, "method": {"name": "all_small", "depth": 3}} if long else {}
     for place, trial in enumerate(finished.records):
@@ -147,7 +147,7 @@ def test_no_number_is_cut_where_there_is_a_paper(manifest, finished, width, long
     assert "paper" in shown or width < 100
 
 
-def test_arms_that_are_records_or_lists_are_said_without_their_quotes(manifest, trials):
+def test_records_and_lists_in_arm_names_have_no_quotes(manifest, trials):
     small = {"name": "all_small", "depth": 3}
     for method, depths, end in (("fedra", [4, 4], 0.5), (small, [4, 4], 0.4), (small, [12], 0.6)):
         for seed in range(3):
@@ -166,7 +166,7 @@ def test_arms_that_are_records_or_lists_are_said_without_their_quotes(manifest, 
     assert not re.search("[{}'\"]", re.sub("seed's|Student's t|Holm's|Hedges' g", "", table.markdown()))
 
 
-def test_the_manifest_of_an_older_sweep_is_read(manifest):
+def test_manifests_of_older_sweeps_can_be_read(manifest):
     older = make_manifest().model_dump(mode="json")
     del older["reference"]
     assert SweepManifest.of(older, "sweep.json").reference is None
@@ -174,7 +174,7 @@ def test_the_manifest_of_an_older_sweep_is_read(manifest):
     assert SweepManifest.of(now.model_dump(mode="json"), "sweep.json") == now
 
 
-def test_a_source_with_line_breaks_is_one_sentence(manifest, finished):
+def test_line_breaks_in_the_source_of_a_paper_are_joined(manifest, finished):
     def caption(source):
         paper = ReferenceArm(arm={"lora.rank": 4}, values={"accuracy/mean": 50})
         return tabulate(manifest, finished, reference=Reference(source=source, arms=(paper,))).caption()

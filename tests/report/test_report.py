@@ -1,4 +1,4 @@
-"""`write_report`: its files and something to print, or one sentence."""
+"""`write_report` writes its files and returns the printable table, or raises an error of one sentence."""
 
 import io
 
@@ -9,7 +9,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.report import write_report
 
 
-def test_writes_all_files_where_it_says_the_same_in_any_order(manifest, trials, tmp_path):
+def test_all_files_are_written_and_do_not_depend_on_the_order_of_trials(manifest, trials, tmp_path):
     trials.arms({4: [0.5, 0.52, 0.51], 8: [0.6, 0.63, 0.61]})
     made = write_report(manifest(), trials.records, tmp_path / "not" / "there")
     names = [f"{name}.{ending}" for name in ("curves", "domains", "heatmap") for ending in ("png", "svg")]
@@ -26,7 +26,7 @@ def test_writes_all_files_where_it_says_the_same_in_any_order(manifest, trials, 
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_a_t_sne_is_among_the_files_where_trials_left_one(manifest, trials, tmp_path, tables):
+def test_the_t_sne_figure_is_written_if_trials_have_one(manifest, trials, tmp_path, tables):
     trials.arms({4: [0.5], 8: [0.6]})
     made = write_report(manifest(), tables(trials.records), tmp_path)
     assert made.figures[-1].name == "tsne"
@@ -34,7 +34,7 @@ def test_a_t_sne_is_among_the_files_where_trials_left_one(manifest, trials, tmp_
     assert set(tmp_path.iterdir()) == {*made.paths, tmp_path / "tsne.csv"}
 
 
-def test_without_any_round_there_is_one_sentence_and_no_file(manifest, trials, tmp_path):
+def test_without_any_round_the_error_is_one_sentence_and_no_file_is_written(manifest, trials, tmp_path):
     trials.add(4, 0, [], "failed")
     trials.add(8, 0, [], None)
     sentence = "nothing to report: no trial of sweep `20260101-a1` of ablations/lora_rank has recorded a round."
@@ -46,8 +46,8 @@ def test_without_any_round_there_is_one_sentence_and_no_file(manifest, trials, t
 
 
 @pytest.mark.parametrize("metric", ["loss/train", "accuracy/domain/photo"])
-def test_a_round_zero_alone_is_something_to_report(manifest, trials, tmp_path, metric):
-    # The untuned model has no training loss yet: the report of a sweep that was stopped at once must not fail.
+def test_a_sweep_with_only_round_zero_has_a_report(manifest, trials, tmp_path, metric):
+    # The untuned model has no training loss. The report of a sweep that was stopped early must not fail.
     trials.add(8, 0, [0.2], None)
     write_report(manifest(metric=metric), trials.records, tmp_path)
     assert "unfinished at round 0" in (tmp_path / "table.md").read_text()

@@ -1,4 +1,4 @@
-"""The table says the same in the terminal, in Markdown and in full precision, and cuts no number."""
+"""The table has the same values in the terminal, in Markdown and in CSV, and no number is cut."""
 
 import csv
 import io
@@ -12,7 +12,11 @@ from tests.report.helpers import printed, rows_of, tabulate
 
 @pytest.fixture
 def ablation(trials):
-    """Rank 4 clearly below rank 8, rank 16 not to be told from it, rank 32 pruned, a seed of rank 2 lost each way."""
+    """Return an ablation with the baseline rank 8.
+
+    Rank 4 is clearly below it, rank 16 is not detectably different, rank 32 is pruned, and one seed of rank 2 failed
+    and another was pruned.
+    """
     trials.arms({4: [0.5010, 0.5220, 0.4915], 8: [0.6012, 0.6204, 0.5921], 16: [0.61, 0.61, 0.60]})
     for seed in range(3):
         trials.add(32, seed, [0.2, 0.3], "pruned")
@@ -75,13 +79,13 @@ def test_no_number_is_cut_at_any_width(manifest, ablation, width, names):
     assert "…" not in said
 
 
-def test_what_finds_no_room_is_named(manifest, ablation):
+def test_hidden_columns_are_listed(manifest, ablation):
     said = re.sub(r"\s+", " ", printed(tabulate(manifest(), ablation), 70))
     assert "Columns hidden because the terminal is too narrow: MB sent, worst domain (see table.md)." in said
     assert "rank 32: seeds 0, 1, 2 pruned at round 1 (30.00)." in said
 
 
-def test_csv_reads_back_to_the_same_bits(manifest, ablation):
+def test_csv_values_are_read_back_bit_identically(manifest, ablation):
     table = tabulate(manifest(), ablation)
     rows = list(csv.DictReader(io.StringIO(data_frame.csv(table))))
     assert [row["lora.rank"] for row in rows] == ["2", "4", "8", "16", "32"]
@@ -123,7 +127,7 @@ def test_findings_without_spread(manifest, trials):
     ]
 
 
-def test_an_interval_without_zero_that_holm_takes_back_is_explained(manifest, trials):
+def test_an_interval_without_zero_that_is_not_significant_after_holm_is_explained(manifest, trials):
     # p = 1 - sqrt(75 / 77) = 0.01307 for rank 4: significant among three arms, not among four.
     noise = [0.49, 0.50, 0.52]
     trials.arms({8: [0.5] * 3, 4: [0.54, 0.55, 0.56], 2: noise, 16: noise})
@@ -134,7 +138,7 @@ def test_an_interval_without_zero_that_holm_takes_back_is_explained(manifest, tr
     assert any(one.startswith(corrected) for one in tabulate(manifest(), trials).findings())
 
 
-def test_seeds_that_are_missing_from_a_comparison_are_counted(manifest, trials):
+def test_findings_count_the_seeds_of_a_comparison(manifest, trials):
     trials.arms({8: [0.5, 0.52, 0.54], 4: [0.4, 0.45]})
     trials.add(4, 2, [0.2, 0.3], "pruned")
     table = tabulate(manifest(), trials)
@@ -143,7 +147,7 @@ def test_seeds_that_are_missing_from_a_comparison_are_counted(manifest, trials):
 
 
 @pytest.mark.parametrize(("baseline", "better"), [(4, "higher, which is worse"), (8, "lower, which is better")])
-def test_a_loss_is_shown_as_it_is_and_less_is_better(manifest, trials, baseline, better):
+def test_losses_are_not_percentages_and_lower_is_better(manifest, trials, baseline, better):
     for rank, ends in {4: [0.4, 0.41, 0.42], 8: [0.5, 0.512, 0.522]}.items():
         for seed, end in enumerate(ends):
             trials.add(rank, seed, [1.0, end], metric="loss/test")
@@ -155,7 +159,7 @@ def test_a_loss_is_shown_as_it_is_and_less_is_better(manifest, trials, baseline,
     assert "lower is better" in table.markdown()
 
 
-def test_caption_counts_what_is_in_no_mean(manifest, ablation):
+def test_the_caption_counts_unfinished_trials(manifest, ablation):
     ablation.add(16, 3, [0.2], None)
     markdown = tabulate(manifest(), ablation).markdown()
     for part in (
@@ -167,7 +171,7 @@ def test_caption_counts_what_is_in_no_mean(manifest, ablation):
         assert part in markdown
 
 
-def test_a_sampled_search_is_ranked_and_says_that_the_best_is_optimistic(manifest, trials):
+def test_a_sampled_search_is_ranked_and_warns_that_the_best_arm_is_optimistic(manifest, trials):
     for rank, rate, end in ((4, 0.1, 0.5), (8, 0.02, 0.6)):
         trials.add({"lora.rank": rank, "optimizer.lr": rate}, 0, [0.2, end])
     trials.add({"lora.rank": 2, "optimizer.lr": 0.5}, 0, [0.2, 0.1], "pruned")
@@ -184,7 +188,7 @@ def test_a_sampled_search_is_ranked_and_says_that_the_best_is_optimistic(manifes
     assert "p_holm" not in data_frame.csv(table)
 
 
-def test_arms_that_differ_in_several_names_are_named_by_what_differs(manifest, trials):
+def test_findings_name_only_the_hyperparameters_that_differ(manifest, trials):
     for rank, rate in ((8, 0.1), (8, 0.2), (4, 0.2)):
         trials.add({"lora.rank": rank, "optimizer.lr": rate}, 0, [0.2, 0.5])
     table = tabulate(manifest(baseline={"lora.rank": 8, "optimizer.lr": 0.1}), trials)
@@ -202,7 +206,7 @@ def test_values_of_any_kind_stay_in_their_cell(manifest, trials):
     assert [row["x"] for row in rows] == ["a|b", "[12, 6]", "[bold]x", ""]
 
 
-def test_a_sweep_with_nothing_finished_has_a_table(manifest, trials):
+def test_a_sweep_without_finished_trials_has_a_table(manifest, trials):
     trials.add(4, 0, [0.2, 0.3], None)
     trials.add(8, 0, [], None)
     table = tabulate(manifest(), trials)

@@ -12,7 +12,7 @@ STYLE = f"{__name__}.look"
 
 
 def write_figures(table: AblationTable, trials: Sequence[TrialRecord], folder: Path) -> tuple[Figure, ...]:
-    """Draw all figures for which there is data into `folder`."""
+    """Draw all figures for which there is data, and save them in `folder`."""
     from matplotlib import style
 
     manifest, arms = table.manifest, table.arms

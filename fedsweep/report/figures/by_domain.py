@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure as Picture
 
-MOST = 40  # rows at most: the baselines and the arms with the best means
+MOST = 40  # greatest number of rows; the baselines and the arms with the best means are shown
 WORSE, SAME, BETTER = "#D55E00", "#F7F7F7", "#0072B2"
 LOW, HIGH = "#F7F7F7", "#005B8F"
-RULE = "#E6E6E6"  # between domains
-LEAST = 1.0  # percentage points at full colour, at least, so that small differences stay pale
+RULE = "#E6E6E6"  # colour of the lines between domains
+LEAST = 1.0  # the full colour stands for at least this many percentage points, so small differences stay pale
 WIDTH, HEIGHT, TALL = 0.74, 0.29, 0.36
 """Size of a cell in inches; `TALL` is the height if an arm's label takes two lines."""
 ROOM = 1.0  # inches right of the cells, for the colour bar
@@ -58,7 +58,7 @@ def draw_dots(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
         axes.plot([], [], color=GREY, linewidth=0.9, label="other arms")
         hollow = "hollow or dotted"
     if any(one.held_out for one, *_ in finished):
-        said.append(f"{hollow}: out of domain, no client of the arm has it")
+        said.append(f"{hollow}: out of domain for all clients of the arm")
     slant: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, domains)) > 11 else {}
     axes.set_xticks(range(len(domains)), domains, **slant)
     axes.tick_params(axis="x", length=0)
@@ -68,7 +68,7 @@ def draw_dots(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
         axes.axvline(edge - 0.5, color=RULE, linewidth=0.8, zorder=0)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5, handlelength=1.2, labelspacing=0.8)
     reading = [f"{one[0].upper()}{one[1:]}." for one in said]
-    reading += ["The best arms are in colour, the others are lines across each domain."] * greys
+    reading += ["The best arms are coloured dots; the other arms are grey lines across each domain."] * greys
     return Drawing(figure, "Accuracy on each domain at the last round", " ".join(reading))
 
 
@@ -107,28 +107,28 @@ def draw_grid(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
     axes.xaxis.tick_top()
     places = [place + 0.5 for place in range(len(domains))]
     axes.set_xticks(places, domains, fontsize=9, rotation_mode="anchor", **slant)
-    _draw_bar(figure, mesh, (wide + 0.3) / (wide + ROOM), "Points over the baseline" if compared else "Accuracy (%)")
+    _draw_bar(figure, mesh, (wide + 0.3) / (wide + ROOM), "Difference (points)" if compared else "Accuracy (%)")
     reading = ["Accuracy at the last round in percent, mean over the finished seeds."]
     if compared:
         reading.append(
-            "Blue is better than the baseline and orange worse on the same domain, over the seeds that both finished; "
-            "without a test."
+            "Colours show the difference from the baseline on the same domain, over common seeds: blue is better, "
+            "orange is worse. These differences are not tested."
         )
     if any(name in one.held_out for one in shown for name in _by_seed(one, manifest)):
         reading.append(MARKED)
     if hidden := len(known) - len(shown):
-        reading.append(f"Of the arms, {hidden} with lower means are left out.")
-    return Drawing(figure, "Every arm on every domain", " ".join(reading))
+        reading.append(f"Not shown: {hidden} arm{'s' * (hidden > 1)} with worse means.")
+    return Drawing(figure, "Accuracy by arm and domain", " ".join(reading))
 
 
 def _gains(one: ArmStatistics, other: ArmStatistics | None, manifest: SweepManifest) -> dict[str, float]:
-    """Return the mean gain over `other` on the seeds that both finished, by domain."""
+    """Return, by domain, the mean difference from `other` in percentage points, over common seeds."""
     if other is None:
         return {}
     own, theirs, gains = _by_seed(one, manifest), _by_seed(other, manifest), {}
     for name in own.keys() & theirs.keys():
         shared = own[name].keys() & theirs[name].keys()
-        # A domain that one of the two holds out is tested on other images than in the other.
+        # If only one of the arms holds out a domain, the arms are tested on different images of this domain.
         if shared and (name in one.held_out) == (name in other.held_out):
             gains[name] = fmean(own[name][seed] - theirs[name][seed] for seed in shared)
     return gains
@@ -140,7 +140,7 @@ def _draw_cells(
     manifest: SweepManifest,
     gains: Sequence[Mapping[str, float]] | None,
 ) -> "QuadMesh":
-    """Draw the accuracies as text on cells in the colours of the gains, or of the accuracies themselves."""
+    """Draw the accuracies as text, on cells that are coloured by the gains, or else by the accuracies."""
     from matplotlib.colors import LinearSegmentedColormap
 
     means = [{name: fmean(ends.values()) for name, ends in _by_seed(one, manifest).items()} for one in shown]
@@ -178,7 +178,7 @@ def _draw_bar(figure: "Picture", mesh: "QuadMesh", left: float, label: str) -> N
 
 
 def _readable(ground: Iterable[float]) -> str:
-    """Return black or white, whichever has the higher contrast on `ground` (WCAG 2: by relative luminance)."""
+    """Return black or white, whichever has the higher contrast with `ground` by the relative luminance of WCAG 2."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in ground]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "black"

@@ -22,7 +22,7 @@ DPI = 200
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette for all kinds of colour vision, without yellow, which is too pale on white."""
 GREY = "#C4C4C4"
-HIGHLIGHTED = 5  # arms in colour if there are more arms than colours; the others are grey
+HIGHLIGHTED = 5  # number of coloured arms if there are more arms than colours; the other arms are grey
 BAND = 0.16  # opacity of the band that shows the range of the seeds
 LETTERS = 36  # characters per line in the label of an arm
 BASELINE = " (baseline)"
@@ -31,13 +31,13 @@ Spread = tuple[float, float, float]
 
 
 class Drawing(NamedTuple):
-    """A figure of Matplotlib, with its heading and explanation on the page."""
+    """A Matplotlib figure, with the heading and the explanation that the page shows."""
 
     figure: "pictures.Figure"
     title: str
     """The heading."""
     reading: str
-    """The explanation, in plain sentences."""
+    """The explanation, in sentences."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def legend_below(axes: "Axes", handles: list[Any]) -> None:
 
 
 def save(drawing: Drawing, folder: Path, name: str) -> Figure:
-    """Write a drawing as PNG and as SVG; equal data give equal bytes."""
+    """Write a drawing as PNG and as SVG; the same data give the same bytes."""
     import matplotlib
 
     figure, title, reading = drawing
@@ -84,7 +84,7 @@ def save(drawing: Drawing, folder: Path, name: str) -> Figure:
     # Versions and dates are left out, and ids in the SVG follow from the salt.
     without = {"Creator": None, "Date": None, "Format": None, "Type": None}
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
-        # A letter that the font lacks is a box in the PNG and, by the reader's own fonts, itself in the SVG.
+        # A character that the font lacks is a box in the PNG; in the SVG, fonts of the reader can show it.
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing")
         figure.savefig(made.png, format="png", dpi=DPI, metadata={"Software": None})
         figure.savefig(made.svg, format="svg", dpi=DPI, metadata={"Title": title, **without})
@@ -97,7 +97,7 @@ def spans_decades(values: Sequence[float], decades: int = 2) -> bool:
 
 
 def logarithmic_if_wide(axis: "XAxis | YAxis", values: Sequence[float]) -> None:
-    """Make an axis logarithmic if the values span a decade, with numbers at 1, 2 and 5 times each power of ten."""
+    """Make an axis logarithmic if the values span a decade, with ticks at 1, 2 and 5 times each power of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not spans_decades(values, decades=1):
@@ -110,7 +110,10 @@ def logarithmic_if_wide(axis: "XAxis | YAxis", values: Sequence[float]) -> None:
 
 
 def colours(arms: Sequence[ArmStatistics], mode: str) -> list[str]:
-    """Return one colour per arm, the same in all figures; of many arms, all but the best and the baselines are grey."""
+    """Return one colour per arm, the same in all figures.
+
+    If there are more arms than colours, all arms except the best ones and the baselines are grey.
+    """
     if len(arms) <= len(COLOURS):
         return list(COLOURS[: len(arms)])
     sign = -1 if mode == "max" else 1
@@ -133,7 +136,9 @@ def dressed(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> list[tupl
 
 
 def folded(words: str, lines: int, letters: int, after: str = "") -> str:
-    """Fold text to at most `lines` lines of `letters` characters; cut its middle if too long: arms differ at the ends.
+    """Fold text to at most `lines` lines of `letters` characters.
+
+    Longer text loses its middle, since the labels of arms differ at the ends.
 
     >>> folded("one  two three", 2, 8)
     'one two\\nthree'
@@ -164,14 +169,14 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def over_seeds(arm: ArmTrials, objective: str, metric: str) -> dict[int, Spread]:
-    """Return the spread over finished seeds for each round that all recorded, on the axis's scale."""
+    """Return the spread over finished seeds for each round that all of them recorded, on the scale of the axis."""
     series = [recorded(trial.history, metric) for trial in arm.finished(objective).values()]
     shared = sorted(set.intersection(*map(set, series))) if series else []
     return {number: spread([scale_of(metric) * values[number] for values in series]) for number in shared}
 
 
 def draw_over_seeds(axes: "Axes", one: ArmStatistics, points: Mapping[int, Spread], colour: str) -> None:
-    """Draw the mean as a line and the range of several seeds as a band; grey arms get a thin line only."""
+    """Draw the mean as a line and the range of several seeds as a band; grey arms have a thin line without a band."""
     if not points:
         return
     low, middle, high = zip(*points.values(), strict=True)

@@ -1,4 +1,4 @@
-"""Figure of the objective by round: a line for each arm, and one for each trial that did not finish."""
+"""The figure of the objective by round, with a line for each arm and each trial that did not finish."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,13 +28,13 @@ LINE = 0.058  # height of one line of a label, as a share of the axes
 
 
 def draw(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
-    """Draw mean and range of finished seeds per arm, and each other trial; return None if no value is recorded."""
+    """Draw the mean and range of each arm, and the other trials; return None if no value is recorded."""
     metric, bounded = manifest.metric, is_accuracy(manifest.metric)
     figure, axes = canvas.plain(6.4, 4.0)
     kinds, whole, others = set[str](), list[float](), list[float]()
     ends: list[tuple[float, float, str, str]] = []
     lost: list[tuple[str, str, str]] = []
-    # The best arm comes last, hence on top.
+    # The best arm is drawn last, so that its line is on top.
     for one, colour, label in reversed(canvas.dressed(manifest, arms)):
         points = canvas.over_seeds(one.arm, metric, metric)
         canvas.draw_over_seeds(axes, one, points, colour)
@@ -87,18 +87,18 @@ def _reading(kinds: set[str], bounded: bool) -> str:
     said = []
     if "band" in kinds:
         said.append(
-            "Lines are means over the finished seeds, bands go from the lowest seed to the highest. Arms share their "
-            "seeds and are compared in pairs: bands that overlap do not say that arms are alike."
+            "Lines are means over the finished seeds; bands span the lowest to the highest seed. Arms share their "
+            "seeds and are compared in pairs, so overlapping bands do not mean that the arms are equal."
         )
     elif "mean" in kinds or "finished" in kinds:
         said.append("Lines are single finished seeds.")
     if lost := [kind for kind in LOOKS if kind in kinds]:
         listed = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
-        said.append(f"{listed.capitalize()} trials stand alone and are in no mean.")
+        said.append(f"{listed.capitalize()} trials are drawn individually and are not part of any mean.")
         if not bounded:
-            said.append("Of those, values far from all finished ones lie outside the picture.")
+            said.append("Values of these trials that are far from those of finished trials lie outside the figure.")
     if "grey" in kinds and kinds & {"mean", "finished"}:
-        said.append("The best arms are in colour, the others in grey.")
+        said.append("The best arms are coloured; the other arms are grey.")
     return " ".join(said)
 
 
@@ -136,7 +136,7 @@ def _label_ends(axes: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> 
 
 
 def _label_lost(axes: "Axes", lost: Sequence[tuple[str, str, str]], lowest: float | None) -> None:
-    """Label arms without a finished trial by line style: a leader would look like rounds that were not played."""
+    """Label arms without a finished trial by samples of their lines; a leader would look like further rounds."""
     gap = _gap([label for label, *_ in lost])
     first = 1.0 if lowest is None else lowest - gap - LINE
     for place, (label, colour, kind) in enumerate(lost):
@@ -157,7 +157,9 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def limits(whole: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Return limits of the axis that show all of `whole`, and `others` up to the height of `whole` above and below it.
+    """Return limits of an axis that show all values of `whole`, and the values of `others` that are near them.
+
+    Near means at most the range of `whole` above or below it.
 
     >>> limits([0.0, 2.0], [3.0, 1e6])
     (-0.2, 4.2)

@@ -1,22 +1,22 @@
-"""Figure of the share of each hyperparameter or factor, as horizontal bars."""
+"""The figure of the share of each hyperparameter or factor, as horizontal bars."""
 
 from fedsweep.report.effects import Effects
 from fedsweep.report.figures.canvas import COLOURS, Drawing, folded
 from fedsweep.results.tsne_files import INK, blank
 
-MOST = 20  # bars at most
+MOST = 20  # greatest number of bars
 DECOMPOSED = (
-    "What each factor explains",
+    "Share of each factor",
     (
-        "Share of the variation between all finished trials. What is nothing but noise has a share too: the table says "
-        "which effects are detectable."
+        "Share of the variation between all finished trials. Even factors that are only noise have a share; the table "
+        "shows which effects are detectable."
     ),
 )
 SEARCHED = (
     "Importance of hyperparameters",
     (
-        "Share of a random forest's variance that each hyperparameter explains alone (fANOVA); lines go from the least "
-        "to the most of several forests. Longer bars matter more."
+        "Share of the variance of the objective that each hyperparameter explains alone (fANOVA with random forests). "
+        "Lines span the lowest to the highest share of several forests."
     ),
 )
 

@@ -24,10 +24,10 @@ COSTS = {
 }
 """The axis title and the name in a heading, for metrics that accumulate over rounds."""
 SENT = Against(metric="megabytes/sent", mode="min")
-ALIKE = 1e-9  # relative spread of costs below which all arms count as equal
+ALIKE = 1e-9  # all costs count as equal if their relative spread is below this
 READING = (
-    "Points are means over the finished seeds. Efficient: no other arm is as good in both means and better in one; "
-    "said of the means, without a test. The line borders what the efficient arms beat."
+    "Points are means over the finished seeds. An arm is efficient if no other arm is at least as good in both means "
+    "and better in one; this is not tested. The stepped line bounds the region that the efficient arms dominate."
 )
 LABELLED = 8  # if there are more arms, only efficient ones and the baselines are labelled
 EFFICIENT = COLOURS[0]
@@ -53,8 +53,8 @@ def draw_front(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing | None:
     """Draw the objective against the megabytes sent.
 
-    Return None if `draw_front` shows the same, if all arms send the same, and if the objective is a cost itself or
-    covers different images in some arms.
+    Return None if `draw_front` shows the same figure, if all arms send the same amount, if the objective is a cost
+    itself, or if the arms are tested on different images.
     """
     finished = [one for one in arms if one.n]
     sent = [point.x[1] for point in _points(manifest, finished, SENT)]
@@ -66,7 +66,7 @@ def draw_bytes(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 
 
 def _points(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Against) -> list[Point]:
-    """Return the arms whose finished seeds all have both values: other means would not be comparable."""
+    """Return the arms whose finished seeds all have both values; the means of other arms would not be comparable."""
     up, across = canvas.scale_of(manifest.metric), canvas.scale_of(against.metric)
     found = []
     for one, label in zip(arms, canvas.labels(manifest, arms), strict=True):
@@ -91,15 +91,15 @@ def _draw(manifest: SweepManifest, arms: Sequence[ArmStatistics], against: Again
     named = [*kept, *beaten] if few else _ends_and_between(kept, [one for one in beaten if one.arm.is_baseline])
     for group, colour, size in ((beaten, OTHER if few else GREY, 5), (kept, EFFICIENT, 6)):
         for one in group:
-            # The ranges of many grey arms would hide the others.
+            # The ranges of many grey arms would hide the other arms.
             if one in named:
                 axes.plot([one.x[0], one.x[2]], [one.y[1]] * 2, color=colour, alpha=0.5, **RANGE)
                 axes.plot([one.x[1]] * 2, [one.y[0], one.y[2]], color=colour, alpha=0.5, **RANGE)
         across, up = [one.x[1] for one in group], [one.y[1] for one in group]
         axes.plot(across, up, "o", color=colour, markersize=size, zorder=3)
-    # If less of x is better, an arm's y holds until the next arm to its right.
+    # If a lower x is better, the line stays at the y of an arm until the next arm to its right.
     where: Any = "post" if against.mode == "min" else "pre"
-    axes.step(across, up, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)  # of the efficient arms, drawn last
+    axes.step(across, up, where=where, color=EFFICIENT, linewidth=1.2, zorder=2)  # the last group is the efficient arms
     label, cost = COSTS.get(against.metric, (title(against.metric), against.metric))
     axes.set(xlabel=label, ylabel=title(manifest.metric))
     axes.margins(0.08)
@@ -116,7 +116,7 @@ def _ends_and_between(kept: Sequence[Point], baseline: Sequence[Point]) -> list[
 
 
 def _name(axes: "Axes", named: Sequence[Point]) -> None:
-    """Number the points, and list their labels right of the axes."""
+    """Write numbers next to the points, and list their labels right of the axes."""
     for number, one in enumerate(named, 1):
         axes.annotate(
             str(number), (one.x[1], one.y[1]), (-5, 4), textcoords="offset points", ha="right", color=INK, fontsize=9

@@ -15,16 +15,16 @@ from fedsweep.results.tsne_files import TABLE, Embedding, Look, legends, scatter
 DRIFT_PANELS = {
     "drift/representation": "Drift of representations\n(1 - cos)",
     "drift/head": "Drift of heads\n(1 - cos)",
-    "structural_bias/gradient": "Distortion of gradients\n(share of their norm)",
-    "structural_bias/gradient_per_missing_block": "Distortion per missing block\n(share of their norm)",
-    "structural_bias/jacobian/identity": "Missing Jacobian from identity\n(per value)",
-    "structural_bias/jacobian/brick": "Missing Jacobian from BRICK's\n(per value)",
-    "structural_bias/brick_error": "BRICK's error\n(share of skipping's)",
+    "structural_bias/gradient": "Distortion of gradients\n(share of the norm)",
+    "structural_bias/gradient_per_missing_block": "Distortion per missing block\n(share of the norm)",
+    "structural_bias/jacobian/identity": "Missing block's Jacobian:\ndistance to identity (per value)",
+    "structural_bias/jacobian/brick": "Missing block's Jacobian:\ndistance to BRICK (per value)",
+    "structural_bias/brick_error": "Error of BRICK\n(share of the error of skipping)",
 }
-"""Titles of the metrics that `evaluation.metrics` can add, except those of single blocks."""
+"""The titles of the metrics that `evaluation.metrics` can add, without metrics of single blocks."""
 DRIFT_READING = (
-    "As evaluation.metrics asked for: lines are means over the finished seeds, bands go from the lowest "
-    "seed to the highest. Nearer to zero is less drift and less bias."
+    "These metrics were requested by evaluation.metrics. Lines are means over the finished seeds; bands span the "
+    "lowest to the highest seed. Values closer to zero mean less drift and less bias."
 )
 
 
@@ -63,10 +63,10 @@ def draw_drift(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawin
 
 
 ACTIVE_BLOCKS = "sal/active/"
-MOST_ACTIVE_PANELS = 8  # of the first arms of the table
+MOST_ACTIVE_PANELS = 8  # greatest number of panels; the first arms of the table are shown
 ACTIVE_READING = (
-    "Each row is a client, each column a round; lighter is more active blocks, mean over the finished seeds. "
-    "Panels are the first arms of the table, eight at most."
+    "Each row is a client and each column is a round. Lighter cells have more active blocks (mean over the finished "
+    "seeds). The panels are the first arms of the table, at most eight."
 )
 
 
@@ -103,11 +103,12 @@ def active_blocks(one: ArmStatistics, metric: str) -> pd.DataFrame:
     return pd.DataFrame(means).sort_index().T
 
 
-MOST_TSNE_PANELS = 6  # of the baselines and the best arms
+MOST_TSNE_PANELS = 6  # greatest number of panels; the baselines and the best arms are shown
 TSNE_READING = (
-    "Each point is a test image, by what the global model makes of it after the last round: first finished seed of "
-    "each arm, six arms at most. t-SNE turns and stretches each plane as it likes: neighbours can be compared between "
-    "panels, places cannot. The silhouette is 1 where classes are tight and far apart, 0 where they touch."
+    "Each point is a test image, placed by its features in the global model after the last round. The panels are the "
+    "first finished seeds of at most six arms. t-SNE rotates and stretches each panel arbitrarily, so compare the "
+    "neighbours of points between panels, but not their positions. The silhouette is 1 if classes are compact and far "
+    "apart, and 0 if they touch."
 )
 
 
@@ -128,4 +129,4 @@ def draw_tsne(manifest: SweepManifest, arms: Sequence[ArmStatistics]) -> Drawing
         scatter(axes, embedding, look, size=13)
         axes.set_title(f"{label}\nseed {seed}, silhouette {embedding.silhouette:.3f}", fontsize=9.5, loc="left")
     legends(figure, look)
-    return Drawing(figure, "Features in the plane (t-SNE)", TSNE_READING)
+    return Drawing(figure, "Features of test images (t-SNE)", TSNE_READING)

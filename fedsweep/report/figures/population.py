@@ -22,15 +22,15 @@ LOOKS: dict[str, dict[str, Any]] = {
     },
 }
 READING = (
-    "A trial that is behind takes over another one's state and goes on with other values. A value stands over the "
-    "rounds that were played with it; a cross is where a trial was replaced."
+    "A trial that falls behind is replaced by a copy of a better trial, which continues with new values. Each value "
+    "spans the rounds that were trained with it. A cross marks the end of a replaced trial."
 )
 
-WORDS = {"best": "best member", "others": "other members", "replaced": "replaced after the cross"}
+WORDS = {"best": "best member", "others": "other members", "replaced": "replaced at the cross"}
 
 
 def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | None:
-    """Draw a panel for the objective and each hyperparameter; return None if no population has played a round."""
+    """Draw a panel for the objective and each hyperparameter; return None if no population has completed a round."""
     from matplotlib.lines import Line2D
 
     members = played(manifest, trials)
@@ -58,7 +58,7 @@ def draw(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> Drawing | No
 
 
 def _draw_objective(axes: "Axes", metric: str, lines: Sequence[tuple[str, Lineage]]) -> None:
-    """Draw the objective of every member; for replaced ones, only the rounds that they played themselves."""
+    """Draw the objective of every member, and of replaced trials only the rounds that they trained themselves."""
     for look, one in lines:
         values = recorded(one.end.history, metric)
         since = one.end.plan.start.round if look == "replaced" and one.end.plan.start else 0

@@ -19,9 +19,9 @@ from fedsweep.results.table_columns import TARGET
 
 COUNTS = ("n_common", "seeds_needed", "last_round")
 TESTED = ("p", "p_holm", "p_exact", "p_exact_holm", "effect", "detectable", "seeds_needed")
-"""Fields of `Comparison` that are columns under the same name."""
+"""The fields of `Comparison` that are columns with the same name."""
 DROPPED = ("mean_over_domains", "worst_domain", "out_of_domain", "worst_client", "megabytes")
-"""Columns that every table contains under a longer name."""
+"""Columns that every table contains with a longer name."""
 
 
 def data_frame(table: AblationTable) -> pd.DataFrame:
@@ -36,7 +36,7 @@ def of_records(records: Sequence[Mapping[str, object]]) -> pd.DataFrame:
 
 
 def csv(table: AblationTable) -> str:
-    """Return `data_frame` as CSV, with the shortest digits that read back bit-identical."""
+    """Return `data_frame` as CSV, with as many digits as are needed to read the numbers back bit-identically."""
     return data_frame(table).to_csv(index=False)
 
 
@@ -67,7 +67,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
     furthest, reached = one.arm.reached(table.manifest.metric)
     counts = Counter(ended(trial) for trial in one.arm.trials)
     low, high = one.interval or (None, None)
-    # If the source of synthetic images varies, it already has a column.
+    # If the source of synthetic images is a varied hyperparameter, it already has a column.
     synthetic = SYNTHETIC not in table.names and any(SYNTHETIC in other.marks for other in table.arms)
     return {
         **{name: values.get(name) for name in table.names if name not in IN_WORDS},
@@ -98,7 +98,7 @@ def _record(table: AblationTable, one: ArmStatistics) -> dict[str, object]:
 
 
 def comparison_columns(found: Comparison | None) -> dict[str, object]:
-    """Return the columns of a comparison, all empty without one."""
+    """Return the columns of a comparison; all of them are None if `found` is None."""
     own = found or Comparison((), None)
     low, high = own.interval or (None, None)
     bootstrap_low, bootstrap_high = own.bootstrap or (None, None)

@@ -1,4 +1,4 @@
-"""The ablation table for a paper: LaTeX with booktabs."""
+"""The ablation table as LaTeX with booktabs, for a paper."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ASIDE = ("Other columns", "Explanations:", "Trials:")
 
 
 def latex(table: AblationTable) -> str:
-    """Return a `table` environment, after a comment that names the packages it needs.
+    """Return a `table` environment, after a comment that lists the required packages.
 
-    Detectable differences have an asterisk, the baseline is in italics, values of a reference paper are grey. Nothing
-    is bold, since the largest mean need not be the best arm.
+    Detectable differences have an asterisk, the baseline is in italics, and values of a reference paper are grey.
+    Nothing is bold, since the arm with the largest mean need not be the best one.
     """
-    # There is no room for the notes on a page; the caption contains them.
+    # A page has no space for the notes column, so the caption contains the notes.
     rows = [{name: cell for name, cell in row.items() if name != "note"} for row in table.cells()]
     short = short_names(table.names)
     columns = list(rows[0])

@@ -13,17 +13,17 @@ from fedsweep.report.text_tables import TextColumn, fitting, terminal_table, wid
 from fedsweep.report.units_and_labels import IN_DOMAIN, NOTHING, OUT_OF_DOMAIN, arm_words
 from fedsweep.results.arms import short_names
 
-NOTE_WIDTH = 16  # least width of the column of notes; in a narrower terminal, notes are printed below the table
+NOTE_WIDTH = 16  # least width of the notes column; if there is less space, notes are printed below the table
 DROPPED_FIRST = ("note", "worst client", "MB sent", "worst domain", "paper")
 HELD_OUT_DROPPED_FIRST = ("note", "worst client", "worst domain", "MB sent", "paper", IN_DOMAIN, OUT_OF_DOMAIN)
-"""The order with held-out domains: the clients' worst domain matters less than the megabytes sent."""
+"""The order if an arm holds out domains; the worst domain then matters less than the megabytes sent."""
 HEADINGS = {IN_DOMAIN: "in\ndomain", OUT_OF_DOMAIN: "out of\ndomain"}
-"""Headings on two lines, since their cells are narrow."""
+"""Headings that are split into two lines, since their cells are narrow."""
 
 
 @dataclass(frozen=True)
 class TerminalTable:
-    """Renders the table, the findings and the caption: no number is cut, and columns without room are named."""
+    """The table, the findings and the legend for a terminal; no number is cut, and hidden columns are listed."""
 
     table: AblationTable
 
@@ -64,13 +64,13 @@ class TerminalTable:
         ]
 
     def _order(self, asked: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns that may be left out, first one first; the requested ones come last, in reverse order."""
+        """Return the columns that may be dropped, in the order of dropping; requested columns are the last ones."""
         kept = {*asked, *(["MB sent"] if self.table.manifest.against is not None else [])}
         order = HELD_OUT_DROPPED_FIRST if self.table.means else DROPPED_FIRST
         return (*(name for name in order if name not in kept), *reversed(asked))
 
     def _apart(self, columns: Sequence[TextColumn], names: Sequence[str], width: int) -> Iterable[Text | Table]:
-        """Yield further tables of the arms for requested columns without room, as many columns each as fit."""
+        """Yield further tables for the requested columns that did not fit, with as many columns each as possible."""
         arms = [one for one in columns if one.name == "arm" or one.name in self.table.names]
         left = [one for name in names for one in columns if one.name == name]
         while left:

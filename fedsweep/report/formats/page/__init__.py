@@ -27,8 +27,8 @@ PIXELS_PER_POINT = 4 / 3
 def inline(path: Path, prefix: str) -> str:
     """Return an SVG file as an HTML element with escaped text; the id of its title is `<prefix>-title`.
 
-    All ids and references get the prefix, since Matplotlib uses the same ids in every file and two drawings on one page
-    would take each other's shapes.
+    All ids and references get the prefix, since Matplotlib uses the same ids in every file. Without it, a drawing would
+    use shapes of another drawing on the page.
     """
     root = ElementTree.fromstring(path.read_bytes())  # noqa: S314 - written by this program
     for parent in list(root.iter()):
@@ -43,7 +43,7 @@ def inline(path: Path, prefix: str) -> str:
     width = round(float(root.attrib.pop("width").removesuffix("pt")) * PIXELS_PER_POINT)
     root.attrib.pop("height")
     root.attrib.pop("version", None)
-    root.set("style", f"width:{width}px")  # as drawn; report.css narrows it if needed
+    root.set("style", f"width:{width}px")  # the size of the drawing; report.css makes it narrower if needed
     if (title := root.find("title")) is not None:
         title.set("id", f"{prefix}-title")
         root.attrib |= {"role": "img", "aria-labelledby": f"{prefix}-title"}
@@ -58,7 +58,7 @@ def _prefixed(name: str, value: str, prefix: str) -> str:
     return value.replace("url(#", f"url(#{prefix}-")
 
 
-SENTENCES = 8  # findings visible at once; the others unfold
+SENTENCES = 8  # number of findings that are visible before unfolding
 DIGITS = 12  # digits shown of a digest
 
 
@@ -72,7 +72,14 @@ class Row(NamedTuple):
 def html(
     table: AblationTable, figures: Sequence[Figure], trials: Sequence[TrialRecord], question: str | None = None
 ) -> str:
-    """Return the page, the same bytes for the same sweep; `question` is the search space's research question."""
+    """Return the page; the same sweep gives the same bytes.
+
+    Args:
+        table: The arms of the sweep.
+        figures: The saved figures, in the order of the page.
+        trials: All trials of the sweep.
+        question: The research question of the search space, if there is one.
+    """
     rows = list(map(Row, table.arms, table.cells()))
     script = files(__name__).joinpath("report.js").read_text(encoding="utf-8")
     environment = Environment(
@@ -103,7 +110,7 @@ def html(
 
 
 def _without_empty(rows: Sequence[Row], among: Set[str]) -> list[Row]:
-    """Drop the columns of `among` that are empty in all rows."""
+    """Drop those columns of `among` that are empty in all rows."""
     empty = {name for name in among if all(row.cells.get(name, NOTHING) == NOTHING for row in rows)}
     return [Row(arm, {name: cell for name, cell in cells.items() if name not in empty}) for arm, cells in rows]
 
@@ -124,7 +131,7 @@ def _trials(table: AblationTable, trials: Sequence[TrialRecord]) -> list[dict[st
 
 
 def _digests(manifest: SweepManifest) -> dict[str, str]:
-    """Shorten digests; other values, such as package versions, stay as they are."""
+    """Shorten digests, and leave other values such as package versions unchanged."""
     hexadecimal = set("0123456789abcdef")
     return {
         name: digest[:DIGITS] if len(digest) > DIGITS and set(digest) <= hexadecimal else digest

@@ -1,4 +1,5 @@
-// A click on a column's head sorts the rows by it, a second one the other way. What is no number comes after the numbers.
+// A click on the head of a column sorts the rows by this column; a second click reverses the order.
+// Texts are sorted after numbers.
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
