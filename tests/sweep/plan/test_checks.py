@@ -147,30 +147,33 @@ def test_conditions_look_at_what_the_experiment_has_where_an_axis_is_not_there(r
 @pytest.mark.parametrize(
     ("when", "sentence"),
     [
-        ({"method.name": "fedms"}, "method.name fedms, which no arm has; it is fedra or all_small or inclusivefl."),
+        ({"method.name": "fedms"}, "requires that method.name is fedms, which is true in no arm; the values of "
+         "method.name are fedra, all_small, inclusivefl."),
         ({"method.name": ["inclusivefl", "fedms"]},
-         "method.name fedms, which no arm has; it is fedra or all_small or inclusivefl."),
-        ({"method.name": "inclusivefl", "lora.rank": 8}, "lora.rank 8, which no arm has; it is grid [2, 4]."),
-        ({"method.name": "inclusivefl", "lora.position": "both"}, "lora.position both, which every arm has; leave it "
-         "out."),
-        ({"method.name": ["fedra", "all_small", "inclusivefl"]}, "method.name fedra or all_small or inclusivefl, which "
-         "every arm has; leave it out."),
-        ({"method": "inclusivefl"}, "`method`, which is not a hyperparameter of any arm; did you mean `method.name` or "
-         "`method.beta` or `method.depth`?"),
-        ({"method.nam": "inclusivefl"}, "`method.nam`, which is not a hyperparameter of any arm; did you mean "
+         "requires that method.name is fedms, which is true in no arm; the values of method.name are fedra, "
+         "all_small, inclusivefl."),
+        ({"method.name": "inclusivefl", "lora.rank": 8}, "requires that lora.rank is 8, which is true in no arm; the "
+         "values of lora.rank are grid [2, 4]."),
+        ({"method.name": "inclusivefl", "lora.position": "both"}, "requires that lora.position is both, which is "
+         "true in every arm; remove this condition."),
+        ({"method.name": ["fedra", "all_small", "inclusivefl"]}, "requires that method.name is fedra or all_small or "
+         "inclusivefl, which is true in every arm; remove this condition."),
+        ({"method": "inclusivefl"}, "names `method`, which is not a hyperparameter of any arm; did you mean "
+         "`method.name` or `method.beta` or `method.depth`?"),
+        ({"method.nam": "inclusivefl"}, "names `method.nam`, which is not a hyperparameter of any arm; did you mean "
          "`method.name` or `method.beta` or `method.depth`?"),
     ],
 )  # fmt: skip
 def test_a_condition_that_never_or_always_holds_is_named(read, when, sentence):
     axes = {**GRIDDED, "method.beta": {"grid": [0.1, 0.2], "when": when}}
-    assert refusal(read, grid(axes)) == f": `when` of `space.method.beta` asks for {sentence}"
+    assert refusal(read, grid(axes)) == f": `when` of `space.method.beta` {sentence}"
 
 
 def test_a_condition_of_a_sampled_search_that_no_sample_meets_is_named(read):
     axes = {**METHODS, "local.steps": {"integer": [1, 3], "when": {"lora.dropout": 0.33}}}
     assert refusal(read, sampled(axes)) == (
-        ": `when` of `space.local.steps` asks for lora.dropout 0.33, which no arm has; it is uniform [0, 0.5], step "
-        "0.05."
+        ": `when` of `space.local.steps` requires that lora.dropout is 0.33, which is true in no arm; the values of "
+        "lora.dropout are uniform [0, 0.5], step 0.05."
     )
     met = {**METHODS, "local.steps": {"integer": [1, 3], "when": {"lora.dropout": 0.35}}}
     assert any("local.steps" in arm for arm in read(sampled(met)).probes)
@@ -178,8 +181,8 @@ def test_a_condition_of_a_sampled_search_that_no_sample_meets_is_named(read):
 
 def test_every_arm_has_one_to_be_compared_with(read):
     assert refusal(read, grid(GRIDDED, baseline={"method": "inclusivefl"})) == (
-        ": the arm method=fedra, lora.rank=2 has nothing to be compared with, because the `baseline` "
-        "method=inclusivefl leaves `method.beta` open, which that arm lacks."
+        ": the arm method=fedra, lora.rank=2 has no `method.beta` and cannot be compared with the `baseline` "
+        "method=inclusivefl, which leaves `method.beta` open."
     )
     whole = {"method": "inclusivefl", "method.beta": 0.1}
     assert read(grid(GRIDDED, baseline=whole)).space.baseline == whole
@@ -203,12 +206,13 @@ def test_one_factor_around_what_the_baseline_has(read):
     assert len(read(grid(GRIDDED, baseline=whole), design="one_factor").arms) == 5
     lacking = {"method": "inclusivefl", "lora.rank": 4}
     assert refusal(read, grid(GRIDDED, baseline=lacking, design="one_factor")) == (
-        ": `design` one_factor needs a `baseline` with a value of everything that varies, but `method.beta` is not in "
+        ": `design` one_factor needs a `baseline` with a value for every axis, but `method.beta` is missing in "
         "method=inclusivefl, lora.rank=4."
     )
     other = {"method": "fedra", "lora.rank": 4}
     assert refusal(read, grid(GRIDDED, baseline=other, design="one_factor")) == (
-        ": `design` one_factor varies what the baseline has, and `space.method.beta` is not there in it."
+        ": `design` one_factor needs a `baseline` in which every axis is active, but `space.method.beta` is inactive "
+        "in it."
     )
     wrong = {**whole, "lora.rank": 3}
     assert refusal(read, grid(GRIDDED, baseline=wrong, design="one_factor")) == (
@@ -241,9 +245,9 @@ def test_a_combination_of_two_choices_that_cannot_be_is_named(read):
         "optimizer.lr": {"loguniform": [0.01, 0.1]},
     }
     assert refusal(read, sampled(axes, fixed={})) == (
-        ": 2 of 8 arms are wrong: those with method=fedra (missing_layers ensure_cover), "
-        "federation.depths=[3, 2, 1, 1, 1, 1], where `method.missing_layers` ensure_cover needs depths that sum to at "
-        "least 12 in every cohort, but [3, 2, 1, 1, 1, 1] sum to 9."
+        ": 2 of 8 arms are invalid: those with method=fedra (missing_layers ensure_cover), "
+        "federation.depths=[3, 2, 1, 1, 1, 1], because `method.missing_layers` ensure_cover needs depths that sum to "
+        "at least 12 in every cohort, but [3, 2, 1, 1, 1, 1] sum to 9."
     )
 
 
@@ -254,9 +258,10 @@ def test_all_that_is_wrong_is_named_and_how_many_arms_it_makes_wrong(read):
         "optimizer.lr": {"grid": [0.1, 0.0]},
     }
     assert refusal(read, grid(axes)) == (
-        ": 11 of 12 arms are wrong: those with lora.rank=0, where `lora.rank` must be greater than 0, but it is 0; "
-        "those with lora.dropout=1.5, where `lora.dropout` must be less than 1, but it is 1.5; "
-        "those with optimizer.lr=0, where `optimizer.lr` must be greater than 0, but it is 0.0; and others."
+        ": 11 of 12 arms are invalid: those with lora.rank=0, because `lora.rank` must be greater than 0, but it is 0; "
+        "those with lora.dropout=1.5, because `lora.dropout` must be less than 1, but it is 1.5; "
+        "those with optimizer.lr=0, because `optimizer.lr` must be greater than 0, but it is 0.0; other arms have "
+        "other errors."
     )
 
 
@@ -273,8 +278,8 @@ def test_what_is_wrong_whatever_varies_is_said_of_all_arms(read):
     axes = {"base_optimizer": {"grid": ["feddyn", {"name": "feddyn", "alpha": 0.5}]}, "lora.rank": {"grid": [1, 4]}}
     file = grid(axes, fixed={**GRID["fixed"], "aggregation.lora": "product_svd"})
     assert refusal(read, file) == (
-        ", all 4 arms: `base_optimizer` feddyn remembers A and B apart and cannot be combined with `aggregation.lora` "
-        "product_svd, which turns them into others."
+        ", all 4 arms: `base_optimizer` feddyn stores gradients of LoRA's A and B and cannot be combined with "
+        "`aggregation.lora` product_svd, which replaces A and B in every round."
     )
 
 
@@ -311,10 +316,10 @@ def test_the_plan_shows_steps_and_conditions(read, capsys):
     text = shown(read(sampled(METHODS)), capsys)
     assert "uniform [0, 0.5], step 0.05" in text
     assert "loginteger [1, 3]" in text
-    assert "method.depth only where method.name all_small" in text
+    assert "method.depth only where method.name is all_small" in text
     text = shown(read(grid(GRIDDED)), capsys)
     assert "method=fedra, lora.rank=2" in text
-    assert "method.beta only where method.name inclusivefl" in text
+    assert "method.beta only where method.name is inclusivefl" in text
 
 
 def test_the_plan_of_one_factor_shows_what_differs(read, capsys):

@@ -159,7 +159,7 @@ def test_counts_are_of_a_grids_arms_and_a_paper_can_give_only_what_is_counted(tm
         Plan.read("mine", {}, {})
     sampled = {"search": {"name": "random"}, "space": {"method.rank": {"choice": [1, 2]}}, "seeds": [0]}
     path.write_text(json.dumps({name: given[name] for name in ("experiment", "measure", "scheduler")} | sampled))
-    with pytest.raises(UserError, match="`measure` parameters counts the arms of a grid, and `search` random has none"):
+    with pytest.raises(UserError, match="`measure` parameters needs `search` grid, but it is random"):
         Plan.read("mine", {}, {})
 
 

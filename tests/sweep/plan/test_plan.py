@@ -221,7 +221,7 @@ def test_synthetic_images_that_nobody_trains_on_are_no_axis():
     with pytest.raises(UserError) as refusal:
         Plan.read("ablations/synthetic_share", {"method": "ft"}, {})
     assert str(refusal.value) == (
-        "search space ablations/synthetic_share: `synthetic` varies, but in the arm synthetic.share=0.02 nobody trains "
+        "search space ablations/synthetic_share: `synthetic` varies, but the arm synthetic.share=0.02 does not train "
         "on synthetic images."
     )
     assert (

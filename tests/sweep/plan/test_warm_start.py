@@ -65,10 +65,10 @@ def test_finished_trials_within_the_axes_are_taken_and_the_others_counted(tmp_pa
     taken = warm_start.read(sweep)
     assert taken is not None
     assert taken.note(ROUNDS) == (
-        f"Warm start: 4 trials of old@{earlier.folder.name}; 2 left out that did not finish; "
-        "3 left out that do not lie in the axes of this space."
+        f"Warm start: 4 trials of old@{earlier.folder.name}; left out: 2 that did not finish, "
+        "3 outside the axes of this search space."
     )
-    assert f"{earlier.folder.name}, of {ROUNDS} rounds where this sweep has 30;" in taken.note(30)
+    assert f"{earlier.folder.name}, with {ROUNDS} rounds instead of 30;" in taken.note(30)
     assert json.loads((sweep.folder / "warm_start.json").read_text())["known"][3]["arm"] == INSIDE[3]
 
 
@@ -111,8 +111,8 @@ def test_what_was_taken_steers_the_search_and_a_resume_needs_the_other_sweep_no_
         (
             "old",
             {"space": {"lora.rank": {"choice": [1, 4]}}},
-            "`search.warm_start` old@{id} has nothing for search space new: "
-            "none of its 7 finished trials lies in the axes lora.rank.",
+            "`search.warm_start` old@{id} has no trial that search space new can use: "
+            "none of its 7 finished trials is within the axes lora.rank.",
         ),
     ],
 )
@@ -140,5 +140,5 @@ def test_only_a_search_that_learns_is_started_warm(tmp_path: Path, monkeypatch: 
     with pytest.raises(UserError) as refusal:
         Plan.read("new", {}, {"search.warm_start": "old"})
     assert str(refusal.value) == (
-        "--warm-start is for `search` tpe, which learns from results, but search space new has random."
+        "--warm-start needs `search` tpe, which learns from results, but search space new has `search` random."
     )

@@ -254,15 +254,15 @@ def test_points_to_try_first_are_tried_first_and_completed_where_they_are_partia
     [
         (
             [{"optimizer.lrr": 0.1}],
-            "`search.first.0` names `optimizer.lrr`, which `space` does not vary; did you mean `optimizer.lr`?",
+            "`search.first.0` sets `optimizer.lrr`, which `space` does not vary; did you mean `optimizer.lr`?",
         ),
         (
             [{"optimizer.lr": 0.5}],
-            "`search.first.0`: `optimizer.lr` must be a number from 0.001 to 0.3, but it is 0.5.",
+            "`optimizer.lr` in `search.first.0` must be a number from 0.001 to 0.3, but it is 0.5.",
         ),
-        ([{}], "`search.first.0` must give a value of `space`, but it is empty."),
-        ([{"lora.position": "l1"}], "`search.first.0`: `lora.position` must be one of l0, both, but it is l1."),
-        ([{"lora.position": "l0"}] * 10, "`search.first` has 10 points, but `search.samples` is 9."),
+        ([{}], "`search.first.0` must have a value for at least one axis, but it is empty."),
+        ([{"lora.position": "l1"}], "`lora.position` in `search.first.0` must be one of l0, both, but it is l1."),
+        ([{"lora.position": "l0"}] * 10, "`search.first` has 10 points, but `search.samples` allows only 9."),
     ],
 )
 def test_points_that_no_sample_could_be_are_refused(
@@ -289,12 +289,12 @@ def test_a_point_whose_run_is_impossible_is_refused(tmp_path: Path, monkeypatch:
     [
         (
             {**TWO, "scheduler": SAMPLED["scheduler"]},
-            "`scheduler` asha prunes by one objective, and `objective.against` megabytes/sent is a second one: "
-            "it needs `scheduler` none.",
+            "`objective.against` megabytes/sent needs `scheduler` none, but it is asha, which prunes by a single "
+            "objective.",
         ),
         (
             {**TWO, "objective": {"metric": METRIC, "against": {"metric": METRIC}}},
-            "`objective.against.metric` must be another one than `objective.metric` accuracy/mean.",
+            "`objective.against.metric` must differ from `objective.metric`, but both are accuracy/mean.",
         ),
         (
             {**TWO, "objective": {"metric": METRIC, "against": {"metric": "megabytes/snt"}}},

@@ -147,7 +147,7 @@ def test_a_paper_may_name_any_arm(read):
     ("entries", "sentence"),
     [
         ({"ablate": {}}, "`ablate` must have at least 1 item after validation, not 0, but it is {}."),
-        ({"ablate": None}, "`space`, `named` or `ablate` must say what varies, but none does."),
+        ({"ablate": None}, "at least one of `space`, `named` and `ablate` must be given, but none is."),
         ({"ablate": ["method.anneal"]}, '`ablate` must be an object, but it is ["method.anneal"].'),
         (
             {"ablate": {"method.aneal": False}},
@@ -156,38 +156,41 @@ def test_a_paper_may_name_any_arm(read):
         ),
         (
             {"ablate": {"method.anneal": True}},
-            "`ablate` leaves `method.anneal` out by true, which it is already in the arm full.",
+            "`ablate` sets `method.anneal` to true, but it already has this value in the arm full.",
         ),
         (
             {"ablate": {"method.anneal": "on"}},
-            "`ablate` leaves `method.anneal` out by true, which it is already in the arm full.",
+            "`ablate` sets `method.anneal` to true, but it already has this value in the arm full.",
         ),
         (
             {"ablate": {"method.server_epochs": 0}, "fixed": {"method": "fedbrick", "method.server_epochs": 0}},
-            "`method.server_epochs` is varied by the search space and cannot be fixed as well.",
+            "`method.server_epochs` is varied by the search space and cannot also be in `fixed`.",
         ),
         (
             {"ablate": {"method.lambda_w": 0}, "fixed": {"method": {"name": "fedbrick", "lambda_w": 0.0}}},
-            "`ablate` leaves `method.lambda_w` out by 0, which it is already in the arm full.",
+            "`ablate` sets `method.lambda_w` to 0, but it already has this value in the arm full.",
         ),
         (
             {"space": {"method.anneal": {"grid": [True, False]}}},
-            "`method.anneal` is left out by `ablate` and cannot be varied by `space` as well.",
+            "`method.anneal` is left out by `ablate` and cannot also vary in `space`.",
         ),
         (
             {"space": {"method.anneal, lora.rank": {"grid": [[True, 4]]}}},
-            "`method.anneal` is left out by `ablate` and cannot be varied by `space` as well.",
+            "`method.anneal` is left out by `ablate` and cannot also vary in `space`.",
         ),
         (
             {"space": {"method": {"grid": [{"name": "fedbrick", "compensate": False}, "fedbrick"]}}},
-            "`ablate` leaves `method.compensate` out by false, which it is already in the arm "
+            "`ablate` sets `method.compensate` to false, but it already has this value in the arm "
             "method=fedbrick (compensate false), full.",
         ),
-        ({"ablate": {"seed": 1}}, "seeds are given by `seeds`, not as a hyperparameter of the space."),
+        (
+            {"ablate": {"seed": 1}},
+            "`seed` must not be a hyperparameter of the search space; list the seeds in `seeds`.",
+        ),
         ({"search": {"name": "tpe"}, "seeds": [0]}, "`ablate` needs `search` grid, but it is tpe."),
         (
             {"ablate": None, "space": RANKS, "subsets": "all"},
-            "`subsets` all is of the components of `ablate`, of which there are none.",
+            "`subsets` all needs components in `ablate`, but there are none.",
         ),
         ({"subsets": "every"}, "`subsets` must be 'one' or 'all', but it is \"every\"."),
         (

@@ -68,23 +68,26 @@ def test_whole_numbers_on_a_logarithmic_scale_are_as_often_below_their_geometric
 @pytest.mark.parametrize(
     ("axis", "sentence"),
     [
-        ({"uniform": [0.0, 0.5], "step": 0.2}, "the `step` of `uniform` must divide 0.5 - 0, but it is 0.2."),
-        ({"uniform": [0.0, 0.5], "step": 0.6}, "the `step` of `uniform` must divide 0.5 - 0, but it is 0.6."),
-        ({"integer": [1, 8], "step": 2}, "the `step` of `integer` must divide 8 - 1, but it is 2."),
+        ({"uniform": [0.0, 0.5], "step": 0.2}, "the `step` of `uniform` must divide the range from 0 to 0.5 evenly, "
+         "but it is 0.2."),
+        ({"uniform": [0.0, 0.5], "step": 0.6}, "the `step` of `uniform` must divide the range from 0 to 0.5 evenly, "
+         "but it is 0.6."),
+        ({"integer": [1, 8], "step": 2}, "the `step` of `integer` must divide the range from 1 to 8 evenly, but it "
+         "is 2."),
         ({"integer": [1, 8], "step": 0.5}, "the `step` of `integer` must be a whole number, but it is 0.5."),
-        ({"loguniform": [0.1, 1.0], "step": 0.1}, "a `step` is of `uniform` or `integer`, but it stands at "
+        ({"loguniform": [0.1, 1.0], "step": 0.1}, "`step` needs `uniform` or `integer`, but it is given with "
          "`loguniform`."),
-        ({"loginteger": [1, 8], "step": 1}, "a `step` is of `uniform` or `integer`, but it stands at `loginteger`."),
-        ({"choice": [1, 8], "step": 1}, "a `step` is of `uniform` or `integer`, but it stands at `choice`."),
+        ({"loginteger": [1, 8], "step": 1}, "`step` needs `uniform` or `integer`, but it is given with `loginteger`."),
+        ({"choice": [1, 8], "step": 1}, "`step` needs `uniform` or `integer`, but it is given with `choice`."),
         ({"uniform": [0.0, 0.5], "step": 0}, "`step` must be greater than 0, but it is 0."),
         ({"loginteger": [0, 8]}, "the bounds of `loginteger` must be positive, but they are [0, 8]."),
-        ({"loginteger": [8, 1]}, "the bounds of `loginteger` must ascend, but they are [8, 1]."),
+        ({"loginteger": [8, 1]}, "the bounds of `loginteger` must be in ascending order, but they are [8, 1]."),
         ({"loginteger": [1.5, 8]}, "`loginteger.0` must be a valid integer, but it is 1.5."),
-        ({"step": 1}, "each entry of `space` must have exactly one of grid, choice, uniform, loguniform, integer, "
-         "loginteger, but one has none."),
+        ({"step": 1}, "each entry of `space` must have exactly one of grid, choice, uniform, loguniform, integer "
+         "and loginteger, but one has none."),
         ({"choice": [1, 8], "when": {}}, "`when` must have at least 1 item after validation, not 0, but it is {}."),
-        ({"choice": [1, 8], "when": {"lora.rank": []}}, "`when` must give `lora.rank` a value or a list of values, but "
-         "the list is empty."),
+        ({"choice": [1, 8], "when": {"lora.rank": []}}, "`when` must list at least one value of `lora.rank`, but the "
+         "list is empty."),
     ],
 )  # fmt: skip
 def test_a_wrong_axis_is_refused(axis, sentence):

@@ -204,12 +204,12 @@ def test_arms_in_words_come_before_the_conditions_on_what_they_change():
 @pytest.mark.parametrize(
     ("conditions", "sentence"),
     [
-        ({"a": {"a": 1}}, "`when` of `space.a` asks for what the axis itself gives."),
-        ({"a": {"a.name": 1}}, "`when` of `space.a` asks for what the axis itself gives."),
-        ({"a": {"b": 1}, "b": {"a.name": 1}}, "conditions of `space` must not go in a circle, but `space.a` "
-         "depends on `space.b`, that on `space.a`."),
-        ({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}}, "conditions of `space` must not go in a circle, but `space.a` "
-         "depends on `space.b`, that on `space.c`, that on `space.a`."),
+        ({"a": {"a": 1}}, "`when` of `space.a` must not depend on the axis itself."),
+        ({"a": {"a.name": 1}}, "`when` of `space.a` must not depend on the axis itself."),
+        ({"a": {"b": 1}, "b": {"a.name": 1}}, "the conditions of `space` must not be circular, but `space.a` "
+         "depends on `space.b`, which depends on `space.a`."),
+        ({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}}, "the conditions of `space` must not be circular, but `space.a` "
+         "depends on `space.b`, which depends on `space.c`, which depends on `space.a`."),
     ],
 )  # fmt: skip
 def test_conditions_in_a_circle_are_refused(conditions, sentence):
@@ -222,8 +222,12 @@ def test_conditions_in_a_circle_are_refused(conditions, sentence):
 @pytest.mark.parametrize(
     ("kind", "entries", "sentence"),
     [
-        ("grid", {}, "`design` one_factor needs a `baseline` around which one value at a time is changed."),
-        ("choice", {}, "`design` one_factor is of a grid, and `search` tpe has none."),
+        (
+            "grid",
+            {},
+            "`design` one_factor needs a `baseline`, of which it changes one value at a time, but there is none.",
+        ),
+        ("choice", {}, "`design` one_factor needs `search` grid, but it is tpe."),
     ],
 )
 def test_a_design_goes_around_a_baseline(kind, entries, sentence):

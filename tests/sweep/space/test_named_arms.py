@@ -73,10 +73,11 @@ def test_a_baseline_may_leave_the_axes_open_and_a_paper_names_an_arm(read):
     [
         ({"baseline": {"arm": "FedMS"}}, "`baseline` must be one of the arms, but {'arm': 'FedMS'} is not."),
         ({"space": {"method": {"grid": ["fedra"]}}}, "`method` is changed by the arm `FedAvg, tuned` of `named` and "
-         "cannot be varied otherwise as well."),
+         "cannot also vary in `space` or `ablate`."),
         ({"ablate": {"optimizer.lr": 0.5}}, "`optimizer.lr` is changed by the arm `FedAvg, tuned` of `named` and "
-         "cannot be varied otherwise as well."),
-        ({"fixed": {"optimizer.lr": 0.5}}, "`optimizer.lr` is varied by the search space and cannot be fixed as well."),
+         "cannot also vary in `space` or `ablate`."),
+        ({"fixed": {"optimizer.lr": 0.5}}, "`optimizer.lr` is varied by the search space and cannot also be in "
+         "`fixed`."),
         ({"named": {}}, "`named` must have at least 1 item after validation, not 0, but it is {}."),
         ({"named": {"a": {}, "b": {}}, "baseline": {"arm": "a"}}, "the arms a and b are the same run."),
         ({"named": {"b": {}, "a": {"lora.rnak": 4}}, "baseline": {"arm": "a"}}, "`lora.rnak` is not a "
