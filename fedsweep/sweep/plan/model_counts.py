@@ -60,7 +60,7 @@ class Counted:
     parameters: Mapping[str, int]
     """Number of parameters by metric name. `parameters/all` excludes BRICKs, gates and the server's own modules."""
     shares: Mapping[str, float]
-    """Percentage trained and seconds of sending, by metric name, of the deepest client in each stage."""
+    """Trained percentage and seconds for sending of the deepest client in each stage, by metric name."""
     clients: tuple[ClientCount, ...]
 
 

@@ -108,7 +108,7 @@ class SampledSearch(PlannedSearch):
 
 
 class JointSearch(FolderSearcher):
-    """The searcher for halving of arms and for populations. It hands out each trial for one rung or generation at a time."""
+    """The searcher for halving of arms or a population. It hands out a trial for one rung or generation at a time."""
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
         super().__init__(announce, packing)

@@ -94,7 +94,7 @@ class SearchSpace(Config):
     )
     design: Design = Field(
         "full",
-        description="arms of a grid: `full` has all combinations, `one_factor` changes one value of the baseline at a time",
+        description="arms of a grid: `full` has all combinations, `one_factor` changes one baseline value at a time",
     )
     seeds: tuple[int, ...] = Field(
         (0, 1, 2), min_length=1, description="seeds that every arm runs with; arms are compared seed by seed"

@@ -74,7 +74,7 @@ class ASHAScheduler(Config):
     reduction_factor: float = Field(
         3,
         gt=1,
-        description="eta: about 1 in eta trials passes a rung, and a rung is at eta times the round of the previous one",
+        description="eta: about 1 in eta trials passes a rung, and the next rung is at eta times as many rounds",
     )
     per: tuple[str, ...] = Field((), description=PER)
 
@@ -104,7 +104,8 @@ class ArmsScheduler(Config):
     reduction_factor: float = Field(
         3,
         gt=1,
-        description="eta: 1 in eta arms passes a rung, or more if arms are tied; a rung is at eta times the round of the previous one",
+        description="eta: 1 in eta arms passes a rung, or more if arms are tied; the next rung is at eta times as many "
+        "rounds",
     )
     per: tuple[str, ...] = Field(
         (), description="hyperparameters, by dotted name; only arms with the same values of all of them are compared"
@@ -124,7 +125,7 @@ class PopulationScheduler(Config):
         0.25,
         gt=0,
         le=0.5,
-        description="share of the worst members that are replaced, and of the best members that are copied, rounded down",
+        description="share of members, rounded down: the worst that are replaced, and the best that are copied",
     )
     factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         (0.8, 1.2),
@@ -158,7 +159,7 @@ class TPESearch(Config):
     startup: int = Field(
         8,
         ge=0,
-        description="number of random configurations before the estimator is used; trials of a warm start count as well",
+        description="number of random configurations before the estimator is used; warm start trials count as well",
     )
     seed: int = Field(0, ge=0, description="seed of the search, independent of the seeds of the runs")
     in_flight: int = Field(
