@@ -50,7 +50,7 @@ class FederationConfig(Config):
     )
     clients_per_round: Literal["one_per_domain"] | Annotated[int, Field(gt=0)] | None = Field(
         None,
-        description="number of clients drawn in each round; `one_per_domain` draws one of each domain, `null` takes all",
+        description="number of clients drawn in each round; `one_per_domain` draws one per domain, `null` takes all",
     )
     malicious_share: float = Field(
         0.0, ge=0, lt=1, description="share of all clients that are malicious, the same clients in every round"

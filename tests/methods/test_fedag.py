@@ -260,7 +260,8 @@ def test_an_attack_reverses_what_the_server_gets_of_a_client_which_goes_on_from_
 
 
 REFUSED = [
-    ({"synthetic": "none"}, "`method` fedag trains on synthetic images and needs a `synthetic` other than none"),
+    ({"synthetic": "none"}, "`method` fedag trains on synthetic images and needs a `synthetic` other than none, "
+     "but it is none"),
     ({"partition.proxy_share": 0.0}, "`synthetic` surrogate uses the server's images and needs a "
      "`partition.proxy_share` above 0, but it is 0"),
     ({"base_optimizer": "feddyn"}, "`base_optimizer` feddyn corrects the mean of the clients' models, but `method` "
