@@ -1,1 +1,1 @@
-"""One federated run: its configuration, its rounds, and its resumable execution."""
+"""One federated run: its configuration, its communication rounds, and its execution with checkpoints."""

@@ -1,4 +1,4 @@
-"""Execution of a run: divide its data, build its model and play its rounds durably."""
+"""Execution of a run: splitting the data, building the model, and running the rounds with a checkpoint after each."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,11 @@ Device = Literal["cpu", "cuda"]
 
 
 def split(config: RunConfig) -> tuple[FederatedData, Split]:
-    """Return a run's data and clients, which do not depend on the method; raise UserError if that is impossible."""
+    """Return a run's data and its split among the clients, which is the same for every method.
+
+    Raises:
+        UserError: The data cannot be loaded or split.
+    """
     data = load(config.data)
     parts = config.partition.split(data, config.capacities(), config.seed)
     if not config.trains_on_synthetic:
@@ -42,7 +46,7 @@ def split(config: RunConfig) -> tuple[FederatedData, Split]:
 
 
 def content_digests(config: RunConfig) -> dict[str, str]:
-    """Return the digests of the files that a configuration only names: images with labels, and weights."""
+    """Return the digests of the images with their labels, and of the weights, that a configuration refers to."""
     weights = [config.backbone.fingerprint(), OwnWeights.of_method(config.method).fingerprint()]
     data = load(config.data)
     images = [data.digest, _of_synthetic(config, data)]
@@ -50,19 +54,19 @@ def content_digests(config: RunConfig) -> dict[str, str]:
 
 
 def _of_synthetic(config: RunConfig, data: FederatedData) -> str:
-    """The digest of synthetic images in files; empty for none."""
+    """Return the digest of synthetic images that are read from files, or an empty string if the run uses none."""
     return config.synthetic.fingerprint(data) if config.trains_on_synthetic else ""
 
 
 def check_digests(config: RunConfig, planned: Mapping[str, str]) -> None:
-    """Raise UserError if images or weights changed since the plan: they are part of a trial's identity."""
+    """Raise UserError if the images or weights changed after the trial was planned."""
     for name, digest in content_digests(config).items():
         if digest != planned[name]:
-            raise UserError(f"the {name} of this trial changed since its sweep began; start a new sweep.")
+            raise UserError(f"the {name} of this trial changed after its sweep began; start a new sweep.")
 
 
 def check_content(config: RunConfig) -> None:
-    """Raise UserError unless the run can load and divide its data, load its weights and draw its t-SNE's images."""
+    """Raise UserError if the run's data or weights cannot be used, or if its t-SNE has too few classes or images."""
     data, _ = split(config)
     config.backbone.check_weights(len(data.class_names), data.class_names)
     OwnWeights.of_method(config.method).check_weights(config.backbone, data.class_names)
@@ -72,7 +76,7 @@ def check_content(config: RunConfig) -> None:
 
 
 def build(config: RunConfig, device: Device = "cpu") -> Federation:
-    """Return a run's data, clients, model and trainer; the model on the device, the images where they are."""
+    """Return the data, clients, model and trainer of a run. Only the model is moved to the device."""
     data, parts = split(config)
     method, clients = config.method, list(parts.clients)
     if method.needs.synthetic:
@@ -109,7 +113,10 @@ def build(config: RunConfig, device: Device = "cpu") -> Federation:
 
 
 def _identity(config: RunConfig) -> str:
-    """The key of the frozen part of a run's model. The names of the classes do not influence an image's features."""
+    """Return a string that identifies the frozen part of a run's model.
+
+    It does not contain the names of the classes, because they do not affect the features of an image.
+    """
     content = config.backbone.fingerprint()
     lora = f"{config.lora.model_dump_json()} {config.aggregation.lora}" if config.method.needs.lora else ""
     drawn = content == "none" or (config.method.needs.lora and config.aggregation.lora == "freeze_a")
@@ -117,12 +124,18 @@ def _identity(config: RunConfig) -> str:
 
 
 def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None, digest: str = "") -> dict[int, str]:
-    """Return the content of each tensor of images, by its address; `digest` is that of synthetic images in files."""
+    """Return a string that identifies the content of each image tensor, by the memory address of the tensor.
+
+    Args:
+        data: The images of all domains.
+        synthetic: Synthetic images by domain.
+        digest: The digest of synthetic images that were read from files; empty if they were computed.
+    """
     found = {}
     for one in (*data.domains, *data.held_out):
         for split, images in (("train", one.train), ("test", one.test)):
             for place, part in enumerate(images.parts):
-                # A domain that is held out is tested on both its splits, one after the other.
+                # The test images of a held-out domain are its training split followed by its test split.
                 name = ("train", "test")[place] if len(images.parts) > 1 else split
                 found[part.data_ptr()] = f"{data.digest}/{one.name}/{name}"
     for name, images in (synthetic or {}).items():
@@ -133,7 +146,7 @@ def sources(data: FederatedData, synthetic: Mapping[str, ImageSet] | None = None
 
 
 def run(config: RunConfig, device: Device = "cpu") -> Iterator[RoundResult]:
-    """Play a run round by round."""
+    """Run a configuration and yield the result of each round, beginning with the untuned model."""
     yield from federate(build(config, device))
 
 
@@ -144,11 +157,18 @@ def run_resumably(
     until: int | None = None,
     measure: Callable[[], Mapping[str, float]] = dict,
 ) -> Iterator[RoundRecord]:
-    """Play a run with every round on disk before it is yielded; yield the rounds found there first.
+    """Run a configuration and write a checkpoint after each round, before the round is yielded.
 
-    With `until` it ends after that round, and a later call continues. `measure` returns the usage of the machine in
-    each round; no metric depends on it. A run that was stopped at any moment continues as if it had not been. The t-SNE
-    is written before the last round's checkpoint, so that a complete run has one.
+    The rounds in an existing checkpoint are yielded first. A run can be stopped at any moment; when it continues, its
+    metrics equal those of an uninterrupted run. The t-SNE is written before the last checkpoint, so that a complete run
+    always has one.
+
+    Args:
+        config: The configuration of the run.
+        checkpoint: The file of the checkpoint, which need not exist yet.
+        device: The device on which the model is trained.
+        until: The last round of this call. A later call continues after it.
+        measure: A function that returns the load of the machine in each round. No metric depends on it.
     """
     forget_peak()
     federation = build(config, device)

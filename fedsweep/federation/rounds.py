@@ -1,4 +1,4 @@
-"""The outer loop of every paper. It yields after each round; the caller records, prunes or stops."""
+"""The loop over communication rounds. It yields after each round, so that the caller can record, prune or stop."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -36,34 +36,35 @@ from fedsweep.types import AdapterState, Client, ClientId, ClientUpdate, Domain,
 GAMMA, GAMMA_STAR, IDLE = "allocation/gamma", "allocation/gamma_star", "allocation/idle"
 RESIDUAL, NORM = "lora/residual", "lora/relative_norm"
 PROBED = 16
-"""Test images of each domain that drift is measured on."""
+"""Number of test images of each domain on which client drift is measured."""
 ROUND_METRICS = [GAMMA, GAMMA_STAR, IDLE, RESIDUAL, NORM]
 
 
 class FederationConfig(Config):
-    """Rounds, cohorts and the clients' capacities."""
+    """Communication rounds, cohorts, depths of the clients, and malicious clients."""
 
-    rounds: int = Field(100, gt=0, description="communication rounds")
+    rounds: int = Field(100, gt=0, description="number of communication rounds")
     depths: tuple[int, ...] | Literal["dynamic"] = Field(
-        description="L_i, the number of blocks that fit: one for each client, for each domain's clients, or for all; "
-        "or drawn anew from 1 to L for every client in every round"
+        description="L_i, the number of blocks that fit on a client, listed for each client, for each domain, or once "
+        "for all clients; `dynamic` draws it from 1 to L for each client in each round"
     )
     clients_per_round: Literal["one_per_domain"] | Annotated[int, Field(gt=0)] | None = Field(
-        None, description="size of the random cohort, or one random client of each domain; null for all clients"
+        None,
+        description="number of clients drawn in each round; `one_per_domain` draws one per domain, `null` takes all",
     )
     malicious_share: float = Field(
-        0.0, ge=0, lt=1, description="share of all clients that attack, the same ones in every round"
+        0.0, ge=0, lt=1, description="share of all clients that are malicious, the same clients in every round"
     )
     attack: Attack = Field(
         "reversed_update",
-        description="what they send: reversed_update, as far from the global model in the other direction; or "
-        "reversed_weights, all that they trained with its sign turned",
+        description="attack of the malicious clients: `reversed_update` negates their change of the global model, "
+        "`reversed_weights` negates all their trained values",
     )
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Everything that stays the same over the rounds of one run."""
+    """The parts of a run that do not change between rounds."""
 
     method: FederatedMethod
     model: LayeredModel
@@ -79,12 +80,12 @@ class Federation:
     seed: int
 
     def initial_state(self) -> ServerState:
-        """Return the state before the first round, however far the resident model has been trained since."""
+        """Return the server's state before the first round. Earlier training of `model` does not affect it."""
         self.model.load_adapter(self.fresh)
         return self.method.init(self.model, self.clients, self.server)
 
     def cohort(self, round: int) -> list[Client]:
-        """Return the clients of a round by ascending id, so that the order of the client list does not matter."""
+        """Return the clients of a round, sorted by id, so that the order of the client list does not matter."""
         chosen = self._chosen(round)
         if self.config.depths != "dynamic":
             return chosen
@@ -107,17 +108,17 @@ class Federation:
         return [clients[i] for i in sorted(rng.choice(len(clients), size=size, replace=False))]
 
     def shares(self) -> dict[ClientId, float]:
-        """Return the weights of all clients in averages, including those outside a cohort; they sum to one."""
+        """Return each client's weight in averages over all clients, not only the cohort. The weights sum to one."""
         weights = {client.id: self.server.aggregation.weight_of(len(client.train)) for client in self.clients}
         total = sum(weights[client] for client in sorted(weights))
         return {client: weight / total for client, weight in weights.items()}
 
     def malicious(self) -> frozenset[ClientId]:
-        """Return the clients that attack."""
+        """Return the ids of the malicious clients."""
         return malicious_clients([one.id for one in self.clients], self.config.malicious_share, self.seed)
 
     def evaluate(self, state: ServerState) -> dict[str, float]:
-        """Return the metrics of the global model on the domains, and of clients' models on their own test images."""
+        """Return the metrics of the global model on all domains and of the clients' models on their own test images."""
         of_clients = self._evaluate_clients(state)
         self.model.load_adapter(state.adapter)
         predict = partial(predicted, self.method, state, self.trainer.reader)
@@ -139,7 +140,10 @@ class Federation:
         return client_scores(found, self.malicious())
 
     def placed(self, cohort: Sequence[Client], allocations: Allocations) -> list[Placed]:
-        """Return the cohort with the blocks and stand-ins of each client, for `evaluation.metrics`; none without."""
+        """Return the clients of the cohort with their blocks and stand-ins, which run in place of absent blocks.
+
+        The list is empty if `evaluation.metrics` is empty, because only those metrics need it.
+        """
         if not self.evaluation.metrics:
             return []
         stand_ins = StandIns.of_method(self.method).stand_ins
@@ -148,7 +152,7 @@ class Federation:
     def drifted(
         self, sent: ServerState, state: ServerState, placed: Sequence[Placed], updates: Sequence[ClientUpdate]
     ) -> dict[str, float]:
-        """Measure client drift on the same test images of all domains, if `evaluation.metrics` asks for it."""
+        """Return the client drift on test images of all domains; empty unless `evaluation.metrics` contains drift."""
         if "drift" not in self.evaluation.metrics:
             return {}
         images = []
@@ -158,7 +162,7 @@ class Federation:
         return drift(self.model, sent.adapter, state.adapter, updates, placed, torch.cat(images))
 
     def biased(self, sent: ServerState, placed: Sequence[Placed], round: int) -> dict[str, float]:
-        """Measure structural bias as before the clients train, if `evaluation.metrics` asks for it."""
+        """Return the structural bias before training; empty unless `evaluation.metrics` contains structural_bias."""
         if "structural_bias" not in self.evaluation.metrics:
             return {}
         self.model.load_adapter(sent.adapter)
@@ -166,7 +170,7 @@ class Federation:
         return structural_bias(self.model, objective, sent.layers, placed, self.seed, round)
 
     def embed(self, state: ServerState) -> Embedding | None:
-        """Return the t-SNE of the global model's features; None if none is asked for, or the run diverged."""
+        """Return the t-SNE of the global model's features, or None if it is not configured or the run diverged."""
         classes, images = self.evaluation.tsne_classes, self.evaluation.tsne_images
         if classes is None:
             return None
@@ -176,7 +180,10 @@ class Federation:
 
 
 def federate(federation: Federation, start: RoundResult | None = None) -> Iterator[RoundResult]:
-    """Yield the untuned model (round 0), then the result of every round; with `start`, only the rounds after it."""
+    """Yield the result of the untuned model as round 0, and then of each round.
+
+    With `start`, the result of an earlier round, only the rounds after it are run and yielded.
+    """
     method, server, shares = federation.method, federation.server, federation.shares()
     malicious = federation.malicious()
     if start is None:
@@ -190,7 +197,7 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         begun = time.monotonic()
         cohort, trainer = federation.cohort(round), federation.trainer.at(round, state.client_memory)
         state = method.begin_round(state, server, trainer)
-        trainer = trainer.at(round, state.client_memory)  # which the method may have cleared
+        trainer = trainer.at(round, state.client_memory)  # the method may have cleared the memory
         allocations = method.allocate(state, cohort, server, stream(federation.seed, "allocation", round))
         sent = state
         trained = method.local_updates(state, cohort, allocations, trainer)
@@ -207,13 +214,13 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
         biased = federation.biased(state, placed, round)
         aggregate = method.aggregate(state, updates, server)
         state = federation.trainer.base.conclude(sent, aggregate, updates, shares)
-        if malicious:  # who attacks remembers what it has trained, not what it has sent
+        if malicious:  # a malicious client remembers the tensors that it trained, not those that it sent
             honest = federation.trainer.base.conclude(sent, aggregate, trained, shares)
             state = replace(state, client_memory=honest.client_memory)
         state = method.end_round(replace(state, gamma_star=int(covered[GAMMA_STAR])), server, trainer)
         drifted = federation.drifted(sent, state, placed, updates)
         scores = federation.evaluate(state)
-        # Evaluated last, the model holds the state's adapter.
+        # The evaluation has loaded the state's adapter into the model.
         lora = {RESIDUAL: residual, NORM: relative_norm(federation.model, state.layers)}
         own = OwnMetrics.of_method(method).measure(state, updates)
         images = sum(update.num_examples for update in updates)
@@ -223,10 +230,11 @@ def federate(federation: Federation, start: RoundResult | None = None) -> Iterat
 
 
 def coverage(state: ServerState, allocations: Allocations) -> dict[str, float]:
-    """Return the smallest number of clients that hold an active block, and the number of idle blocks.
+    """Return Gamma, Gamma* and the number of idle blocks of a round.
 
-    An active block of the server's model has a holder, an idle one has none. Gamma* of FedRA's Theorem 1 (second
-    version) is the smallest number of all rounds so far.
+    A block of the server's model is active if at least one client holds it, and idle otherwise. Gamma is the smallest
+    number of clients that hold an active block. Gamma* of FedRA's Theorem 1 (second version of the paper) is the
+    smallest Gamma of all rounds so far.
     """
     holders = [sum(layer in row.held for row in allocations.values()) for layer in state.layers]
     fewest = min((count for count in holders if count), default=0)

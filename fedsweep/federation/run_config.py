@@ -1,4 +1,4 @@
-"""RunConfig, the complete configuration of a run, checked as a whole."""
+"""RunConfig, the complete configuration of a run, with checks across its parts."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -25,19 +25,19 @@ from fedsweep.types import ClientId
 
 
 class RunConfig(Config):
-    """One federated run. Every part's options live beside the code that uses them."""
+    """The configuration of one federated run. The options of each part are defined in the module that uses them."""
 
-    seed: int = Field(0, ge=0, description="root of all randomness of the run")
+    seed: int = Field(0, ge=0, description="seed of all random numbers of the run")
     method: MethodConfig
     backbone: BackboneConfig
     lora: LoraConfig
     data: DataConfig
     partition: PartitionConfig
-    synthetic: SyntheticConfig = NoSynthetic()  # what every experiment had before there were others
+    synthetic: SyntheticConfig = NoSynthetic()  # the default, so that experiments without this entry stay valid
     federation: FederationConfig
     local: LocalConfig
     optimizer: OptimizerConfig
-    base_optimizer: BaseOptimizerConfig = FedAvg()  # what every experiment was before there was a choice
+    base_optimizer: BaseOptimizerConfig = FedAvg()  # the default, so that experiments without this entry stay valid
     aggregation: AggregationConfig
     evaluation: EvaluationConfig
 
@@ -48,49 +48,50 @@ class RunConfig(Config):
         for depth in self.depths():
             if not 1 <= depth <= layers:
                 raise ValueError(
-                    f"`federation.depths` must lie between 1 and the {layers} blocks of {self.backbone.name}, "
-                    f"but one is {depth}"
+                    f"`federation.depths` must contain numbers from 1 to {layers}, the number of blocks of "
+                    f"{self.backbone.name}, but one is {depth}"
                 )
         if self.data.size != self.backbone.image_size:
             raise ValueError(
-                f"`backbone` {self.backbone.name} takes images of {self.backbone.image_size} pixels, "
-                f"but those of `data` {self.data.name} have {self.data.size}"
+                f"`backbone` {self.backbone.name} needs images of {self.backbone.image_size} pixels, "
+                f"but the images of `data` {self.data.name} have {self.data.size} pixels"
             )
         if isinstance(size, int) and size > len(capacities):
             raise ValueError(
-                f"`federation.clients_per_round` must be at most the {len(capacities)} clients, but it is {size}"
+                f"`federation.clients_per_round` must be at most {len(capacities)}, the number of clients, "
+                f"but it is {size}"
             )
         if size == "one_per_domain" and self._pooled:
             raise ValueError(
-                f"`federation.clients_per_round` one_per_domain needs clients of one domain each, "
-                f"but those of `partition.name` {self.partition.name} draw from all"
+                f"`federation.clients_per_round` one_per_domain needs clients with images of one domain, "
+                f"but the clients of `partition` {self.partition.name} have images of all domains"
             )
         self._backbone_fits()
         if self.lora.rank > (most := self.backbone.largest_rank(self.lora.position)):
             raise ValueError(
-                f"`lora.rank` must be at most {most}, the narrowest side of {self.backbone.name}'s adapted layers, "
-                f"but it is {self.lora.rank}"
+                f"`lora.rank` must be at most {most}, the smallest dimension of the layers that LoRA adapts in "
+                f"{self.backbone.name}, but it is {self.lora.rank}"
             )
         if self.base_optimizer.name == "feddyn" and self.aggregation.lora == "product_svd":
             raise ValueError(
-                "`base_optimizer` feddyn remembers A and B apart and cannot be combined with `aggregation.lora` "
-                "product_svd, which turns them into others"
+                "`base_optimizer` feddyn stores gradients of LoRA's A and B and cannot be combined with "
+                "`aggregation.lora` product_svd, which replaces A and B in every round"
             )
         if self.method.needs.proxy and not self.partition.proxy_share:
             raise ValueError(
-                f"`method` {self.method.name} trains on images of the server and needs a `partition.proxy_share` "
+                f"`method` {self.method.name} trains on the server's images and needs a `partition.proxy_share` "
                 "above 0, but it is 0"
             )
         self._synthetic_fits()
         if self.method.needs.validation and not self.partition.validation_share:
             raise ValueError(
-                f"`method` {self.method.name} steers clients by images that they hold out and needs a "
+                f"`method` {self.method.name} uses validation images of the clients and needs a "
                 "`partition.validation_share` above 0, but it is 0"
             )
         share, count = self.federation.malicious_share, len(capacities)
         attackers = len(malicious_clients(capacities, share, self.seed))
         if attackers == count or (share and not attackers):
-            wanted = "leave one" if attackers else "be 0 or choose one"
+            wanted = "leave at least one" if attackers else "be 0 or select at least one"
             raise ValueError(
                 f"`federation.malicious_share` must {wanted} of the {count} clients{' honest' if attackers else ''}, "
                 f"but it is {share:g}"
@@ -102,21 +103,23 @@ class RunConfig(Config):
 
     @property
     def trains_on_synthetic(self) -> bool:
-        """True if the server or a client trains on synthetic images; otherwise none are made."""
+        """True if the server or a client trains on synthetic images. Otherwise, the run makes no such images."""
         return self.method.needs.synthetic or self.partition.takes_synthetic
 
     def marks(self) -> dict[str, str]:
-        """Return the provenance tags of this run's results."""
+        """Return the provenance tags of this run's results, such as the source of its synthetic images."""
         return {SYNTHETIC: self.synthetic.name} if self.trains_on_synthetic else {}
 
     def _synthetic_fits(self) -> None:
         self.synthetic.check(self.data)
         asked = f"`method` {self.method.name}" if self.method.needs.synthetic else f"`partition` {self.partition.name}"
         if self.trains_on_synthetic and self.synthetic.name == "none":
-            raise ValueError(f"{asked} trains on synthetic images and needs a `synthetic` other than none")
+            raise ValueError(
+                f"{asked} trains on synthetic images and needs a `synthetic` other than none, but it is none"
+            )
         if self.trains_on_synthetic and self.synthetic.needs_proxy and not self.partition.proxy_share:
             raise ValueError(
-                f"`synthetic` {self.synthetic.name} draws on images of the server and needs a `partition.proxy_share` "
+                f"`synthetic` {self.synthetic.name} uses the server's images and needs a `partition.proxy_share` "
                 "above 0, but it is 0"
             )
 
@@ -124,17 +127,18 @@ class RunConfig(Config):
         method = self.method.name
         if self.base_optimizer.name == "feddyn":
             raise ValueError(
-                f"`base_optimizer` feddyn corrects the mean of the clients' models, but `method` {method} forms none"
+                f"`base_optimizer` feddyn corrects the mean of the clients' models, but `method` {method} does not "
+                "average them"
             )
         if self.evaluation.metrics:
             raise ValueError(
-                f"`evaluation.metrics` {self.evaluation.metrics[0]} compares clients with a model that they share, but "
-                f"under `method` {method} they share none"
+                f"`evaluation.metrics` {self.evaluation.metrics[0]} compares clients with a shared model, but the "
+                f"clients of `method` {method} share none"
             )
         if self.evaluation.tsne_classes is not None:
             raise ValueError(
-                f"`evaluation.tsne_classes` shows the features of the model that clients share, but under `method` "
-                f"{method} they share none"
+                f"`evaluation.tsne_classes` shows the features of a shared model, but the clients of `method` {method} "
+                "share none"
             )
 
     def _backbone_fits(self) -> None:
@@ -150,15 +154,15 @@ class RunConfig(Config):
             )
         if "drift" in self.evaluation.metrics and not backbone.has_head:
             raise ValueError(
-                f"`evaluation.metrics` drift compares heads, but `backbone` {backbone.name} has prompts in their place"
+                f"`evaluation.metrics` drift compares heads, but `backbone` {backbone.name} has text prompts instead"
             )
         if self.lora.position not in backbone.positions:
             raise ValueError(
-                f"`lora.position` must be {', '.join(backbone.positions[:-1])} or {backbone.positions[-1]} of "
+                f"`lora.position` must be {', '.join(backbone.positions[:-1])} or {backbone.positions[-1]} for "
                 f"`backbone` {backbone.name}, but it is {self.lora.position}"
             )
         if self.lora.patch_embed and backbone.has_text:
-            raise ValueError(f"`lora.patch_embed` must be false of `backbone` {backbone.name}, but it is true")
+            raise ValueError(f"`lora.patch_embed` must be false for `backbone` {backbone.name}, but it is true")
 
     def depths(self) -> set[int]:
         """Return all depths that a client can have."""
@@ -166,9 +170,12 @@ class RunConfig(Config):
         return set(range(1, self.backbone.depth + 1)) if depths == "dynamic" else set(depths)
 
     def capacities(self) -> dict[ClientId, int]:
-        """Return the blocks that fit on each client: `federation.depths` by client, by domain, or one for all.
+        """Return the number of blocks that fit on each client, by client id.
 
-        Dynamic depths count as 1, which always fits. Raise ValueError if the list has another length.
+        Dynamic depths count as 1, because one block always fits.
+
+        Raises:
+            ValueError: The length of `federation.depths` fits neither the clients nor the domains, and is not 1.
         """
         depths, domains = self.federation.depths, self.client_domains()
         if depths == "dynamic":
@@ -182,10 +189,10 @@ class RunConfig(Config):
             of_domain = dict(zip(training, depths, strict=True))
             return {client: of_domain[domain] for client, domain in domains.items()}
         several = not self._pooled and len(training) < len(domains)
-        by_domain = f", or for each of the {len(training)} domains" if several else ""
+        by_domain = f", one for each of the {len(training)} domains" if several else ""
         raise ValueError(
-            f"`federation.depths` must name one depth for each of the {len(domains)} clients{by_domain}, or one for "
-            f"all, but it has {len(depths)}: {list(depths)}"
+            f"`federation.depths` must have one depth for each of the {len(domains)} clients{by_domain}, or one for "
+            f"all clients, but it has {len(depths)}: {list(depths)}"
         )
 
     @property
@@ -193,11 +200,11 @@ class RunConfig(Config):
         return self.partition.pools and len(self.data.training_domains) > 1
 
     def client_domains(self) -> dict[ClientId, str]:
-        """Return the domain of every client, known before any image is read."""
+        """Return the domain of every client. No image is read."""
         return self.partition.clients_of(self.data.training_domains)
 
     def _smallest_cohort(self, capacities: Mapping[ClientId, int]) -> list[int]:
-        """Capacities of the cohort with the smallest sum that a round can have."""
+        """Return the client capacities of the possible cohort with the smallest total capacity."""
         size = self.federation.clients_per_round
         if size == "one_per_domain":
             least: dict[str, int] = {}

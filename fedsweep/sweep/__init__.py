@@ -1,4 +1,4 @@
-"""Sweeps: sets of runs on Ray Tune. Only this room imports ray and optuna."""
+"""Sweeps, which are sets of federated runs on Ray Tune. Only this package imports ray and optuna."""
 
 from fedsweep.sweep.running.tune import TuneOptions, tune
 

@@ -20,7 +20,9 @@ def test_a_mistake_is_one_sentence(refused: Refused):
         "`method.rank` or `method.name`?"
     )
     write("search_spaces", "mine", STAGES, ("method.anneal: off", "method.anneal: on"))
-    sentence = "search space mine: `ablate` leaves `method.anneal` out by true, which it is already in the arm full."
+    sentence = (
+        "search space mine: `ablate` sets `method.anneal` to true, but it already has this value in the arm full."
+    )
     assert refused("tune", "mine") == refused("show", "mine") == sentence
 
 

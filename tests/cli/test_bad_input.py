@@ -71,19 +71,19 @@ def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sen
         ("rank=4", "`rank` is not a hyperparameter of this run; did you mean `lora.rank`?"),
         ("zzz.zzz=4", "`zzz.zzz` is not a hyperparameter of this run."),
         ("lora.rank=0", "`lora.rank` must be greater than 0, but it is 0."),
-        ("lora.rank=65", "`lora.rank` must be at most 64, the narrowest side of digits_vit's adapted layers, "
-         "but it is 65."),
+        ("lora.rank=65", "`lora.rank` must be at most 64, the smallest dimension of the layers that LoRA adapts in "
+         "digits_vit, but it is 65."),
         ("lora.rank=four", '`lora.rank` must be a valid integer, but it is "four".'),
         ("lora.rank=", "`lora.rank` must be a valid integer, but it is null."),
         ("lora=4", "`lora` must be an object, but it is 4."),
         ("optimizer.lr=.nan", "`optimizer.lr` must be a finite number, but it is NaN."),
         ("optimizer.lr=1e999", "`optimizer.lr` must be a finite number, but it is Infinity."),
-        ("federation.depths=[12, 6]", "`federation.depths` must name one depth for each of the 6 clients, or one for "
-         "all, but it has 2: [12, 6]."),
-        ("federation.depths=[13, 10, 8, 6, 4, 3]", "`federation.depths` must lie between 1 and the 12 blocks of "
-         "digits_vit, but one is 13."),
-        ("federation.depths=[12, 10, 8, 6, 4, 0]", "`federation.depths` must lie between 1 and the 12 blocks of "
-         "digits_vit, but one is 0."),
+        ("federation.depths=[12, 6]", "`federation.depths` must have one depth for each of the 6 clients, or one for "
+         "all clients, but it has 2: [12, 6]."),
+        ("federation.depths=[13, 10, 8, 6, 4, 3]", "`federation.depths` must contain numbers from 1 to 12, the "
+         "number of blocks of digits_vit, but one is 13."),
+        ("federation.depths=[12, 10, 8, 6, 4, 0]", "`federation.depths` must contain numbers from 1 to 12, the "
+         "number of blocks of digits_vit, but one is 0."),
         ("method=fedrs", "`method.name` must be one of fedra, all_large, all_small, inclusivefl, depthfl, fedbrick, "
          "fedms, ft, lfft, promptfl, fedag, fedclip, fedot, zero_shot, but it is `fedrs`; did you mean "
          "`fedra` or `fedms` or `fedbrick`?"),
@@ -122,18 +122,18 @@ def test_every_verb_refuses_a_malformed_override(refused: Refused, verb):
     ("words", "sentence"),
     [
         (["lora.rank=4"], f"`lora.rank` is varied by search space {SPACE} and cannot be overridden."),
-        (["seed=4"], f"the seeds of search space {SPACE} are given by --seeds, not by `seed`."),
+        (["seed=4"], f"`seed` cannot be overridden in search space {SPACE}; use --seeds instead."),
         (["--sweep", "x"], "`--sweep` names a sweep to go on with and needs --resume."),
         (["--samples", "3"],
-         f"--samples is for a sampled search, but search space {SPACE} runs every arm of its grid."),
+         f"--samples needs `search` tpe or random, but search space {SPACE} has `search` grid."),
         (["--subsets", "all"],
-         f"search space {SPACE}: `subsets` all is of the components of `ablate`, of which there are none."),
+         f"search space {SPACE}: `subsets` all needs components in `ablate`, but there are none."),
         (["--scheduler", "ahsa"],
          f"search space {SPACE}: `scheduler.name` must be one of none, asha, median, arms, pbt, but it is "
          "`ahsa`; did you mean `asha`?"),
         (["--seeds", "0,0"],
-         f"search space {SPACE}: `seeds` must be different and not negative, but they are [0, 0]."),
-        (["--seeds", "-1"], f"search space {SPACE}: `seeds` must be different and not negative, but they are [-1]."),
+         f"search space {SPACE}: `seeds` must be distinct and not negative, but they are [0, 0]."),
+        (["--seeds", "-1"], f"search space {SPACE}: `seeds` must be distinct and not negative, but they are [-1]."),
         (["--seeds", "a,b"], "`--seeds` must be whole numbers such as 0,1,2, but it is `a,b`."),
         (["--seeds", "0,1.5"], "`--seeds` must be whole numbers such as 0,1,2, but it is `0,1.5`."),
         (["--seeds", "true"], "`--seeds` must be whole numbers such as 0,1,2, but it is `true`."),
@@ -177,7 +177,7 @@ def test_a_gpu_must_not_be_split_unevenly_even_where_there_are_two(refused: Refu
 def test_a_sampled_search_takes_one_seed_and_some_samples(refused: Refused):
     where = "search space tuning/fedra"
     assert refused("tune", "tuning/fedra", "--seeds", "0,1") == (
-        f"{where}: `search` tpe runs each sample once: give one seed, not [0, 1]."
+        f"{where}: `seeds` must be a single seed for `search` tpe, but they are [0, 1]."
     )
     assert refused("tune", "tuning/fedra", "--samples", "0") == (
         f"{where}: `search.samples` must be greater than 0, but it is 0."
@@ -199,11 +199,12 @@ def test_a_sampled_search_takes_one_seed_and_some_samples(refused: Refused):
         (("  name: fedra ", "  title: fedra "), "`method` must have a `name`."),
         (("  rank: 8", "  rank: 0"), "`lora.rank` must be greater than 0, but it is 0."),
         (("  rank: 8", "  rank: 65"),
-         "`lora.rank` must be at most 64, the narrowest side of digits_vit's adapted layers, but it is 65."),
-        (("[12, 10, 8, 6, 4, 3]", "[12, 10]"), "`federation.depths` must name one depth for each of the 6 clients, or "
-         "one for all, but it has 2: [12, 10]."),
-        (("[12, 10, 8, 6, 4, 3]", "[13, 10, 8, 6, 4, 3]"), "`federation.depths` must lie between 1 and the 12 blocks "
-         "of digits_vit, but one is 13."),
+         "`lora.rank` must be at most 64, the smallest dimension of the layers that LoRA adapts in digits_vit, but "
+         "it is 65."),
+        (("[12, 10, 8, 6, 4, 3]", "[12, 10]"), "`federation.depths` must have one depth for each of the 6 clients, or "
+         "one for all clients, but it has 2: [12, 10]."),
+        (("[12, 10, 8, 6, 4, 3]", "[13, 10, 8, 6, 4, 3]"), "`federation.depths` must contain numbers from 1 to "
+         "12, the number of blocks of digits_vit, but one is 13."),
     ],
 )  # fmt: skip
 def test_a_wrong_experiment_file_is_refused(refused: Refused, change, sentence):
@@ -254,26 +255,28 @@ RANKS = "{grid: [1, 4, 8, 16]}"
     ("change", "sentence"),
     [
         (("[1, 4, 8, 16]", "[1, 4, 8, 65]"), ", arm lora.rank=65: `lora.rank` must be at most 64, "
-         "the narrowest side of digits_vit's adapted layers, but it is 65."),
+         "the smallest dimension of the layers that LoRA adapts in digits_vit, but it is 65."),
         (("[1, 4, 8, 16]", "[0, 4, 8]"), ", arm lora.rank=0: `lora.rank` must be greater than 0, but it is 0."),
         (("[1, 4, 8, 16]", "[1, 8, four]"),
          ', arm lora.rank=four: `lora.rank` must be a valid integer, but it is "four".'),
         (("[1, 4, 8, 16]", "[.nan, 8]"), ": `space.lora.rank.grid.0` must be a finite number, but it is NaN."),
-        (("[1, 4, 8, 16]", "[8, 8]"), ": the values of `grid` must differ, but they are [8, 8]."),
+        (("[1, 4, 8, 16]", "[8, 8]"), ": the values of `grid` must be distinct, but they are [8, 8]."),
         (("[1, 4, 8, 16]", "[]"), ": `space.lora.rank.grid` must have at least 1 item after validation, not 0, but it "
          "is []."),
-        ((f"\n  lora.rank: {RANKS}", " {}"), ": `space`, `named` or `ablate` must say what varies, but none does."),
+        ((f"\n  lora.rank: {RANKS}", " {}"), ": at least one of `space`, `named` and `ablate` must be given, but none "
+         "is."),
         ((f"\n  lora.rank: {RANKS}", ""), ": `space` must be an object, but it is null."),
         ((RANKS, "[1, 8]"), ": `space.lora.rank` must be an object, but it is [1, 8]."),
-        ((RANKS, "{uniform: [1, 8]}"), ": `search` grid needs `grid` values, which `space.lora.rank` does not give."),
+        ((RANKS, "{uniform: [1, 8]}"), ": `search` grid needs `grid` values for each axis, but `space.lora.rank` has "
+         "`uniform`."),
         ((RANKS, "{grd: [1, 8]}"), ": `space.lora.rank.grd` is not an entry of a search space; did you mean "
          "`space.lora.rank.grid` or `space.lora.rank` or `space.lora.rank.integer`?"),
         (("  lora.rank: {grid", "  seed: {grid"),
-         ": seeds are given by `seeds`, not as a hyperparameter of the space."),
+         ": `seed` must not be a hyperparameter of the search space; list the seeds in `seeds`."),
         (("  lora.scaling: 1.0", "  lora.scale: 1.0"), ": `lora.scale` is not a hyperparameter of this run; did you "
          "mean `lora.scaling` or `lora.alpha` or `local`?"),
-        (("  lora.scaling: 1.0", "  lora.rank: 8"), ": `lora.rank` is varied by the search space and cannot be fixed "
-         "as well."),
+        (("  lora.scaling: 1.0", "  lora.rank: 8"), ": `lora.rank` is varied by the search space and cannot also "
+         "be in `fixed`."),
         (("experiment: fedra_digits", "experiment: fedra_digit"),
          ": there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedag_digits` or `fedms_digits`?"),
         (("experiment: fedra_digits", "experimnt: fedra_digits"),
@@ -288,7 +291,7 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          "bytes/down, bytes/up, parameters/held, parameters/trained."),
         (("mode: max", "mode: best"), ": `objective.mode` must be 'max' or 'min', but it is \"best\"."),
         (("{lora.rank: 8}", "{lora.rank: 7}"), ": `baseline` must be one of the arms, but {'lora.rank': 7} is not."),
-        (("[0, 1, 2]", "[0, 0]"), ": `seeds` must be different and not negative, but they are [0, 0]."),
+        (("[0, 1, 2]", "[0, 0]"), ": `seeds` must be distinct and not negative, but they are [0, 0]."),
         (("[0, 1, 2]", "[a]"), ': `seeds.0` must be a valid integer, but it is "a".'),
         (("[0, 1, 2]", "3"), ": `seeds` must be a valid array, but it is 3."),
         (("name: grid", "name: gird"),
@@ -315,20 +318,21 @@ def test_a_misspelt_hyperparameter_of_the_space_is_refused(refused: Refused):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("[0.003, 0.5]", "[0.5, 0.003]"), ": the bounds of `loguniform` must ascend, but they are [0.5, 0.003]."),
+        (("[0.003, 0.5]", "[0.5, 0.003]"), ": the bounds of `loguniform` must be in ascending order, but they are "
+         "[0.5, 0.003]."),
         (("[0.003, 0.5]", "[0, 0.5]"), ": the bounds of `loguniform` must be positive, but they are [0.0, 0.5]."),
         (("[0.003, 0.5]", "[0.1, .inf]"),
          ": `space.optimizer.lr.loguniform.1` must be a finite number, but it is Infinity."),
         (("{uniform: [0.0, 0.5]}", "{uniform: [0.0, 1.5]}"),
          ", arm lora.dropout=1.5: `lora.dropout` must be less than 1, but it is 1.5."),
         (("{choice: [1, 2, 4, 8, 16]}", "{choice: [1, 65]}"), ", arm lora.rank=65: `lora.rank` must be at most 64, the "
-         "narrowest side of digits_vit's adapted layers, but it is 65."),
+         "smallest dimension of the layers that LoRA adapts in digits_vit, but it is 65."),
         (("{choice: [1, 2, 4, 8, 16]}", "{integer: [0, 8]}"),
          ", arm lora.rank=0: `lora.rank` must be greater than 0, but it is 0."),
-        (("{choice: [1, 2, 4, 8, 16]}", "{grid: [1, 8]}"), ": `search` tpe needs a range or `choice`, not `grid`, "
-         "which `space.lora.rank` does not give."),
+        (("{choice: [1, 2, 4, 8, 16]}", "{grid: [1, 8]}"), ": `search` tpe needs a range or a `choice` for each "
+         "axis, but `space.lora.rank` has `grid`."),
         (("seeds: [0]", "baseline: {lora.rank: 8}\nseeds: [0]"),
-         ": `baseline` names an arm of a grid, and `search` tpe has none."),
+         ": `baseline` needs `search` grid, but it is tpe."),
         (("grace_rounds: 3", "grace_rounds: 0"), ": `scheduler.grace_rounds` must be greater than 0, but it is 0."),
         (("reduction_factor: 3", "reduction_factor: 1"),
          ": `scheduler.reduction_factor` must be greater than 1, but it is 1."),
@@ -385,9 +389,7 @@ def test_wrong_values_of_a_paper_are_refused(refused: Refused, change, sentence)
 
 def test_a_sampled_search_has_no_arms_that_a_paper_could_name(refused: Refused):
     write("search_spaces", "mine", SAMPLED + PRINTED)
-    assert refused("tune", "mine") == (
-        "search space mine: `reference.arms.0.arm` names an arm of a grid, and `search` tpe has none."
-    )
+    assert refused("tune", "mine") == ("search space mine: `reference` needs `search` grid, but it is tpe.")
 
 
 @pytest.mark.parametrize("override", ["lora.rank=4", "lora.dropout=0.5"])

@@ -82,6 +82,6 @@ def test_an_unknown_one_is_refused(refused: Refused, name, sentence):
 def test_an_arm_that_does_not_fit_it_is_refused(own: Call, refused: Refused):
     write("search_spaces", "mine", GRID, ("fixed:", "fixed:\n  data.domains: [plain, rotated, noisy]"))
     assert refused("tune", "mine", "--experiment", "own") == (
-        "search space mine: `federation.depths` must name one depth for each of the 3 clients, or one for all, "
-        "but it has 2: [12, 3]."
+        "search space mine: `federation.depths` must have one depth for each of the 3 clients, or one for all "
+        "clients, but it has 2: [12, 3]."
     )

@@ -1,4 +1,4 @@
-"""The outer loop: rounds, cohorts, and what arms with the same seed share."""
+"""The loop over rounds, the cohorts, and the random choices that arms with the same seed share."""
 
 from collections import Counter
 from dataclasses import replace
@@ -18,7 +18,7 @@ def ids(clients: list[Client]) -> list[str]:
     return [client.id for client in clients]
 
 
-def test_a_round_is_played_when_it_is_asked_for_and_numbered_from_the_untuned_model_on(federation):
+def test_a_round_runs_when_it_is_requested_and_round_0_is_the_untuned_model(federation):
     small = federation({"local.steps": 1})
     rounds = federate(small)
     untuned = next(rounds)
@@ -72,7 +72,7 @@ def test_arms_with_the_same_seed_share_split_cohort_and_initial_adapter(federati
 
 
 class Listening(CohortTrainer):
-    """A trainer whose rounds, tasks and updates stay in `heard`."""
+    """A trainer that records its rounds, tasks and updates in `heard`."""
 
     heard: ClassVar[list[tuple[int, list[LocalTask], list[ClientUpdate]]]] = []
 
@@ -84,7 +84,7 @@ class Listening(CohortTrainer):
 
 @pytest.fixture
 def heard(monkeypatch):
-    """What `Listening` hears."""
+    """The list of rounds that `Listening` has recorded."""
     monkeypatch.setattr(Listening, "heard", [])
     return Listening.heard
 
@@ -121,7 +121,7 @@ def test_dynamic_depths_are_drawn_anew_for_every_client_and_round(federation):
     assert [client.capacity for client in small.cohort(7)] == [drawn[7, client.id] for client in small.cohort(7)]
 
 
-def test_a_clients_drawn_depth_does_not_depend_on_its_company(federation):
+def test_a_clients_drawn_depth_does_not_depend_on_the_cohort(federation):
     whole, part = (
         federation({"federation.depths": "dynamic", "federation.clients_per_round": size}) for size in (None, 1)
     )
@@ -130,14 +130,14 @@ def test_a_clients_drawn_depth_does_not_depend_on_its_company(federation):
         assert (alone.id, alone.capacity) in [(client.id, client.capacity) for client in whole.cohort(round)]
 
 
-def test_dynamic_depths_resume_bit_for_bit(federation):
+def test_dynamic_depths_resume_bit_identically(federation):
     changes = {"method": "inclusivefl", "federation.depths": "dynamic", "federation.rounds": 3, "local.steps": 1}
     straight = list(federate(federation(changes)))
     assert identical_rounds(federate(federation(changes), straight[2]), straight[3:])
     assert len({client.capacity for round in (1, 2, 3) for client in federation(changes).cohort(round)}) > 3
 
 
-def test_dynamic_depths_that_may_not_cover_are_refused(tiny):
+def test_dynamic_depths_with_ensure_cover_are_rejected(tiny):
     with pytest.raises(UserError, match="ensure_cover needs depths that sum to at least 12"):
         tiny.override({"federation.depths": "dynamic", "method.missing_layers": "ensure_cover"}, "test")
 
@@ -166,8 +166,8 @@ def test_gamma_star_is_the_smallest_gamma_so_far_and_survives_a_stop(federation)
     assert resumed.metrics["allocation/gamma_star"] == stars[3]
 
 
-def test_prefixes_leave_the_top_block_to_the_largest_clients(federation):
-    """Why InclusiveFL's Gamma* is small (FedRA, second version, below Theorem 1)."""
+def test_only_the_largest_clients_hold_the_top_block_of_prefixes(federation):
+    """This is why InclusiveFL has a small Gamma* (FedRA, second version, below Theorem 1)."""
     changes = {"federation.depths": [12, 6, 3], "federation.rounds": 1, "local.steps": 1}
     _, prefix = federate(federation({**changes, "method": "inclusivefl"}))
     _, large = federate(federation({**changes, "method": "all_large"}))
@@ -176,7 +176,7 @@ def test_prefixes_leave_the_top_block_to_the_largest_clients(federation):
 
 
 @pytest.mark.parametrize("method", ["fedra", "all_small"])
-def test_the_adapters_norm_is_that_of_the_servers_state_in_every_round(federation, method):
+def test_the_relative_norm_is_that_of_the_servers_state_in_every_round(federation, method):
     small = federation({"method": method, "federation.rounds": 2, "federation.depths": [5, 3, 4]})
     _, *rounds = federate(small)
     assert 0 < rounds[0].metrics["lora/relative_norm"] != rounds[1].metrics["lora/relative_norm"]

@@ -1,4 +1,4 @@
-"""A run as its configuration says, and as it goes on after a stop."""
+"""A run: its construction from a configuration, its rounds, and its continuation after a stop."""
 
 import pytest
 
@@ -10,16 +10,16 @@ from fedsweep.types import RoundResult
 from tests.compare import identical, identical_rounds
 
 pytestmark = pytest.mark.usefixtures("federation")
-"""Models are copies of those that were built before."""
+"""The fixture `federation` makes models copies of those that were built before, which saves time."""
 
 
 @pytest.fixture
 def short(tiny) -> RunConfig:
-    """One client of four blocks on whole domain data."""
+    """Return a run with one client, which holds four blocks and all training images of its domain."""
     return tiny.override({"data.domains": ["plain"], "federation.depths": [4], "data.test_fraction": 0.02}, "test")
 
 
-def test_a_built_federation_holds_what_its_config_says(tiny):
+def test_a_built_federation_matches_its_configuration(tiny):
     built = build(tiny.override({"seed": 9}, "test"))
     assert [(client.id, client.capacity, len(client.train)) for client in built.clients] == [
         ("plain", 12, 1617), ("inverted", 6, 1617), ("noisy", 3, 1617),
@@ -46,7 +46,7 @@ def test_a_built_federation_holds_what_its_config_says(tiny):
         ),
     ],
 )
-def test_depths_are_given_by_client_or_by_domain_or_for_all(tiny, partition, depths, expected):
+def test_depths_can_be_listed_by_client_by_domain_or_once(tiny, partition, depths, expected):
     config = tiny.override({"partition": partition, "federation.depths": depths}, "test")
     assert {client.id: client.capacity for client in build(config).clients} == expected
 
@@ -67,14 +67,14 @@ def test_the_server_holds_the_proxy_images(tiny):
     assert build(tiny).server.proxy == {}
 
 
-def test_clients_of_a_pool_train(tiny):
+def test_clients_with_pooled_data_train(tiny):
     changes = {"partition": {"name": "label_skew", "clients": 3}, "federation.rounds": 1, "local.steps": 1}
     changes["data.test_fraction"] = 0.02
     _, result = run(tiny.override(changes, "test"))
     assert result.metrics["loss/train"] > 0
 
 
-def test_a_run_is_its_federation_played(short):
+def test_run_yields_the_rounds_of_its_federation(short):
     config = short.override({"federation.rounds": 1}, "test")
     assert identical_rounds(run(config), federate(build(config)))
 
@@ -89,7 +89,7 @@ def test_a_run_resumes_from_a_checkpoint(short, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
-def test_a_durable_run_goes_on_where_it_was_stopped(short, tmp_path, stop):
+def test_a_stopped_run_continues_with_identical_results(short, tmp_path, stop):
     expected = [(result.round, dict(result.metrics)) for result in run(short)]
     path = tmp_path / "trial" / "checkpoint.safetensors"
     stopped = run_resumably(short, path)

@@ -260,15 +260,16 @@ def test_an_attack_reverses_what_the_server_gets_of_a_client_which_goes_on_from_
 
 
 REFUSED = [
-    ({"synthetic": "none"}, "`method` fedag trains on synthetic images and needs a `synthetic` other than none"),
-    ({"partition.proxy_share": 0.0}, "`synthetic` surrogate draws on images of the server and needs a "
+    ({"synthetic": "none"}, "`method` fedag trains on synthetic images and needs a `synthetic` other than none, "
+     "but it is none"),
+    ({"partition.proxy_share": 0.0}, "`synthetic` surrogate uses the server's images and needs a "
      "`partition.proxy_share` above 0, but it is 0"),
     ({"base_optimizer": "feddyn"}, "`base_optimizer` feddyn corrects the mean of the clients' models, but `method` "
-     "fedag forms none"),
-    ({"evaluation.metrics": ["drift"]}, "`evaluation.metrics` drift compares clients with a model that they share, but "
-     "under `method` fedag they share none"),
-    ({"evaluation.tsne_classes": 3}, "`evaluation.tsne_classes` shows the features of the model that clients share, "
-     "but under `method` fedag they share none"),
+     "fedag does not average them"),
+    ({"evaluation.metrics": ["drift"]}, "`evaluation.metrics` drift compares clients with a shared model, but the "
+     "clients of `method` fedag share none"),
+    ({"evaluation.tsne_classes": 3}, "`evaluation.tsne_classes` shows the features of a shared model, but the clients "
+     "of `method` fedag share none"),
     ({"method.delta": -0.1}, "`method.delta` must be greater than or equal to 0, but it is -0.1"),
     ({"method.clip.prompt": "a photo"}, "`method.clip.prompt` must have {} once, for the class's name, but it is "
      "`a photo`"),

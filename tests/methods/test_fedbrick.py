@@ -296,7 +296,7 @@ def test_bytes_and_parameters_count_the_bricks_of_ones_own_domain(make):
     ("changes", "sentence"),
     [
         ({"method": "fedbrick", "partition.proxy_share": 0.0},
-         "`method` fedbrick trains on images of the server and needs a `partition.proxy_share` above 0, but it is 0."),
+         "`method` fedbrick trains on the server's images and needs a `partition.proxy_share` above 0, but it is 0."),
         ({"method": {"name": "fedbrick", "over": {"name": "depthfl"}, "compensate": False}},
          "`method.compensate` must be true over `method.over` depthfl"),
         ({"method": {"name": "fedbrick", "over": {"name": "depthfl", "heads": [5, 3]}}},

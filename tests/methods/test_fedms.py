@@ -295,7 +295,7 @@ def test_the_gate_sees_images_differently(trained):
 
 
 REFUSED = [
-    ({"partition.validation_share": 0.0}, "steers clients by images that they hold out and needs a `partition.valid"),
+    ({"partition.validation_share": 0.0}, "uses validation images of the clients and needs a `partition.valid"),
     ({"method.sal.initial": 13}, "`method.sal.initial` must be at most the 12 blocks, but it is 13"),
     ({"method.sal.queue": 0}, "`method.sal.queue` must be greater than 0, but it is 0"),
     (

@@ -170,11 +170,12 @@ def test_a_run_checks_depths_and_rank_against_the_model(experiment):
     for changes, sentence in [
         (
             {"federation.depths": [3, 3, 3, 3, 2, 4]},
-            "run: `federation.depths` must lie between 1 and the 3 blocks of timm, but one is 4.",
+            "run: `federation.depths` must contain numbers from 1 to 3, the number of blocks of timm, but one is 4.",
         ),
         (
             {"federation.depths": [3, 3, 3, 3, 2, 1], "lora.rank": 49},
-            "run: `lora.rank` must be at most 48, the narrowest side of timm's adapted layers, but it is 49.",
+            "run: `lora.rank` must be at most 48, the smallest dimension of the layers that LoRA adapts in timm, "
+            "but it is 49.",
         ),
     ]:
         with pytest.raises(UserError) as refusal:

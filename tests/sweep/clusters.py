@@ -1,4 +1,4 @@
-"""Ray clusters of several nodes on this machine, each with one core, and the command line that runs on them."""
+"""Ray clusters on this machine, made of several nodes with one core each."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tests.sweep.helpers import end_own_ray
 
 @contextlib.contextmanager
 def ray_cluster(nodes: int = 3, node_arguments: list[dict[str, Any]] | None = None) -> Iterator[Cluster]:
-    """Start a head without cores, and nodes of one core each; stop them all at the end of the block."""
+    """Start a head node without cores and worker nodes with one core each; stop them at the end of the block."""
     end_own_ray()
     with pytest.MonkeyPatch.context() as patch:
         # Under `uv run`, Ray would start the processes of its clients in a copy of the working directory.
@@ -32,7 +32,7 @@ def ray_cluster(nodes: int = 3, node_arguments: list[dict[str, Any]] | None = No
 
 @contextlib.contextmanager
 def authenticated(mode: str, folder: Path) -> Iterator[Path]:
-    """Ray's authentication of clusters that this process starts, with a token of the test's own."""
+    """Set Ray's authentication mode for clusters that this process starts, with a new token."""
     end_own_ray()
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
@@ -49,7 +49,7 @@ def authenticated(mode: str, folder: Path) -> Iterator[Path]:
 
 
 def refresh() -> None:
-    """What Ray's C++ side of this process remembers of the environment is read again."""
+    """Make Ray's C++ code in this process read the environment variables again."""
     from ray._raylet import AuthenticationTokenLoader, Config
 
     Config.initialize("")
@@ -57,12 +57,12 @@ def refresh() -> None:
 
 
 def alive(cluster: Cluster) -> int:
-    """Nodes that the cluster says are up."""
+    """Return the number of running nodes of the cluster."""
     return sum(one["Alive"] for one in cluster.global_state.node_table())
 
 
 def busy_node(cluster: Cluster) -> Node:
-    """A node on which a trial is running now."""
+    """Return a node on which a trial is running."""
     actors = cluster.global_state.actor_table(None, actor_state_name="ALIVE").values()
     busy = {actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] != "Library"}
     return next(node for node in cluster.worker_nodes if node.node_id in busy)

@@ -1,4 +1,4 @@
-"""A sweep small enough for tests, on the real path: command line, Ray, MLflow."""
+"""Small sweeps that run as for a user: with the command line, Ray and MLflow."""
 
 import contextlib
 import io
@@ -71,7 +71,7 @@ POPULATION: dict[str, Any] = {
 
 
 def write_space(folder: Path, name: str, space: dict[str, Any]) -> None:
-    """A search space file under the working directory, where it wins over the shipped ones."""
+    """Write a search space file under the working directory, where it takes precedence over the shipped ones."""
     path = folder / "search_spaces" / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("# a test\n" + yaml.safe_dump(space, sort_keys=False))
@@ -88,7 +88,7 @@ def environment() -> dict[str, str]:
 def launch(
     folder: Path, *words: str, code: int | None = 0, launcher: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a folder to its end, in a process and with a Ray of its own."""
+    """Run the command line in a folder until it exits, in a new process that starts its own Ray."""
     whole = [*launcher, *command(*words)]
     done = subprocess.run(whole, cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
     assert code is None or done.returncode == code, done.stdout + done.stderr
@@ -96,11 +96,11 @@ def launch(
 
 
 def fedsweep(folder: Path, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a folder to its end, in this process: libraries load and Ray starts once for all."""
+    """Run the command line in a folder within this process, which loads libraries and starts Ray only once."""
     out, err = io.StringIO(), io.StringIO()
     ended = 0
     with mock.patch.dict(os.environ, environment()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries, which a process of its own would only print
+        warnings.simplefilter("ignore")  # warnings of libraries, which a separate process would only print
         if words[0] == "tune":
             own_ray()
         changed = contextlib.chdir(folder), mock.patch.object(sys, "argv", ["fedsweep", *words])
@@ -115,20 +115,20 @@ def fedsweep(folder: Path, *words: str, code: int | None = 0) -> subprocess.Comp
 
 @cache
 def own_ray() -> None:
-    """Start a Ray of one logical GPU that the sweeps of this process use one after the other."""
+    """Start a Ray instance with one logical GPU, which all sweeps of this process use in turn."""
     prepare_environment()
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
     ray.init("local", num_cpus=available_cpus(), num_gpus=1, _node_ip_address="127.0.0.1", **quiet)
 
 
 def end_own_ray() -> None:
-    """End it, so that this process can start clusters with other settings."""
+    """Stop the Ray instance of `own_ray`, so that this process can start clusters with other settings."""
     ray.shutdown()
     own_ray.cache_clear()
 
 
 def play_alone(folder: Path, name: str) -> None:
-    """The reference of a grid: its trials played one after the other in this process, without Ray and MLflow."""
+    """Run the trials of a grid one after the other in this process, without Ray and MLflow, as a reference."""
     with contextlib.chdir(folder):
         plan = Plan.read(name, {}, {})
         sweep = new_sweep(plan, Store(folder / "mlruns"))
@@ -141,7 +141,7 @@ def play_alone(folder: Path, name: str) -> None:
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start the command line in a folder, in a process group of its own."""
+    """Start the command line in a folder, in a new process group."""
     return subprocess.Popen(
         command(*words),
         cwd=folder,
@@ -154,7 +154,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Popen[str]) -> None:
-    """Until there are that many rounds on disk while the sweep is still going."""
+    """Wait until the sweep, while it is running, has written `rounds` rounds to disk."""
     deadline = time.monotonic() + 280
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
@@ -162,16 +162,16 @@ def wait_for_rounds(folder: Path, name: str, rounds: int, process: subprocess.Po
         if started and played(folder, name) >= rounds:
             return
         time.sleep(0.05)
-    raise AssertionError("the sweep did not get going")
+    raise AssertionError("the sweep did not start in time")
 
 
 def played(folder: Path, name: str) -> int:
-    """Rounds on disk, of all trials together."""
+    """Return the number of rounds on disk, summed over all trials."""
     return sum(max(trial.last_round, 0) for trial in newest(folder, name).trials())
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """As a machine that goes down: nothing can be tidied up."""
+    """Kill the process with SIGKILL, so that it cannot clean up, as in a crash of the machine."""
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
 
@@ -185,7 +185,7 @@ def table(folder: Path, name: str) -> str:
 
 
 def histories(sweep: SweepStore) -> dict[str, Any]:
-    """Everything reproducible about a sweep's trials: metrics by arm, seed and round, and outcomes."""
+    """Return all reproducible results of a sweep: the outcome and the metrics of each trial by round."""
     return {
         json.dumps([trial.plan.arm, trial.plan.seed, trial.plan.number]): (
             trial.outcome and (trial.outcome.outcome, trial.outcome.round),
@@ -196,7 +196,7 @@ def histories(sweep: SweepStore) -> dict[str, Any]:
 
 
 def runs(folder: Path, name: str) -> tuple[list[Run], list[Run], MlflowClient]:
-    """Parent runs, child runs and the client of one search space's MLflow experiment."""
+    """Return the parent runs, the child runs and the client of a search space's MLflow experiment."""
     client = MlflowClient(tracking_uri=tracking_uri(folder / "mlruns"))
     experiment = client.get_experiment_by_name(name)
     assert experiment is not None
@@ -207,7 +207,7 @@ def runs(folder: Path, name: str) -> tuple[list[Run], list[Run], MlflowClient]:
 
 
 def assert_mlflow_equals_store(folder: Path, name: str) -> None:
-    """No run and no step is missing or doubled, and every value is that of the store."""
+    """Assert that MLflow has every run and step exactly once, with the values of the results folder."""
     trials = newest(folder, name).trials()
     _, children, client = runs(folder, name)
     by_key = {run.data.tags["fedsweep.key"]: run for run in children}

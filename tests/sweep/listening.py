@@ -1,4 +1,4 @@
-"""Starts a sweep's own Ray and prints the addresses that its processes listen on, and what a stranger is told."""
+"""Script that starts Ray as a sweep does, and prints its listening addresses and the answer to an unknown client."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ except Exception as error:
 
 
 def addresses() -> list[str]:
-    """Of all sockets on which this process or one that it started listens."""
+    """Return the addresses of all sockets on which this process or one of its descendants listens."""
     table = {}
     for family in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
@@ -30,7 +30,7 @@ def addresses() -> list[str]:
 
 
 def readable(address: str) -> str:
-    """The kernel's hexadecimal words as a dotted address; an IPv6 one that is no mapped IPv4 stays as it is."""
+    """Return a hexadecimal address of the kernel in dotted form; unmapped IPv6 addresses are returned unchanged."""
     if len(address) == 32 and not address.startswith("0000000000000000FFFF0000"):
         return address
     word = address[-8:]
@@ -38,7 +38,7 @@ def readable(address: str) -> str:
 
 
 def sockets(pid: int) -> list[str]:
-    """Inodes of a process's sockets."""
+    """Return the inodes of a process's sockets."""
     found = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -51,7 +51,7 @@ def sockets(pid: int) -> list[str]:
 
 
 def family_of(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return the ids of a process and all its descendants."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:

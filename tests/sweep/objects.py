@@ -1,4 +1,4 @@
-"""An object store on this machine, and machines that have nothing of it yet."""
+"""An object store on this machine, and simulated machines with an empty local copy of it."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ URI = f"s3://{BUCKET}/my/runs"
 
 
 def object_store() -> Iterator[Any]:
-    """The objects, seen past fedsweep. Every process finds them as it would elsewhere: by variables alone."""
-    import boto3  # heavy, and modules of slow tests are imported by all others too
+    """Start an object store and yield a client of it. Environment variables tell every process where it is."""
+    import boto3  # slow to import, and fast test runs import this module too
     from moto.server import ThreadedMotoServer
 
     for opened in (filesystem, objects_of):
-        opened.cache_clear()  # of another server
+        opened.cache_clear()  # they may hold connections to another server
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -30,7 +30,7 @@ def object_store() -> Iterator[Any]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "unguessable")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        # Servers of one process share what they hold.
+        # All servers of a process share their contents.
         urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
         s3 = boto3.client("s3")
         s3.create_bucket(Bucket=BUCKET)
@@ -39,12 +39,12 @@ def object_store() -> Iterator[Any]:
 
 
 def objects(client: Any) -> dict[str, int]:
-    """Sizes by name, without the empty objects that stand for folders."""
+    """Return the size of each object by name, without the empty objects that represent folders."""
     found = client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
     return {one["Key"].removeprefix("my/runs/"): one["Size"] for one in found if not one["Key"].endswith("/")}
 
 
 def machine(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """From now on, be a machine that has nothing of the store."""
+    """Simulate another machine, whose local copy of the store is empty."""
     patch.setenv("FEDSWEEP_CACHE", str(folder))
     shutil.rmtree(folder, ignore_errors=True)

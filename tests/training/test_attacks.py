@@ -105,7 +105,7 @@ def test_under_feddyn_with_attackers_resume_equals_straight(federation, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("share", "said"), [(0.95, "leave one of the 3 clients honest"), (0.1, "be 0 or choose one of")]
+    ("share", "said"), [(0.95, "leave at least one of the 3 clients honest"), (0.1, "be 0 or select at least one of")]
 )
 def test_a_share_that_means_nobody_or_everybody_is_refused(tiny, share, said):
     with pytest.raises(UserError, match=rf"`federation\.malicious_share` must {said}"):

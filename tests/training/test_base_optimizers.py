@@ -135,7 +135,7 @@ def test_clients_weigh_in_shares_of_all(federation):
 
 
 def test_feddyn_and_refactored_products_are_refused_together(tiny):
-    with pytest.raises(UserError, match="feddyn remembers A and B apart"):
+    with pytest.raises(UserError, match="feddyn stores gradients of LoRA's A and B"):
         tiny.override({"base_optimizer": "feddyn", "aggregation.lora": "product_svd"}, "test")
 
 

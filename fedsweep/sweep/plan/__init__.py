@@ -1,1 +1,1 @@
-"""Plan of a sweep: a search space resolved into checked trials. No Ray."""
+"""The plan of a sweep: the checked trials of a search space. Nothing here imports ray."""

@@ -1,4 +1,4 @@
-"""Parameter and byte counts of an experiment's models and clients, from shapes alone."""
+"""Counts of the parameters and bytes of an experiment's models and clients, computed from tensor shapes."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ BF16, FP32 = 2, 4
 
 @dataclass(frozen=True)
 class ClientCount:
-    """The counts of a client of one depth in one stage of its method."""
+    """The counts of a client with a given depth in one stage of the method; FedMS has two stages."""
 
     stage: str
     depth: int
     """Number of blocks that the client holds."""
     held: int
-    """Number of values that the client holds, including its BRICKs."""
+    """Number of values that the client holds, including its BRICKs (FedBRICK's modules in place of absent blocks)."""
     bricks: int
     trained: int
     percent: float
-    """Trained parameters in percent of the backbone's."""
+    """The trained parameters as a percentage of the backbone's parameters."""
     sent: int
-    """Number of values that the client sends, including running statistics."""
+    """Number of values that the client sends in one round, including running statistics of batch norms."""
 
     @property
     def bytes_up(self) -> int:
-        """Bytes that the client sends, in bfloat16."""
+        """Number of bytes that the client sends in one round, in bfloat16."""
         return BF16 * self.sent
 
     def seconds(self, megabytes_per_second: float) -> float:
-        """Return the seconds that sending takes in single precision."""
+        """Return the seconds that the client takes to send its values of one round, in single precision."""
         return transmission_seconds(FP32 * self.sent, megabytes_per_second)
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The counts of a run."""
+    """The counts of a run's model and clients."""
 
     parameters: Mapping[str, int]
-    """Parameters by metric; `parameters/all` excludes BRICKs, gates and the server."""
+    """Number of parameters by metric name. `parameters/all` excludes BRICKs, gates and the server's own modules."""
     shares: Mapping[str, float]
-    """Trained percentage and sending seconds of the deepest client of each stage, by metric."""
+    """Trained percentage and seconds for sending of the deepest client in each stage, by metric name."""
     clients: tuple[ClientCount, ...]
 
 
 def count_parameters(config: RunConfig, classes: int) -> Counted:
-    """Count the parameters of a run's model with a head of `classes` classes, and of a client of each depth."""
+    """Count the parameters of a run's model, with a head of `classes` classes, and of a client of each depth."""
     model = _outlined(config, classes)
     sizes = sizes_of(model)
 
     def under(prefix: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefix))
 
-    top = model.num_layers - 1  # where an encoder is deeper than the other, its lowest blocks stand alone
+    top = model.num_layers - 1  # if one encoder is deeper than the other, its lowest blocks have no counterpart
     lora = sum(size for name, size in sizes.items() if layer_of(name) == top and ".lora_" in name)
     backbone = sum(size for name, size in sizes.items() if name.startswith("backbone.") and ".lora_" not in name)
     parameters = {
@@ -90,7 +90,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
         parameters[BRICK] = under(f"{brick.rpartition('.')[0]}.")
     clients = tuple(_clients(config, model, sizes, backbone))
     shares: dict[str, float] = {}
-    for one in reversed(clients):  # the deepest of each stage comes last
+    for one in reversed(clients):  # so that the deepest client of each stage comes last
         suffix = STAGES[one.stage == "stage 2"]
         shares[f"percent/trained{suffix}"] = one.percent
         shares |= {f"seconds/{speed:g}MBps{suffix}": one.seconds(speed) for speed in BANDWIDTHS}
@@ -98,7 +98,7 @@ def count_parameters(config: RunConfig, classes: int) -> Counted:
 
 
 def _outlined(config: RunConfig, classes: int) -> LayeredModel:
-    """Return a run's model with its adapters and the method's modules, on the meta device."""
+    """Return a run's model with its adapters and the method's modules, on the meta device, which holds no values."""
     model = config.backbone.outlined(classes)
     if config.method.needs.lora:
         add_lora(model, config.lora, config.seed, config.aggregation.lora == "freeze_a")

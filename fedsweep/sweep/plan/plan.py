@@ -1,4 +1,4 @@
-"""Plan of a sweep: the checked arms of a search space, its trials, and the identity of its code. No Ray."""
+"""The plan of a sweep: its checked arms, its trials, and digests of code and content. Nothing here imports ray."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,21 +25,27 @@ from fedsweep.sweep.space.axes import Conditions, condition, holds
 from fedsweep.sweep.space.search_space import RequestedSpace, read
 
 ENGINE = ("common", "data", "models", "training", "methods", "federation")
-"""Rooms that decide a run's numbers, together with `types.py`."""
+"""Packages whose code affects the numbers of a run, besides the module `types.py`."""
 ENGINE_PACKAGES = ("torch", "timm", "transformers", "peft", "numpy", "scikit-learn")
-OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that other data may lack
+OF_DOMAINS = ("accuracy/domain/", "accuracy/out_of_domain")  # prefixes of metrics that do not exist for other data
 Asked = tuple[str, str, Sequence[str]]
 
 
 def check(resolved: ResolvedSpace) -> None:
-    """Raise UserError unless the search space fits its arms and every arm, or probe of a sampled search, is valid."""
+    """Raise UserError for the first mistake in a search space or in one of its arms.
+
+    Of a sampled search, only the arms in `ResolvedSpace.probes` are checked.
+    """
     for wrong in (_wrong_names, _wrong_arms, _wrong_conditions, _wrong_components, _wrong_runs, _wrong_metrics):
         for message in wrong(resolved):
             raise UserError(f"{resolved.request.where}: {message}")
 
 
 def _wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
-    """Check the names that vary in all arms; `resolve` checks those of conditional axes and named arms."""
+    """Yield an error message for each varied name that is not a hyperparameter.
+
+    Names of conditional axes and named arms are checked later, by `ResolvedSpace.resolve`.
+    """
     space, known = resolved.space, flat(resolved.base)
     conditional = {key for key, axis in space.space.items() if axis.when}
     own = conditional.union(*(space.named or {}).values())
@@ -49,7 +55,7 @@ def _wrong_names(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
-    """Check that `baseline` and `reference` name arms, and that the baseline has a counterpart of each arm."""
+    """Yield an error message if `baseline` or `reference` is not an arm, or if an arm has no baseline."""
     if resolved.sampled is not None:
         return
     arms, baseline, reference = resolved.arms, resolved.space.baseline, resolved.space.reference
@@ -62,8 +68,8 @@ def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
         for arm in arms:
             if identity(arm) not in found:
                 absent = next(name for name in matching[0] if name not in baseline and name not in arm)
-                leaves = f"the `baseline` {arm_label(baseline)} leaves `{absent}` open, which that arm lacks"
-                yield f"the arm {arm_label(arm)} has nothing to be compared with, because {leaves}."
+                leaves = f"the `baseline` {arm_label(baseline)}, which leaves `{absent}` open"
+                yield f"the arm {arm_label(arm)} has no `{absent}` and cannot be compared with {leaves}."
     known = {identity(arm) for arm in resolved.space.arms(resolved.tentative, "full")} if reference else set()
     for place, one in enumerate(reference.arms if reference else ()):
         if identity(one.arm) not in known:
@@ -71,47 +77,49 @@ def _wrong_arms(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_conditions(resolved: ResolvedSpace) -> Iterator[str]:
-    """Check that each condition holds in some arms but not in all, and that some arm has each of its values."""
+    """Yield an error message for each condition that is true in every arm, or has a value that occurs in no arm."""
     axes = resolved.space.space
     conditions = Conditions(axes, resolved.tentative)
     arms = resolved.probes if any(axis.when for axis in axes.values()) else []
     for key, axis in axes.items():
-        asks = f"`when` of `space.{key}` asks for"
+        when = f"`when` of `space.{key}`"
         for name, values in axis.conditions.items():
             runs = {id(run): run for run in (conditions.run(key, arm) for arm in arms)}.values()
             if not any(name in run for run in runs):
                 known = sorted({one for run in runs for one in run})
                 inside = f"{name}.name" if f"{name}.name" in known else name  # an object's own name
-                yield f"{asks} `{name}`, which is not a hyperparameter of any arm{near(inside, known) or '.'}"
+                yield f"{when} names `{name}`, which is not a hyperparameter of any arm{near(inside, known) or '.'}"
             for value in values:
                 if not any(holds(name, [value], run) for run in runs):
                     met = dict.fromkeys(shown_setting(run[name]) for run in runs if name in run)
-                    has = axes[name].shown() if name in axes else " or ".join(met)
-                    yield f"{asks} {condition(name, [value])}, which no arm has; it is {has}."
+                    has = axes[name].shown() if name in axes else ", ".join(met)
+                    never = f"which is true in no arm; the values of {name} are"
+                    yield f"{when} requires that {condition(name, [value])}, {never} {has}."
             if all(holds(name, values, run) for run in runs):
-                yield f"{asks} {condition(name, values)}, which every arm has; leave it out."
+                always = "which is true in every arm; remove this condition"
+                yield f"{when} requires that {condition(name, values)}, {always}."
 
 
 def _wrong_components(resolved: ResolvedSpace) -> Iterator[str]:
-    """Check that leaving a component out changes each arm that has them all."""
+    """Yield an error message for each component that can be left out of the full method without changing it."""
     seed = resolved.space.seeds[0]
     for full in [arm for arm in resolved.arms if arm.get(ABLATED) == []]:
         whole = resolved.resolve(full, seed)
         for name, value in resolved.left_out.items():
             if resolved.resolve({**full, ABLATED: [name]}, seed) == whole:
-                already = f"which it is already in the arm {arm_label(full)}"
-                yield f"`ablate` leaves `{name}` out by {shown_setting(value)}, {already}."
+                already = f"it already has this value in the arm {arm_label(full)}"
+                yield f"`ablate` sets `{name}` to {shown_setting(value)}, but {already}."
 
 
 def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
-    """Check that the arms are valid, differ, and use the synthetic images that they vary."""
+    """Yield an error message if two arms are the same run, or if synthetic images vary in an arm that uses none."""
     if resolved.space.search.name != "grid":
         resolved.resolve_all(resolved.space.search.first)
     varies_synthetic = any(name.split(".")[0] == "synthetic" for name in resolved.space.names)
     seen: dict[str, Arm] = {}
     for arm, config in resolved.configs:
         if varies_synthetic and not config.trains_on_synthetic:
-            yield f"`synthetic` varies, but in the arm {arm_label(arm)} nobody trains on synthetic images."
+            yield f"`synthetic` varies, but the arm {arm_label(arm)} does not train on synthetic images."
         content = identity(config.model_dump(mode="json"))
         if resolved.sampled is None and content in seen:
             yield f"the arms {arm_label(seen[content])} and {arm_label(arm)} are the same run."
@@ -119,12 +127,15 @@ def _wrong_runs(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
-    """Check that all metrics exist; the paper's domains may be missing if the user chose other data."""
+    """Yield an error message for each metric that an arm does not report.
+
+    A paper's domains may be missing if the user chose other data.
+    """
     space, request, paper = resolved.space, resolved.request, resolved.space.reference
     other_data = "experiment" in request.options or any(name.split(".")[0] == "data" for name in request.overrides)
     of_arms = [(arm, COUNTS if request.counted else config.metrics()) for arm, config in resolved.configs]
 
-    # Entries, the metric that each asks for, and the metrics that it may ask for in addition to those of the rounds.
+    # Each entry of the search space with its metric, and with allowed metrics that are not metrics of a round.
     objectives: list[Asked] = [] if request.counted else [("objective.metric", space.objective.metric, ())]
     if against := space.objective.against:
         objectives.append(("objective.against.metric", against.metric, ACCUMULATED))
@@ -140,7 +151,7 @@ def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
             hint = near(metric, known) or f"; it reports {', '.join(known)}."
             yield f"`{entry}` {metric} is not reported by this run{hint}"
     if request.counted and space.columns:
-        yield "`columns` are of trials that are played, and `measure` plays none."
+        yield "`columns` needs trained trials, but `measure` parameters trains none."
     check_columns(space.columns, metrics, space.objective.metric, f"{request.where}: `columns`")
     for arm, reported in of_arms:
         values = paper.of_arm(arm) if paper else {}
@@ -150,7 +161,7 @@ def _wrong_metrics(resolved: ResolvedSpace) -> Iterator[str]:
 
 
 def engine_digest() -> str:
-    """Return the SHA-256 of the source and the shipped weights that decide a run's numbers, as hex digits."""
+    """Return the SHA-256, in hex digits, of the source code and shipped weights that affect the numbers of a run."""
     root = Path(fedsweep.__file__).parent
     kinds = {".py", ".json", ".safetensors"}
     files = [path for room in ENGINE for path in (root / room).rglob("*") if path.suffix in kinds]
@@ -162,7 +173,7 @@ def engine_digest() -> str:
 
 
 class Plan(ResolvedSpace):
-    """A search space with checked arms, and its trials; the key of a trial is a digest of its content."""
+    """The checked arms of a search space and their trials. A trial's key is a digest of its inputs and its code."""
 
     def __init__(self, request: RequestedSpace, base: RunConfig) -> None:
         super().__init__(request, base)
@@ -172,12 +183,12 @@ class Plan(ResolvedSpace):
 
     @classmethod
     def read(cls, name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> "Plan":
-        """Read a search space and return its plan; raise UserError if the space or anything in it is invalid."""
+        """Read a search space and return its plan; raise UserError if anything in it is invalid."""
         return cls.of(read(name, overrides, options))
 
     @classmethod
     def of(cls, request: RequestedSpace) -> "Plan":
-        """Resolve the requested space over its experiment; raise UserError if the experiment or an arm is invalid."""
+        """Apply the search space to its experiment; raise UserError if the experiment or an arm is invalid."""
         experiment = RunConfig.of(read_yaml(request.files["experiment.yaml"]), f"experiment {request.space.experiment}")
         plan = cls(request, experiment.override(request.space.fixed, request.where))
         check(plan)
@@ -185,14 +196,14 @@ class Plan(ResolvedSpace):
 
     @property
     def reference(self) -> Reference | None:
-        """The paper's values, or None if the user chose data that lacks its domains."""
+        """The paper's values, or None if the paper's domains are missing from the data that the user chose."""
         paper = self.space.reference
         of_domains = {name for name in (paper.metrics() if paper else ()) if name.startswith(OF_DOMAINS)}
         reported = {name for _, config in self.configs for name in config.metrics()} if of_domains else set()
         return paper if of_domains <= reported else None
 
     def preflight(self) -> None:
-        """Raise UserError if a trial's data or weights are missing or do not fit, or clients cannot share the data."""
+        """Raise UserError if data or weights of a trial are missing or unsuitable, or if its data cannot be divided."""
         seen: set[str] = set()
         for config in self.reachable():
             load(config.data)  # first, so that missing data is reported before missing weights
@@ -202,7 +213,7 @@ class Plan(ResolvedSpace):
                 check_content(config)
 
     def content_digests(self, config: RunConfig) -> dict[str, str]:
-        """Return the digests of a trial's images and weights, computed once for equal content."""
+        """Return the digests of a trial's images and weights. Equal content is read only once."""
         if (content := _content(config)) not in self._digests:
             self._digests[content] = content_digests(config)
         return self._digests[content]
@@ -218,7 +229,11 @@ class Plan(ResolvedSpace):
         return trials
 
     def trial(self, number: int, arm: Arm, seed: int, start: Start | None = None) -> TrialPlan:
-        """Return a trial; its key depends on its content, its start and, because samples repeat, a sample's number."""
+        """Return the plan of one trial.
+
+        Its key is a digest of the configuration, the code, the images and weights, and the trial `start` that it
+        continues. The key of a sample also depends on its number, because two samples can be equal.
+        """
         resolved = self.resolve(arm, seed)
         config: dict[str, Any] = resolved.model_dump(mode="json")
         digests = self.content_digests(resolved)
@@ -246,6 +261,6 @@ def _sha256(values: Json) -> str:
 
 
 def _content(config: RunConfig, *others: str) -> str:
-    """Return a text that identifies the content that a run reads, and the fields `others`."""
+    """Return a string that identifies the images and weights that a run reads, and its fields `others`."""
     fields = config.model_dump_json(include={"data", "backbone", "synthetic", *others})
     return f"{fields} {OwnWeights.of_method(config.method).fingerprint()} {config.trains_on_synthetic}"

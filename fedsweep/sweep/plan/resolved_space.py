@@ -1,4 +1,4 @@
-"""A search space resolved over its experiment: its arms, their configurations, and errors in them. No Ray."""
+"""A search space applied to its experiment: the arms, their configurations, and messages about invalid arms."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,24 +13,25 @@ from fedsweep.results.arms import Arm, agrees, arm_label, identity
 from fedsweep.sweep.space.designs import changes, left_out_values
 from fedsweep.sweep.space.search_space import RequestedSpace
 
-SHOWN = 3  # causes that an error message names
-TRIED = 16  # messages among which the simplest cause is searched
+SHOWN = 3  # largest number of causes in an error message
+TRIED = 16  # largest number of messages for which a cause is searched at a time
 Items = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class WrongArm:
-    """An impossible arm, or the part that makes every arm with it impossible, and the message about it."""
+    """An invalid arm, or the entries of arms that cause an error, and the error message."""
 
     arm: Arm
     message: str
 
 
 def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) -> list[WrongArm]:
-    """Return at most `most` parts of arms that make every arm with them impossible, the smallest first.
+    """Return at most `most` causes of the errors, the simplest first.
 
-    An arm with two causes has the message of only one. A part is therefore reduced as long as every arm with it has its
-    message or is explained by a part found before.
+    A cause is a set of entries that makes every arm with these entries invalid. An arm with two causes has the error
+    message of only one. An entry can therefore be dropped from a cause if every arm with the remaining entries has the
+    same message or is explained by an earlier cause.
     """
     everything = {_items(arm): arm for arm in arms}
     left = {_items(one.arm): one.message for one in wrong}
@@ -59,16 +60,16 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
 
 
 def describe(where: str, wrong: Sequence[WrongArm], arms: Collection[Arm]) -> str:
-    """Return one sentence about all impossible arms among `arms`."""
+    """Return one error message about the invalid arms `wrong` among `arms`."""
     if len(wrong) == len(arms) > 1 and len({one.message for one in wrong}) == 1:
         return f"{where}, all {len(arms)} arms: {wrong[0].message}"
     found = causes(wrong, arms)
     explained = sum(any(agrees(cause.arm, one.arm) for cause in found) for one in wrong)
     if len(found) == 1 and explained == len(wrong) and (len(wrong) == 1 or len(found[0].arm) == 1):
         return f"{where}, arm {arm_label(found[0].arm)}: {found[0].message}"
-    parts = "; ".join(f"those with {arm_label(one.arm)}, where {one.message.rstrip('.?')}" for one in found)
-    others = "; and others" if explained < len(wrong) else ""
-    return f"{where}: {len(wrong)} of {len(arms)} arms are wrong: {parts}{others}."
+    parts = "; ".join(f"those with {arm_label(one.arm)}, because {one.message.rstrip('.?')}" for one in found)
+    others = "; other arms have other errors" if explained < len(wrong) else ""
+    return f"{where}: {len(wrong)} of {len(arms)} arms are invalid: {parts}{others}."
 
 
 def _items(arm: Arm) -> Items:
@@ -76,7 +77,7 @@ def _items(arm: Arm) -> Items:
 
 
 class ResolvedSpace:
-    """The arms of a requested space and their configurations, each of which is validated once."""
+    """The arms of a requested search space and their configurations. Each configuration is validated once."""
 
     def __init__(self, request: RequestedSpace, base: RunConfig) -> None:
         self.request, self.name, self.space, self.base = request, request.name, request.space, base
@@ -88,7 +89,7 @@ class ResolvedSpace:
 
     @property
     def num_trials(self) -> int:
-        """Number of trials of the sweep, without the successors in a population."""
+        """Number of trials of the sweep. Trials that replace members of a population are not counted."""
         return self.sampled or len(self.arms) * len(self.space.seeds)
 
     @cached_property
@@ -101,21 +102,21 @@ class ResolvedSpace:
 
     @cached_property
     def probes(self) -> list[Arm]:
-        """The arms of a grid, or the arms of a sampled search that are validated in place of all."""
+        """The arms to validate: all arms of a grid, or `SearchSpace.probes` for a sampled search."""
         return self.arms if self.sampled is None else self.space.probes(self.tentative)
 
     @cached_property
     def configs(self) -> list[tuple[Arm, RunConfig]]:
-        """The probes and their configurations under the first seed."""
+        """The arms in `probes` and their configurations with the first seed."""
         return self.resolve_all(self.probes)
 
     def reachable(self) -> Iterator[RunConfig]:
-        """Yield the configuration of every probe and seed."""
+        """Yield the configuration of each arm in `probes` with each seed."""
         yield from (config for _, config in self.configs)
         yield from (self.resolve(arm, seed) for arm in self.probes for seed in self.space.seeds[1:])
 
     def resolve(self, arm: Arm, seed: int) -> RunConfig:
-        """Return the configuration of one trial; raise UserError if the arm is impossible."""
+        """Return the configuration of one trial; raise UserError if it is invalid."""
         key = identity(arm), seed
         if key not in self._configs:
             changed = {**changes(arm, self.left_out, self.space.named), "seed": seed}
@@ -124,7 +125,7 @@ class ResolvedSpace:
         return self._configs[key]
 
     def resolve_all(self, arms: Collection[Arm]) -> list[tuple[Arm, RunConfig]]:
-        """Return the configuration of each arm under the first seed; raise one UserError about all impossible arms."""
+        """Return each arm and its configuration with the first seed; raise one UserError about all invalid arms."""
         found, wrong = list[tuple[Arm, RunConfig]](), list[WrongArm]()
         for arm in arms:
             try:
@@ -140,5 +141,5 @@ class ResolvedSpace:
         return f"{self.request.where}, arm {arm_label(arm)}"
 
     def tentative(self, part: Arm) -> dict[str, Json]:
-        """Return the values of an arm, or of a part of one, by dotted name, without validation."""
+        """Return all values of an arm's run by dotted name, without validation. The arm may be incomplete."""
         return self.base.tentative(changes(part, self.left_out, self.space.named))

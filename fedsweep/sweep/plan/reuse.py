@@ -1,16 +1,16 @@
-"""Reuse of finished trials of other sweeps with the same configuration, code, data and processor."""
+"""Reuse of trials from other sweeps with the same configuration, code, data, packages and processor."""
 
 from fedsweep.results import Store, SweepStore, TrialPlan, TrialStore
 from fedsweep.results.records import TAKEN_FROM
 
 
 class Reuse:
-    """The ended trials of other sweeps in a store that a sweep can reuse."""
+    """The ended trials of other sweeps in a results folder, for reuse in a new sweep."""
 
     def __init__(self, store: Store, sweep: SweepStore) -> None:
         self.sweep, started = sweep, sweep.manifest()
         self._found: dict[str, tuple[str, TrialStore]] = {}
-        if started.fresh or started.scheduler == "pbt":  # a population's members start from one another mid-run
+        if started.fresh or started.scheduler == "pbt":  # members of a population continue from each other's states
             return
         for other in store.sweeps():
             manifest = other.manifest()
@@ -21,7 +21,10 @@ class Reuse:
                 self._found |= {key: (manifest.id, other.trial(key)) for key in other.ended()}
 
     def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
-        """Copy an equal trial of another sweep, if any, and return the plan with the origin among its tags."""
+        """Copy the equal trial of another sweep, if there is one, and return the plan with that sweep's id as a tag.
+
+        `together` means that arms are judged together. The outcome then depends on the other arms and is not copied.
+        """
         trial = self.sweep.trial(plan.key)
         if plan.key not in self._found or trial.planned:
             return plan

@@ -1,4 +1,4 @@
-"""Warm start of a search from an earlier sweep's finished trials, which the new sweep's folder keeps."""
+"""Warm start of a search: finished trials of an earlier sweep, copied into the folder of the new sweep."""
 
 from pydantic import Field
 
@@ -15,32 +15,39 @@ FILE = "warm_start.json"
 class Known(Config):
     """A finished trial of another sweep."""
 
-    key: str = Field(description="the trial's key there")
+    key: str = Field(description="the trial's key in that sweep")
     arm: Arm
-    values: tuple[float, ...] = Field(description="of each objective")
+    values: tuple[float, ...] = Field(description="the value of each objective")
 
 
 class WarmStart(Config):
-    """The finished trials of another sweep that a search starts from, as kept in the file `warm_start.json`."""
+    """The finished trials of another sweep that a search uses from the start, as stored in `warm_start.json`."""
 
-    name: str = Field(description="the other search space")
-    id: str = Field(description="its sweep")
-    rounds: int = Field(description="rounds of a whole trial there")
+    name: str = Field(description="name of the earlier search space")
+    id: str = Field(description="id of the earlier sweep")
+    rounds: int = Field(description="number of rounds of a complete trial in the earlier sweep")
     known: tuple[Known, ...]
-    unfinished: int = Field(description="trials left out because they did not finish, or without a finite objective")
-    outside: int = Field(description="finished trials left out because their arms do not lie in the space's axes")
+    unfinished: int = Field(
+        description="number of trials left out because they did not finish or have no finite objective"
+    )
+    outside: int = Field(description="number of finished trials left out because their arms are outside the axes")
 
     def note(self, rounds: int) -> str:
-        """Return a line for the user about a new sweep of `rounds` rounds."""
-        reasons = (self.unfinished, "did not finish"), (self.outside, "do not lie in the axes of this space")
-        left_out = "".join(f"; {count} left out that {why}" for count, why in reasons if count)
-        other = f", of {self.rounds} round{'s' * (self.rounds != 1)} where this sweep has {rounds}"
+        """Return a line that tells the user which trials are used in a new sweep of `rounds` rounds."""
+        reasons = (self.unfinished, "that did not finish"), (self.outside, "outside the axes of this search space")
+        left_out = ", ".join(f"{count} {why}" for count, why in reasons if count)
+        also = f"; left out: {left_out}" if left_out else ""
+        other = f", with {self.rounds} round{'s' * (self.rounds != 1)} instead of {rounds}"
         trials = f"{len(self.known)} trial{'s' * (len(self.known) != 1)}"
-        return f"Warm start: {trials} of {self.name}@{self.id}{other * (self.rounds != rounds)}{left_out}."
+        return f"Warm start: {trials} of {self.name}@{self.id}{other * (self.rounds != rounds)}{also}."
 
 
 def collect(plan: Plan, store: Store) -> WarmStart | None:
-    """Return the finished trials of the sweep `search.warm_start`, if set; raise UserError unless one of them fits."""
+    """Return the finished trials of the sweep in `search.warm_start`, or None if it is not set.
+
+    Raises:
+        UserError: The sweep has another objective, or none of its finished trials is within the axes.
+    """
     search, objective, axes = plan.space.search, plan.space.objective, plan.space.space
     if search.name != "tpe" or search.warm_start is None:
         return None
@@ -66,8 +73,8 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
     if not known:
         why = f"none of its {len(trials)} trials has finished"
         if finished:
-            why = f"none of its {len(finished)} finished trials lies in the axes {', '.join(axes)}"
-        raise UserError(f"{where} has nothing for search space {plan.name}: {why}.")
+            why = f"none of its {len(finished)} finished trials is within the axes {', '.join(axes)}"
+        raise UserError(f"{where} has no trial that search space {plan.name} can use: {why}.")
     unfinished, outside = len(trials) - len(finished), len(finished) - len(known)
     return WarmStart(
         name=name, id=manifest.id, rounds=manifest.rounds, known=known, unfinished=unfinished, outside=outside
@@ -75,18 +82,18 @@ def collect(plan: Plan, store: Store) -> WarmStart | None:
 
 
 def keep(found: WarmStart | None, sweep: SweepStore) -> None:
-    """Write the known trials into the new sweep's folder."""
+    """Write the trials of the earlier sweep into the new sweep's folder."""
     if found is not None:
         write_record(sweep.folder / FILE, found)
 
 
 def read(sweep: SweepStore) -> WarmStart | None:
-    """Return the trials that a sweep's search started from, if any."""
+    """Return the warm start that is stored in a sweep's folder, or None if there is none."""
     path = sweep.folder / FILE
     return read_record(WarmStart, path) if path.exists() else None
 
 
 def known(sweep: SweepStore) -> list[tuple[Arm, tuple[float, ...]]]:
-    """Return the arms, and their values by objective, that a sweep's search started from."""
+    """Return the arm and the value of each objective for each trial of a sweep's warm start."""
     found = read(sweep)
     return [(one.arm, one.values) for one in found.known] if found else []

@@ -1,4 +1,4 @@
-"""Samples that Optuna proposes, from a new study for each so that the order in which results arrive does not matter."""
+"""Samples that Optuna proposes. Each comes from a new study, so the order in which results arrive does not matter."""
 
 import json
 import warnings
@@ -23,9 +23,9 @@ DIRECTIONS: dict[Mode, StudyDirection] = {"max": StudyDirection.MAXIMIZE, "min":
 
 
 class Proposals:
-    """The samples of a search space, each a function of its number and of the results that it may use.
+    """The samples of a search space. Each depends only on its number and on the results that it may use.
 
-    `known` are arms of an earlier sweep with their values by objective, for a warm start.
+    `known` has the arms of an earlier sweep and their objective values, for a warm start.
     """
 
     def __init__(
@@ -39,19 +39,19 @@ class Proposals:
         self._known = [self._frozen(arm, TrialState.COMPLETE, values=values) for arm, values in known]
 
     def consulted(self, number: int) -> bool:
-        """Return whether the estimator proposes this sample; otherwise it is random and uses no result."""
+        """Return whether TPE proposes sample `number`. Otherwise, the sample is random and uses no results."""
         return self.search.name == "tpe" and number + len(self._known) >= self.search.startup
 
     def needed(self, number: int) -> range:
-        """Return the numbers of the samples whose results this sample is proposed from."""
+        """Return the numbers of the samples whose results are used to propose sample `number`."""
         if self.search.name != "tpe" or not self.consulted(number):
             return range(0)
         return range(max(number - self.search.in_flight + 1, 0))
 
     def arm(self, number: int, samples: Sequence[Arm], results: Mapping[int, FrozenTrial]) -> Arm:
-        """Return a sample, given all earlier samples and at least the needed results.
+        """Return sample `number`, given all earlier samples and at least the results in `needed`.
 
-        Samples without a needed result count as running, even if they have ended.
+        Samples that are not in `needed` count as running, even if they have ended.
         """
         needed = self.needed(number)
         directions = [DIRECTIONS[mode] for mode in self.space.objective.modes]
@@ -65,9 +65,9 @@ class Proposals:
         return self._complete(study.ask())
 
     def result(self, trial: TrialRecord) -> FrozenTrial:
-        """Return an ended trial for Optuna; one without a finite objective counts as failed.
+        """Return an ended trial in Optuna's format. A trial without a finite objective counts as failed.
 
-        The estimator ranks pruned trials after finished ones, by round and value, and ignores failed trials.
+        TPE ranks pruned trials after finished ones, by round and value, and ignores failed trials.
         """
         if trial.outcome is None:
             raise ValueError(f"trial {trial.plan.key} has not ended")
@@ -93,11 +93,11 @@ class Proposals:
         two = self.space.objective.against is not None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            # As Optuna has it by default, hyperparameters are modelled jointly for one objective, apart for two.
+            # Hyperparameters are modelled jointly for one objective, and independently for two, as is Optuna's default.
             return TPESampler(n_startup_trials=1, seed=seed, multivariate=not two, group=not two, constant_liar=True)
 
     def _encoded(self, arm: Arm) -> dict[str, Any]:
-        """Return values for Optuna, whose categories are scalars, whereas ours may be lists (depths) or objects."""
+        """Return the values of an arm for Optuna. Choices become strings, because they may be lists or objects."""
         axes = self.space.space
         return {name: value if axes[name].choice is None else identity(value) for name, value in arm.items()}
 

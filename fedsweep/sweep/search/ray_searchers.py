@@ -1,4 +1,4 @@
-"""Searchers of Ray Tune for a planned grid, samples, halved arms and a population."""
+"""Searchers for Ray Tune: for a planned grid, a sampled search, halving of arms, and a population."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,9 +20,10 @@ Announce = Callable[[TrialPlan], None]
 
 
 class FolderSearcher(Searcher):
-    """Base of the searchers, which read only the sweep's folder, where the driver records an outcome before Ray asks.
+    """The base class of the searchers. Their only input is the sweep's folder.
 
-    A trial may be handed out more than once: to continue, with more of a GPU's memory, or because its worker was lost.
+    The driver writes each outcome into the folder before Ray asks for the next trial. A trial can be handed out several
+    times: to continue, to get more of a GPU's memory, or because its worker was lost.
     """
 
     def __init__(self, announce: Announce, packing: Packing) -> None:
@@ -31,14 +32,17 @@ class FolderSearcher(Searcher):
         self._running: dict[str, TrialPlan] = {}
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return unfinished trials, each with the round that it is to reach, the most urgent first."""
+        """Return the trials to run, the most urgent first, each with the round that it should reach."""
         raise NotImplementedError
 
     def returned(self, plan: TrialPlan) -> None:
         """Handle a trial that has stopped running."""
 
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """Return the next trial's hyperparameters, key, round to reach and share of a GPU, or None for now."""
+        """Return the next trial's hyperparameters, key, target round and share of a GPU.
+
+        The result is None if no trial can start now, and `FINISHED` if no trial is left.
+        """
         keys = {plan.key for plan in self._running.values()}
         offer = self._packing.choose([(plan, until) for plan, until in self.wanted() if plan.key not in keys])
         if offer is None:
@@ -48,17 +52,17 @@ class FolderSearcher(Searcher):
         return {"trial": plan.key, **plan.arm, "seed": plan.seed, "until": offer.until, "gpus": offer.gpus}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Release the trial; `error` means that its worker was lost."""
+        """Record that the trial has stopped; `error` means that its worker was lost."""
         plan = self._running.pop(trial_id)
         self._packing.ended(plan, None if error else result)
         self.returned(plan)
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: the sweep's folder has the whole state."""
+        """Do nothing, because the sweep's folder contains the whole state."""
 
 
 class PlannedSearch(FolderSearcher):
-    """Searcher over planned trials, each handed out until it has an outcome."""
+    """The searcher over a list of planned trials. Each trial is handed out until it has an outcome."""
 
     def __init__(
         self, sweep: SweepStore, plans: Sequence[TrialPlan], rounds: int, announce: Announce, packing: Packing
@@ -75,12 +79,12 @@ class PlannedSearch(FolderSearcher):
         return [(plan, self._rounds) for plan in self._left]
 
     def returned(self, plan: TrialPlan) -> None:
-        """Remember to read the trial's outcome when Ray asks again."""
+        """Note that the trial's outcome must be read before the next trial is chosen."""
         self._returned.append(plan)
 
 
 class SampledSearch(PlannedSearch):
-    """Searcher that samples hyperparameters from the results on disk, whatever their order of arrival."""
+    """The searcher of a sampled search. Samples depend on the results on disk, and not on their order of arrival."""
 
     def __init__(self, plan: Plan, sweep: SweepStore, announce: Announce, packing: Packing) -> None:
         self._samples = [trial.plan for trial in sweep.trials()]
@@ -89,7 +93,7 @@ class SampledSearch(PlannedSearch):
         self._results: dict[int, FrozenTrial] = {}
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the unfinished samples; if all of them run and the needed results exist, also a new sample."""
+        """Return the unfinished samples. If all of them are running and the needed results exist, add a new sample."""
         left = {plan.number for plan, _ in super().wanted()}
         number, running = len(self._samples), {plan.number for plan in self._running.values()}
         needed = self._proposals.needed(number)
@@ -104,14 +108,14 @@ class SampledSearch(PlannedSearch):
 
 
 class JointSearch(FolderSearcher):
-    """Searcher over arms or a population: a trial is handed out for each rung or generation, and then continues."""
+    """The searcher for halving of arms or a population. It hands out a trial for one rung or generation at a time."""
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
         super().__init__(announce, packing)
         self._state = state
 
     def wanted(self) -> Iterable[tuple[TrialPlan, int]]:
-        """Return the members of the generation, or the trials of promoted arms, then those of undecided arms."""
+        """Return the members of the current generation, or the trials of promoted arms and then of undecided arms."""
         return [(self._state.plans[key], until) for key, until in self._state.wanted()]
 
     def returned(self, plan: TrialPlan) -> None:
@@ -119,23 +123,26 @@ class JointSearch(FolderSearcher):
         self._state.refresh(plan.key)
 
     def suggest(self, trial_id: str) -> dict[str, Json] | str | None:  # type: ignore[override]
-        """Write the plans of all successors, before a parent continues, and return the next trial."""
+        """Write the plans of all successors, and then return the next trial.
+
+        A successor copies its parent's checkpoint, so it must be planned before the parent continues.
+        """
         for successor in self._state.unplanned():
             self._announce(successor)
-        if self._state.unplanned():  # no more can be written
+        if self._state.unplanned():  # a plan could not be written, e.g. because the disk is full
             return Searcher.FINISHED
         return super().suggest(trial_id)
 
 
 class ArmScheduler(FIFOScheduler):
-    """Scheduler that stops trials past the rung at which their arm was pruned."""
+    """The scheduler that stops the running trials of an arm that has been pruned."""
 
     def __init__(self, state: ArmState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.state = state
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Stop the trial if it has reached the last round that its pruned arm shows."""
+        """Stop the trial if its arm was pruned and the trial has reached the last round that the report shows."""
         key = trial.config["trial"]
         if result["round"] in self.state.milestones:
             self.state.refresh(key)

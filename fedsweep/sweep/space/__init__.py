@@ -1,1 +1,1 @@
-"""Search spaces, as described by YAML files. No Ray."""
+"""Search spaces and the YAML files that define them. Nothing here imports ray."""

@@ -1,4 +1,4 @@
-"""Experimental designs: the arms of several factors, named arms and ablation arms. No ray, no torch."""
+"""Experimental designs: combinations of several factors, and ablation arms. Imports neither ray nor torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,24 +11,24 @@ from fedsweep.results.arms import ABLATED, IN_WORDS, NAMED, Arm, agrees, arm_lab
 Design = Literal["full", "one_factor"]
 Subsets = Literal["one", "all"]
 SWITCH = {"on": True, "off": False}
-"""Words for true and false: YAML 1.1 reads them as booleans, YAML 1.2 and fedsweep as text."""
+"""Words that stand for true and false. YAML 1.1 reads them as booleans; YAML 1.2 and fedsweep read them as text."""
 Picked = dict[str, int]
-"""The number of the chosen level, by factor."""
+"""The index of the chosen level of each factor."""
 
 
 @dataclass(frozen=True)
 class Factorial:
-    """Factors, of which some are there only with certain levels of others."""
+    """A design of several factors. A factor may be active only with certain levels of other factors."""
 
     factors: Mapping[str, Sequence[Arm]]
-    """The levels of each factor; a level is a part of an arm, such as `{"lora.rank": 4}`."""
+    """The levels of each factor. A level is a part of an arm, such as `{"lora.rank": 4}`."""
     order: Sequence[str]
-    """The factors, each after those that it depends on."""
+    """The names of the factors, each after the factors that it depends on."""
     active: Callable[[str, Arm], bool]
-    """A predicate: is a factor active, given the levels of the factors before it in `order`?"""
+    """A function that returns whether a factor is active, given the levels of the factors before it in `order`."""
 
     def every(self) -> Iterator[Picked]:
-        """Yield each arm of the full factorial as picked levels, without its inactive factors."""
+        """Yield the chosen levels of each arm of the full factorial design, without inactive factors."""
 
         def below(place: int, picked: Picked, arm: Arm) -> Iterator[Picked]:
             if place == len(self.order):
@@ -42,7 +42,7 @@ class Factorial:
         return below(0, {}, {})
 
     def arm(self, picked: Picked) -> Arm:
-        """Return the arm with the picked levels, its names in the order of the factors."""
+        """Return the arm with the chosen levels. Its entries are in the order of the factors."""
         levels = (levels[picked[key]] for key, levels in self.factors.items() if key in picked)
         return {name: value for level in levels for name, value in level.items()}
 
@@ -52,19 +52,21 @@ class Factorial:
         return [self.arm(picked) for picked in found]
 
     def one_factor(self, baseline: Arm) -> list[Arm]:
-        """Return the baseline and, for each other level, the baseline with it, less the factors it deactivates.
+        """Return the baseline, and for each other level an arm that differs from the baseline in that level only.
 
-        Raise ValueError if the baseline lacks a factor, or is none of the arms.
+        Factors that the other level deactivates are left out of its arm.
+
+        Raises:
+            ValueError: The baseline lacks a factor or is not one of the arms.
         """
         start: dict[str, Arm] = {}
         for key in self.order:
             if not self.active(key, {name: value for level in start.values() for name, value in level.items()}):
-                raise ValueError(
-                    f"`design` one_factor varies what the baseline has, and `space.{key}` is not there in it"
-                )
+                needs = "needs a `baseline` in which every axis is active"
+                raise ValueError(f"`design` one_factor {needs}, but `space.{key}` is inactive in it")
             if absent := [name for name in self.factors[key][0] if name not in baseline]:
-                needs = "needs a `baseline` with a value of everything that varies"
-                raise ValueError(f"`design` one_factor {needs}, but `{absent[0]}` is not in {arm_label(baseline)}")
+                needs = "needs a `baseline` with a value for every axis"
+                raise ValueError(f"`design` one_factor {needs}, but `{absent[0]}` is missing in {arm_label(baseline)}")
             levels = [level for level in self.factors[key] if agrees(level, baseline)]
             if not levels:
                 raise ValueError(f"`baseline` must be one of the arms, but {baseline} is not")
@@ -74,10 +76,11 @@ class Factorial:
         return [arm for factors in fixed for arm in replace(self, factors=factors).full()]
 
     def pairs(self, deciding: set[str], most: int) -> list[Picked]:
-        """Return at most `most` arms that cover every reachable level and then every reachable pair of levels.
+        """Return at most `most` arms that contain every reachable level, and then every reachable pair of levels.
 
-        Each arm is built for one missing pair and takes, factor by factor, the level that adds most other missing
-        pairs. Only factors in `deciding`, on which the presence of others depends, are tried with further levels.
+        Each arm is built around one pair that no earlier arm contains. Every other factor gets the level that adds the
+        most missing pairs. If no arm contains the pair with these levels, other levels are tried, but only for the
+        factors in `deciding`: their levels decide whether other factors are active.
         """
         levels = [(key, number) for key in self.order for number in range(len(self.factors[key]))]
         couples = [pair for pair in combinations(levels, 2) if pair[0][0] != pair[1][0]]
@@ -113,7 +116,7 @@ class Factorial:
 
 
 def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
-    """Return the full method, then the arms that lack one component each, or with `all` every set of components.
+    """Return the arm of the full method, and then the arms without each component or each set of components.
 
     >>> ablation_arms(["method.cross", "method.quality"], "one")
     [{'without': []}, {'without': ['method.cross']}, {'without': ['method.quality']}]
@@ -125,7 +128,9 @@ def ablation_arms(components: Sequence[str], subsets: Subsets) -> list[Arm]:
 
 
 def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the values that leave the components out; `on` and `off` set a boolean of the `known` values.
+    """Return the values that leave the components out, by dotted name.
+
+    The words `on` and `off` become true and false for hyperparameters that are booleans in `known`.
 
     >>> left_out_values({"method.cross": "off", "method.gate": "off"}, {"method.cross": True, "method.gate": "softmax"})
     {'method.cross': False, 'method.gate': 'off'}
@@ -139,7 +144,10 @@ def left_out_values(ablate: Mapping[str, Json], known: Mapping[str, Json]) -> di
 def changes(arm: Arm, values: Mapping[str, Json], named: Mapping[str, Arm] | None = None) -> dict[str, Json]:
     """Return an arm's changes to the experiment, by dotted name.
 
-    `values` leave the components out, and `named` holds the changes of each named arm.
+    Args:
+        arm: The arm, which may be incomplete.
+        values: The value that leaves each component out, by dotted name.
+        named: The changes of each named arm, by the arm's name.
 
     >>> changes({"lora.rank": 4, "without": ["method.cross"]}, {"method.cross": False, "method.quality": False})
     {'lora.rank': 4, 'method.cross': False}

@@ -1,4 +1,4 @@
-"""The search space, a YAML file with the hyperparameters that vary around an experiment, and requests for one."""
+"""Search spaces: YAML files that define which hyperparameters of an experiment vary and how they are searched."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,24 @@ from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_ar
 from fedsweep.sweep.space.settings import Objective, RandomSearch, Scheduler, Search, TPESearch, population_violations
 
 PROBED = 4096
-"""Number of value combinations up to which a sampled search checks all; above it, all pairs of values."""
+"""Largest number of value combinations that are all checked before a sampled search.
+
+Above it, the checked arms contain all pairs of values instead.
+"""
 
 
 class Resources(Config):
-    """What one trial is given."""
+    """The CPUs and GPUs of each trial, and whether their usage is recorded."""
 
-    cpus_per_trial: float = Field(1, ge=0.1, description="cores, and torch threads, of a trial")
+    cpus_per_trial: float = Field(
+        1, ge=0.1, description="CPU cores of each trial, which also set its number of torch threads"
+    )
     gpus_per_trial: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
-        0.0, description="GPUs of a trial; a fraction shares one, and `auto` measures how many trials can"
+        0.0,
+        description="GPUs of each trial; a fraction lets trials share a GPU, and `auto` measures how many fit on one",
     )
     system_metrics: bool = Field(
-        False, description="whether each round also records what the machine did, as `system/...` in MLflow"
+        False, description="whether each round records the load of the machine, as `system/...` metrics in MLflow"
     )
 
     @property
@@ -45,62 +51,68 @@ class Resources(Config):
 
     @property
     def on_gpu(self) -> bool:
-        """True if a trial gets a GPU or a share of one."""
+        """True if a trial uses a GPU or a share of one."""
         return self.gpus_per_trial == "auto" or self.gpus_per_trial > 0
 
 
 class Rounds(Config):
-    """Every trial is played, and what its rounds report is compared."""
+    """Metrics of trials that are trained round by round."""
 
     name: Literal["rounds"] = "rounds"
 
 
 class Parameters(Config):
-    """Parameters and bytes are counted from shapes: no weights, no data, nothing trained and nothing recorded."""
+    """Counts of parameters and bytes, computed from tensor shapes without weights and data. Nothing is recorded."""
 
     name: Literal["parameters"] = "parameters"
-    classes: int = Field(100, gt=1, description="classes of the head")
+    classes: int = Field(100, gt=1, description="number of classes of the model's head")
 
 
 class SearchSpace(Config):
-    """A set of runs around an experiment."""
+    """A set of runs that vary hyperparameters of one experiment."""
 
     what_a_name_is: ClassVar[str] = "an entry of a search space"
 
-    experiment: str = Field(description="the experiment that it starts from")
-    fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment, the same in all arms")
+    experiment: str = Field(description="name of the experiment that the search space varies")
+    fixed: dict[str, Json] = Field(default_factory=dict, description="changes to the experiment that apply to all arms")
     ablate: dict[str, Json] | None = Field(
         None,
         min_length=1,
-        description="components of the method: what each dotted name is set to where the component is left out",
+        description="components to leave out: dotted names, each with the value that switches the component off",
     )
     subsets: Subsets = Field(
-        "one", description="arms of `ablate` beside the full method: `one` component left out, or `all` sets of them"
+        "one",
+        description="arms of `ablate` in addition to the full method: `one` leaves out one component at a time, "
+        "`all` leaves out every combination of components",
     )
     named: dict[str, dict[str, Json]] | None = Field(
-        None, min_length=1, description="arms by what they are called, each with its changes to the experiment"
+        None, min_length=1, description="arms by name, each with its changes to the experiment"
     )
     space: dict[str, Axis] = Field(
         default_factory=dict,
-        description="what varies: an axis under each dotted name, or a `grid` of lists under several names with commas",
+        description="hyperparameters that vary: an axis for each dotted name, or for several names separated by commas",
     )
     design: Design = Field(
         "full",
-        description="arms of a grid: `full`, all of them, or `one_factor`, the baseline and each other value alone",
+        description="arms of a grid: `full` has all combinations, `one_factor` changes one baseline value at a time",
     )
-    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="common to all arms, which makes them pairs")
+    seeds: tuple[int, ...] = Field(
+        (0, 1, 2), min_length=1, description="seeds that every arm runs with; arms are compared seed by seed"
+    )
     baseline: Arm | None = Field(
         default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
-        description="the arm that others are compared to, each at its own values of what is not named here; "
-        "of an `ablate` the full method",
+        description="arm that the other arms are compared with, at their own value of each axis that it leaves open; "
+        "by default, the full method of `ablate`",
     )
-    reference: Reference | None = Field(None, description="a paper's values of arms, shown beside ours, never mixed in")
+    reference: Reference | None = Field(
+        None, description="values from a paper, shown next to yours and never mixed with them"
+    )
     columns: tuple[str, ...] = Field(
         (),
-        description="what the table shows beside the objective: columns by name, or metrics; empty for the usual",
+        description="columns of the table besides the objective, by name or by metric; empty for the default columns",
     )
     measure: Annotated[Rounds | Parameters, Field(discriminator="name")] = Field(
-        Rounds(), description="what is measured of each arm: rounds that are played, or parameters that are counted"
+        Rounds(), description="whether the arms are trained, or only their parameters are counted"
     )
     objective: Objective = Field(default_factory=Objective)
     search: Search
@@ -110,61 +122,61 @@ class SearchSpace(Config):
     def _violations(self) -> Iterator[str]:
         search, scheduler, against = self.search, self.scheduler, self.objective.against
         if self.ablate is None and self.named is None and not self.space:
-            yield "`space`, `named` or `ablate` must say what varies, but none does"
+            yield "at least one of `space`, `named` and `ablate` must be given, but none is"
         if self.ablate is None and self.subsets != "one":
-            yield f"`subsets` {self.subsets} is of the components of `ablate`, of which there are none"
+            yield f"`subsets` {self.subsets} needs components in `ablate`, but there are none"
         for name, axis in self.space.items():
             if (axis.grid is not None) != (search.name == "grid"):
-                kind = "`grid` values" if search.name == "grid" else "a range or `choice`, not `grid`"
-                yield f"`search` {search.name} needs {kind}, which `space.{name}` does not give"
+                kind = "`grid` values" if search.name == "grid" else "a range or a `choice`"
+                yield f"`search` {search.name} needs {kind} for each axis, but `space.{name}` has `{axis.kind}`"
         yield from self._wrong_names()
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            yield f"`seeds` must be different and not negative, but they are {list(self.seeds)}"
+            yield f"`seeds` must be distinct and not negative, but they are {list(self.seeds)}"
         if search.name != "grid":
             yield from self._wrong_in_a_sampled(search)
         if self.design == "one_factor" and self.baseline is None:
-            yield "`design` one_factor needs a `baseline` around which one value at a time is changed"
+            yield "`design` one_factor needs a `baseline`, of which it changes one value at a time, but there is none"
         if scheduler.name == "pbt":
             yield from population_violations(search, self.space, scheduler)
         for name in getattr(scheduler, "per", ()):
             if name not in self._axis_names:
-                hint = near(name, self._axis_names).rstrip("?")
-                yield f"`scheduler.per` must name hyperparameters that `space` varies, but {name} is none{hint}"
+                rule = "must list hyperparameters that `space` varies"
+                yield f"`scheduler.per` {rule}, but it has `{name}`{near(name, self._axis_names)}"
         if against is not None and scheduler.name != "none":
-            second = f"`objective.against` {against.metric} is a second one: it needs `scheduler` none"
-            yield f"`scheduler` {scheduler.name} prunes by one objective, and {second}"
+            needs = f"`objective.against` {against.metric} needs `scheduler` none"
+            yield f"{needs}, but it is {scheduler.name}, which prunes by a single objective"
         if against is not None and self.measure.name == "parameters":
-            yield "`objective.against` is of trials that are played, and `measure` parameters plays none"
+            yield "`objective.against` needs trained trials, but `measure` parameters trains none"
         asking_order(self.space)
 
     def _wrong_in_a_sampled(self, search: TPESearch | RandomSearch) -> Iterator[str]:
-        none = f"and `search` {search.name} has none"
+        needs_grid, seeds = f"needs `search` grid, but it is {search.name}", list(self.seeds)
         for given, sentence in (
-            (self.ablate, f"`ablate` needs `search` grid, but it is {search.name}"),
-            (self.named, f"`named` needs `search` grid, but it is {search.name}"),
-            (self.measure.name == "parameters", f"`measure` parameters counts the arms of a grid, {none}"),
-            (self.seeds[1:], f"`search` {search.name} runs each sample once: give one seed, not {list(self.seeds)}"),
-            (self.scheduler.name == "arms", f"`scheduler` arms prunes arms of a grid, {none}"),
-            (self.baseline is not None, f"`baseline` names an arm of a grid, {none}"),
-            (self.reference, f"`reference.arms.0.arm` names an arm of a grid, {none}"),
-            (self.design == "one_factor", f"`design` one_factor is of a grid, {none}"),
+            (self.ablate, f"`ablate` {needs_grid}"),
+            (self.named, f"`named` {needs_grid}"),
+            (self.measure.name == "parameters", f"`measure` parameters {needs_grid}"),
+            (self.seeds[1:], f"`seeds` must be a single seed for `search` {search.name}, but they are {seeds}"),
+            (self.scheduler.name == "arms", f"`scheduler` arms {needs_grid}"),
+            (self.baseline is not None, f"`baseline` {needs_grid}"),
+            (self.reference, f"`reference` {needs_grid}"),
+            (self.design == "one_factor", f"`design` one_factor {needs_grid}"),
         ):
             if given:
                 yield sentence
         if len(search.first) > search.samples:
-            yield f"`search.first` has {len(search.first)} points, but `search.samples` is {search.samples}"
+            yield f"`search.first` has {len(search.first)} points, but `search.samples` allows only {search.samples}"
         for place, point in enumerate(search.first):
             if not point:
-                yield f"`search.first.{place}` must give a value of `space`, but it is empty"
+                yield f"`search.first.{place}` must have a value for at least one axis, but it is empty"
             for name, value in point.items():
                 if (axis := self.space.get(name)) is None:
-                    yield f"`search.first.{place}` names `{name}`, which `space` does not vary{near(name, self.space)}"
+                    yield f"`search.first.{place}` sets `{name}`, which `space` does not vary{near(name, self.space)}"
                 elif not axis.has(value):
-                    yield f"`search.first.{place}`: `{name}` must be {axis.wanted()}, but it is {value}"
+                    yield f"`{name}` in `search.first.{place}` must be {axis.wanted()}, but it is {value}"
 
     @property
     def names(self) -> list[str]:
-        """The dotted names that vary, in axes, named arms or an ablation."""
+        """The dotted names of all hyperparameters that vary in `space`, `named` or `ablate`."""
         own = dict.fromkeys(name for changes in (self.named or {}).values() for name in changes)
         return [*self._axis_names, *own, *(self.ablate or ())]
 
@@ -176,26 +188,31 @@ class SearchSpace(Config):
         names, ablated = self._axis_names, {*(self.ablate or ())}
         for name, changes in (self.named or {}).items():
             if both := sorted({*names, *ablated} & {*changes}):
-                yield f"`{both[0]}` is changed by the arm `{name}` of `named` and cannot be varied otherwise as well"
+                rule = "cannot also vary in `space` or `ablate`"
+                yield f"`{both[0]}` is changed by the arm `{name}` of `named` and {rule}"
         if both := sorted({*names} & ablated):
-            yield f"`{both[0]}` is left out by `ablate` and cannot be varied by `space` as well"
+            yield f"`{both[0]}` is left out by `ablate` and cannot also vary in `space`"
         if "seed" in {*self.names, *self.fixed}:
-            yield "seeds are given by `seeds`, not as a hyperparameter of the space"
+            yield "`seed` must not be a hyperparameter of the search space; list the seeds in `seeds`"
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            yield f"`{twice[0]}` is varied twice by `space`"
+            yield f"`space` varies `{twice[0]}` twice"
         for key, axis in self.space.items():
             if (count := len(names_of(key))) == 1:
                 continue
             if axis.grid is None:
-                yield f"several names together need `grid` values, which `space.{key}` does not give"
+                yield f"an axis of several names needs `grid` values, but `space.{key}` has `{axis.kind}`"
             for value in axis.grid or ():
                 if not isinstance(value, list) or len(value) != count:
-                    yield f"each value of `space.{key}` must be a list of {count}, one for each name, not {value}"
+                    yield f"each value of `space.{key}` must list {count} values, one for each name, but one is {value}"
         if both := sorted({*self.names} & {*self.fixed}):
-            yield f"`{both[0]}` is varied by the search space and cannot be fixed as well"
+            yield f"`{both[0]}` is varied by the search space and cannot also be in `fixed`"
 
     def arms(self, resolve: Resolve, design: Design | None = None) -> list[Arm]:
-        """Return the arms of a grid in the order of the file; raise ValueError if one_factor has no valid baseline."""
+        """Return the arms of a grid in the order of the file.
+
+        Raises:
+            ValueError: The design is one_factor and the baseline is not one of the arms.
+        """
         factors = {key: [_valued(key, value) for value in axis.grid or ()] for key, axis in self.space.items()}
         if self.named is not None:
             factors[NAMED] = [{NAMED: name} for name in self.named]
@@ -207,19 +224,22 @@ class SearchSpace(Config):
         )
 
     def next_name(self, drawn: Arm, resolve: Resolve) -> str | None:
-        """Return the next active axis to draw from, or None if the arm is complete; each draw may activate others."""
+        """Return the next active axis without a value in `drawn`, or None if the arm is complete.
+
+        Ask again after each drawn value, because the value may activate other axes.
+        """
         conditions = Conditions(self.space, resolve)
         missing = (key for key in asking_order(self.space) if key not in drawn)
         return next((key for key in missing if conditions.active(key, drawn)), None)
 
     def exact(self, drawn: Arm) -> Arm:
-        """Return drawn values without rounding errors: 0.15 for 0.15000000000000002 in steps of 0.05."""
+        """Return sampled values without rounding errors, e.g. 0.15 for 0.15000000000000002 in steps of 0.05."""
         return {name: self.space[name].exact(value) if name in self.space else value for name, value in drawn.items()}
 
     def probes(self, resolve: Resolve) -> list[Arm]:
-        """Return arms of a sampled search to validate in place of all: the `Axis.probes`, combined.
+        """Return the arms that are validated before a sampled search: all combinations of the values in `Axis.probes`.
 
-        Above `PROBED` combinations, the arms contain every reachable pair of values instead.
+        If there are more than `PROBED` combinations, the arms contain every reachable pair of values instead.
         """
         asked = [one for axis in self.space.values() for one in axis.conditions.items()]
         wanted = {key: tuple(v for name, values in asked if name == key for v in values) for key in self.space}
@@ -232,7 +252,7 @@ class SearchSpace(Config):
         return [factorial.arm(one) for one in picked]
 
     def _factorial(self, factors: Mapping[str, Sequence[Arm]], resolve: Resolve) -> Factorial:
-        first = [key for key in factors if key not in self.space]  # named and ablation arms, which depend on nothing
+        first = [key for key in factors if key not in self.space]  # named and ablation arms, which have no conditions
         return Factorial(factors, [*first, *asking_order(self.space)], Conditions(self.space, resolve).active)
 
 
@@ -248,25 +268,29 @@ class RequestedSpace:
     name: str
     space: SearchSpace
     files: Mapping[str, Path]
-    """The YAML files, by the name of the copy in the sweep's folder."""
+    """The YAML files, by the name of their copy in the sweep's folder."""
     overrides: Mapping[str, Json]
-    """Changes to the experiment, by dotted name."""
+    """The user's changes to the experiment, by dotted name."""
     options: Mapping[str, Json]
-    """Changes to the search space, by dotted name."""
+    """The user's changes to the search space, by dotted name."""
 
     @property
     def where(self) -> str:
-        """The beginning of an error message about the space."""
+        """The beginning of error messages about the search space."""
         return f"search space {self.name}"
 
     @property
     def counted(self) -> bool:
-        """True if the space counts parameters and runs nothing."""
+        """True if the search space counts parameters instead of training."""
         return self.space.measure.name == "parameters"
 
 
 def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) -> RequestedSpace:
-    """Read a search space and apply the user's changes; raise UserError if the space or a change is invalid."""
+    """Read a search space and apply the user's changes.
+
+    Raises:
+        UserError: The search space or a change is invalid.
+    """
     path = find("search_spaces", name)
     where = f"search space {name}"
     space = SearchSpace.of(read_yaml(path), where)
@@ -274,11 +298,13 @@ def read(name: str, overrides: Mapping[str, Json], options: Mapping[str, Json]) 
         if changed in space.names or any(changed.startswith(f"{varied}.") for varied in space.names):
             raise UserError(f"`{changed}` is varied by {where} and cannot be overridden.")
     if "seed" in overrides:
-        raise UserError(f"the seeds of {where} are given by --seeds, not by `seed`.")
+        raise UserError(f"`seed` cannot be overridden in {where}; use --seeds instead.")
     if "search.samples" in options and space.search.name == "grid":
-        raise UserError(f"--samples is for a sampled search, but {where} runs every arm of its grid.")
+        raise UserError(f"--samples needs `search` tpe or random, but {where} has `search` grid.")
     if "search.warm_start" in options and (search := space.search.name) != "tpe":
-        raise UserError(f"--warm-start is for `search` tpe, which learns from results, but {where} has {search}.")
+        raise UserError(
+            f"--warm-start needs `search` tpe, which learns from results, but {where} has `search` {search}."
+        )
     space = space.override({**options, "fixed": {**space.fixed, **overrides}}, where)
     experiment = find("experiments", space.experiment, "" if "experiment" in options else where)
     files = {"search_space.yaml": path, "experiment.yaml": experiment}

@@ -20,32 +20,32 @@ MOVABLE = (
     *("method.server_lr", "method.lambda_w", "method.lambda_theta", "method.lambda_d"),
     *("method.over.beta", "method.over.ramp"),
 )
-"""Hyperparameters that may change in the middle of a run, because a saved state keeps its meaning.
+"""Hyperparameters that may change during a run, because a saved state has the same meaning under the new value.
 
-Others decide shapes, data, clients or the meaning of tensors: with another `lora.scaling` the same factors are another
-model. FedDyn's state is in gradients, independent of alpha, and InclusiveFL's in steps, independent of beta. Clients'
-optimizers are new in every round.
+The other hyperparameters affect shapes, data, clients or the meaning of tensors. For example, the same LoRA factors are
+a different model under another `lora.scaling`. FedDyn stores gradients, which do not depend on alpha. InclusiveFL
+stores steps, which do not depend on beta. The clients' optimizers are created anew in every round.
 """
-PER = "trials are compared only with those that have the same values of these hyperparameters"
-FIRST = "points to try before others, `{name: value}` of each; names that one leaves out are sampled"
+PER = "hyperparameters, by dotted name; only trials with the same values of all of them are compared"
+FIRST = "points to try first, each as `{name: value}`; names that a point leaves out are sampled"
 
 
 class Objective(Config):
-    """What is compared and tuned: a metric at a trial's last round, and what it is weighed against, if anything."""
+    """The metric by which trials are compared and tuned, and an optional second metric."""
 
-    metric: str = Field("accuracy/mean", description="a metric of each round, taken at the last one")
-    mode: Mode = Field("max", description="whether more or less of it is better")
+    metric: str = Field("accuracy/mean", description="metric that is compared, taken at the last round")
+    mode: Mode = Field("max", description="`max` if larger values are better, `min` if smaller values are better")
     against: Against | None = Field(
-        None, description="a second objective: trials are then compared by both, and none is pruned"
+        None, description="second objective; trials are compared by both, and the scheduler must be `none`"
     )
 
     def _violations(self) -> Iterator[str]:
         if self.against is not None and self.against.metric == self.metric:
-            yield f"`objective.against.metric` must be another one than `objective.metric` {self.metric}"
+            yield f"`objective.against.metric` must differ from `objective.metric`, but both are {self.metric}"
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """The mode of each objective."""
+        """The mode of each objective, `max` or `min`."""
         return (self.mode,) if self.against is None else (self.mode, self.against.mode)
 
     def values(self, history: History) -> tuple[float, ...] | None:
@@ -58,55 +58,86 @@ class Objective(Config):
 
 
 class NoScheduler(Config):
-    """Every trial runs to its last round."""
+    """No pruning: every trial runs to its last round."""
 
     name: Literal["none"] = "none"
 
 
 class ASHAScheduler(Config):
-    """Asynchronous successive halving over communication rounds, in the stopping variant that Ray has too."""
+    """Asynchronous successive halving (ASHA). A trial is stopped at a rung if it is not among the best trials so far.
+
+    A rung is a communication round after which trials are compared. The rule is that of Ray's AsyncHyperBandScheduler.
+    """
 
     name: Literal["asha"] = "asha"
-    grace_rounds: int = Field(3, gt=0, description="the first rung; no trial is stopped before it")
-    reduction_factor: float = Field(3, gt=1, description="eta: about 1 in eta trials survives a rung")
+    grace_rounds: int = Field(3, gt=0, description="round of the first rung; no trial is stopped before it")
+    reduction_factor: float = Field(
+        3,
+        gt=1,
+        description="eta: about 1 in eta trials passes a rung, and the next rung is at eta times as many rounds",
+    )
     per: tuple[str, ...] = Field((), description=PER)
 
 
 class MedianScheduler(Config):
-    """A trial ends when its best value so far is below the median of what others had on average by that round."""
+    """The median stopping rule. A trial is stopped if its best value so far is worse than the median of the others.
+
+    Each of the other trials counts with its mean value up to the same round.
+    """
 
     name: Literal["median"] = "median"
-    grace_rounds: int = Field(3, gt=0, description="no trial is stopped before this round")
-    fewest: int = Field(3, gt=0, description="other trials that must have come as far")
+    grace_rounds: int = Field(3, gt=0, description="first round at which a trial may be stopped")
+    fewest: int = Field(
+        3, gt=0, description="number of other trials that must have reached the round before a trial is stopped"
+    )
     per: tuple[str, ...] = Field((), description=PER)
 
 
 class ArmsScheduler(Config):
-    """Whole arms fall, judged by paired differences over all their seeds; the baseline never does."""
+    """Successive halving of whole arms, judged by paired differences over all their seeds.
+
+    A rung is a communication round after which arms are compared and may be pruned. The baseline is never pruned.
+    """
 
     name: Literal["arms"] = "arms"
-    grace_rounds: int = Field(3, gt=0, description="the first rung; no arm falls before it")
-    reduction_factor: float = Field(3, gt=1, description="eta: 1 in eta arms has a place beyond a rung")
+    grace_rounds: int = Field(3, gt=0, description="round of the first rung; no arm is pruned before it")
+    reduction_factor: float = Field(
+        3,
+        gt=1,
+        description="eta: 1 in eta arms passes a rung, or more if arms are tied; the next rung is at eta times as many "
+        "rounds",
+    )
     per: tuple[str, ...] = Field(
-        (), description="arms are compared only with those that have the same values of these hyperparameters"
+        (), description="hyperparameters, by dotted name; only arms with the same values of all of them are compared"
     )
 
 
 class PopulationScheduler(Config):
-    """Population based training (Jaderberg et al., 2017): the worst go on from the best, with other values.
+    """Population based training (Jaderberg et al., 2017). The samples of `search` are the members of the population.
 
-    The population is the samples of `search`. Nobody is stopped: a member that is replaced has a successor.
+    After each generation, the worst members are replaced: a successor continues from the state of one of the best
+    members, with other hyperparameter values. The size of the population does not change.
     """
 
     name: Literal["pbt"] = "pbt"
-    interval: int = Field(3, gt=0, description="rounds of a generation")
+    interval: int = Field(3, gt=0, description="number of rounds of a generation")
     quantile: float = Field(
-        0.25, gt=0, le=0.5, description="share of the members, rounded down, that are replaced, and that are copied"
+        0.25,
+        gt=0,
+        le=0.5,
+        description="share of members, rounded down: the worst that are replaced, and the best that are copied",
     )
     factors: tuple[Annotated[float, Field(gt=0)], ...] = Field(
-        (0.8, 1.2), min_length=1, description="a copied value is multiplied by one of these, within its range"
+        (0.8, 1.2),
+        min_length=1,
+        description="each copied value is multiplied by one of these factors and kept within its range",
     )
-    resample: float = Field(0.25, ge=0, le=1, description="or, with this probability, drawn anew from its range")
+    resample: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="probability that a copied value is drawn anew from its range instead of multiplied",
+    )
 
 
 Scheduler = Annotated[
@@ -115,40 +146,42 @@ Scheduler = Annotated[
 
 
 class GridSearch(Config):
-    """Every arm of the grid with every seed."""
+    """Every arm of a grid, run with every seed."""
 
     name: Literal["grid"] = "grid"
 
 
 class TPESearch(Config):
-    """Optuna's tree-structured Parzen estimator."""
+    """Optuna's tree-structured Parzen estimator (TPE), which learns from the results of earlier samples."""
 
     name: Literal["tpe"] = "tpe"
-    samples: int = Field(24, gt=0, description="configurations to try")
+    samples: int = Field(24, gt=0, description="number of configurations to try")
     startup: int = Field(
-        8, ge=0, description="random configurations before the estimator is consulted; a warm start counts among them"
+        8,
+        ge=0,
+        description="number of random configurations before the estimator is used; warm start trials count as well",
     )
-    seed: int = Field(0, ge=0, description="root of the search's own randomness")
+    seed: int = Field(0, ge=0, description="seed of the search, independent of the seeds of the runs")
     in_flight: int = Field(
         4,
         gt=0,
-        description="samples that may be out at once: sample n is proposed from the results of samples 0 to "
-        "n - in_flight, so that the same are proposed whatever the number of workers",
+        description="number of samples that may run at once: sample n is proposed from the results of samples 0 to "
+        "n - in_flight, so the proposals do not depend on the number of workers",
     )
     first: tuple[Arm, ...] = Field((), description=FIRST)
     warm_start: str | None = Field(
         None,
-        description="`SPACE` or `SPACE@SWEEP`: an earlier sweep, the newest unless its id is given, whose finished "
-        "trials are known from the start",
+        description="earlier sweep whose finished trials the estimator uses from the start, as `SPACE@SWEEP`, or as "
+        "`SPACE` for the newest sweep of that search space",
     )
 
 
 class RandomSearch(Config):
-    """Independent samples."""
+    """Independent random samples."""
 
     name: Literal["random"] = "random"
-    samples: int = Field(24, gt=0, description="configurations to try")
-    seed: int = Field(0, ge=0, description="root of the search's own randomness")
+    samples: int = Field(24, gt=0, description="number of configurations to try")
+    seed: int = Field(0, ge=0, description="seed of the search, independent of the seeds of the runs")
     first: tuple[Arm, ...] = Field((), description=FIRST)
 
 
@@ -156,19 +189,20 @@ Search = Annotated[GridSearch | TPESearch | RandomSearch, Field(discriminator="n
 
 
 def population_violations(search: Search, space: Mapping[str, Axis], scheduler: PopulationScheduler) -> Iterator[str]:
-    """Yield the reasons, if any, why population based training does not support the search or the space."""
+    """Yield the reasons why population based training does not support the search or the axes, if there are any."""
     if search.name != "random":
-        yield f"`scheduler` pbt needs `search` random, whose samples are the population, not {search.name}"
+        yield f"`scheduler` pbt needs `search` random, whose samples are the population, but it is {search.name}"
         return
     for name, axis in space.items():
         if axis.uniform is None and axis.loguniform is None:
-            yield f"`scheduler` pbt needs a `uniform` or `loguniform` range, which `space.{name}` does not give"
+            yield f"`scheduler` pbt needs a `uniform` or `loguniform` range, but `space.{name}` has `{axis.kind}`"
         if axis.step is not None or axis.when is not None:
-            given = "a `step`" if axis.step is not None else "`when`"
-            yield f"`scheduler` pbt needs a range without steps or conditions, but `space.{name}` has {given}"
+            given = "`step`" if axis.step is not None else "`when`"
+            yield f"`scheduler` pbt needs a range without `step` and `when`, but `space.{name}` has {given}"
         if name not in MOVABLE:
-            other = f"`{name}` is none that may change there{near(name, MOVABLE, 0.85).rstrip('?')}"
-            yield f"`scheduler` pbt changes values in the middle of a run, and {other}"
+            hint = near(name, MOVABLE, 0.85)
+            yield f"`scheduler` pbt changes values during a run, but `{name}` cannot change during a run{hint}"
     share = scheduler.quantile
     if search.samples > 1 and share * search.samples < 1:
-        yield f"`scheduler.quantile` of the {search.samples} samples must be one at least, but it is {share:g} of them"
+        rule = f"must replace at least one of {search.samples} samples"
+        yield f"`scheduler.quantile` {rule}, but it is {share:g}"

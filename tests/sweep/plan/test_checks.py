@@ -1,4 +1,4 @@
-"""What is refused of a search space as a whole, before anything starts."""
+"""Errors in a search space as a whole, which are reported before a sweep starts."""
 
 import itertools
 from pathlib import Path
@@ -62,7 +62,7 @@ def refusal(read: Any, file: dict[str, Any], **options: Any) -> str:
     return str(refused.value).removeprefix("search space mine")
 
 
-def test_a_grid_has_the_arms_that_can_be_and_no_twins(read):
+def test_a_grid_with_conditions_has_no_duplicate_arms(read):
     plan = read(grid(GRIDDED, baseline={"method": "fedra"}))
     shown = [(one["method"], one.get("method.beta"), one["lora.rank"]) for one in plan.arms]
     assert shown == [
@@ -81,14 +81,14 @@ def search_in(folder: Path, plan: Plan) -> SampledSearch:
 
 
 def end(folder: Path, suggested: dict[str, Any]) -> None:
-    """Write what a trial and the driver leave on disk."""
+    """Write the files that a finished trial and the driver leave on disk."""
     trial, value = SweepStore(folder).trial(suggested["trial"]), suggested.get("lora.dropout", 0.5)
     history = tuple(RoundRecord(round, {"accuracy/mean": value}, 1.0) for round in range(4))
     save(trial.checkpoint, Checkpoint(3, ServerState({}, (0,)), history))
     trial.end(Outcome(outcome="finished", round=3))
 
 
-def test_samples_have_only_what_is_there_and_each_is_a_run(read, tmp_path):
+def test_samples_have_only_active_values_and_are_valid(read, tmp_path):
     plan = read(sampled(METHODS, search={"name": "tpe", "samples": 30, "startup": 8, "seed": 0}))
     search = search_in(tmp_path / "sweep", plan)
     arms = []
@@ -108,8 +108,8 @@ def test_samples_have_only_what_is_there_and_each_is_a_run(read, tmp_path):
     assert {arm["lora.dropout"] for arm in arms} <= {round(place * 0.05, 2) for place in range(11)}
 
 
-def test_a_search_opened_again_goes_on_with_conditions_and_steps(read, tmp_path):
-    """A step is drawn beside its value, and trials are found again by the exact one."""
+def test_a_reopened_search_with_conditions_and_steps_continues_with_the_same_trials(read, tmp_path):
+    """Sampled values are rounded to exact steps, and trials are found again by these exact values."""
     plan = read(sampled(METHODS, search={"name": "random", "samples": 12, "seed": 0}))
 
     def keys(folder: str, stops: set[int]) -> list[str]:
@@ -127,7 +127,7 @@ def test_a_search_opened_again_goes_on_with_conditions_and_steps(read, tmp_path)
     assert keys("stopped", {2, 7}) == keys("whole", set())
 
 
-def test_conditions_look_at_what_the_experiment_has_where_an_axis_is_not_there(read):
+def test_conditions_use_the_experiments_value_if_an_axis_is_inactive(read):
     axes = {
         "base_optimizer": {"grid": ["fedavg", "fedprox"]},
         "base_optimizer.mu": {"grid": [0.01, 0.1], "when": {"base_optimizer.name": "fedprox"}},
@@ -139,7 +139,7 @@ def test_conditions_look_at_what_the_experiment_has_where_an_axis_is_not_there(r
         ["fedprox", 0.1, 2],
         ["fedprox", 0.1, 4],
     ]
-    own = {"grid": [2, 4], "when": {"base_optimizer.mu": 0.01}}  # what FedProx has by itself
+    own = {"grid": [2, 4], "when": {"base_optimizer.mu": 0.01}}  # FedProx's default
     default = {"base_optimizer": axes["base_optimizer"], "lora.rank": own}
     assert [list(arm.values()) for arm in read(grid(default)).arms] == [["fedavg"], ["fedprox", 2], ["fedprox", 4]]
 
@@ -147,39 +147,42 @@ def test_conditions_look_at_what_the_experiment_has_where_an_axis_is_not_there(r
 @pytest.mark.parametrize(
     ("when", "sentence"),
     [
-        ({"method.name": "fedms"}, "method.name fedms, which no arm has; it is fedra or all_small or inclusivefl."),
+        ({"method.name": "fedms"}, "requires that method.name is fedms, which is true in no arm; the values of "
+         "method.name are fedra, all_small, inclusivefl."),
         ({"method.name": ["inclusivefl", "fedms"]},
-         "method.name fedms, which no arm has; it is fedra or all_small or inclusivefl."),
-        ({"method.name": "inclusivefl", "lora.rank": 8}, "lora.rank 8, which no arm has; it is grid [2, 4]."),
-        ({"method.name": "inclusivefl", "lora.position": "both"}, "lora.position both, which every arm has; leave it "
-         "out."),
-        ({"method.name": ["fedra", "all_small", "inclusivefl"]}, "method.name fedra or all_small or inclusivefl, which "
-         "every arm has; leave it out."),
-        ({"method": "inclusivefl"}, "`method`, which is not a hyperparameter of any arm; did you mean `method.name` or "
-         "`method.beta` or `method.depth`?"),
-        ({"method.nam": "inclusivefl"}, "`method.nam`, which is not a hyperparameter of any arm; did you mean "
+         "requires that method.name is fedms, which is true in no arm; the values of method.name are fedra, "
+         "all_small, inclusivefl."),
+        ({"method.name": "inclusivefl", "lora.rank": 8}, "requires that lora.rank is 8, which is true in no arm; the "
+         "values of lora.rank are grid [2, 4]."),
+        ({"method.name": "inclusivefl", "lora.position": "both"}, "requires that lora.position is both, which is "
+         "true in every arm; remove this condition."),
+        ({"method.name": ["fedra", "all_small", "inclusivefl"]}, "requires that method.name is fedra or all_small or "
+         "inclusivefl, which is true in every arm; remove this condition."),
+        ({"method": "inclusivefl"}, "names `method`, which is not a hyperparameter of any arm; did you mean "
+         "`method.name` or `method.beta` or `method.depth`?"),
+        ({"method.nam": "inclusivefl"}, "names `method.nam`, which is not a hyperparameter of any arm; did you mean "
          "`method.name` or `method.beta` or `method.depth`?"),
     ],
 )  # fmt: skip
-def test_a_condition_that_never_or_always_holds_is_named(read, when, sentence):
+def test_a_condition_that_never_or_always_holds_is_rejected(read, when, sentence):
     axes = {**GRIDDED, "method.beta": {"grid": [0.1, 0.2], "when": when}}
-    assert refusal(read, grid(axes)) == f": `when` of `space.method.beta` asks for {sentence}"
+    assert refusal(read, grid(axes)) == f": `when` of `space.method.beta` {sentence}"
 
 
-def test_a_condition_of_a_sampled_search_that_no_sample_meets_is_named(read):
+def test_a_condition_that_no_sample_meets_is_rejected(read):
     axes = {**METHODS, "local.steps": {"integer": [1, 3], "when": {"lora.dropout": 0.33}}}
     assert refusal(read, sampled(axes)) == (
-        ": `when` of `space.local.steps` asks for lora.dropout 0.33, which no arm has; it is uniform [0, 0.5], step "
-        "0.05."
+        ": `when` of `space.local.steps` requires that lora.dropout is 0.33, which is true in no arm; the values of "
+        "lora.dropout are uniform [0, 0.5], step 0.05."
     )
     met = {**METHODS, "local.steps": {"integer": [1, 3], "when": {"lora.dropout": 0.35}}}
     assert any("local.steps" in arm for arm in read(sampled(met)).probes)
 
 
-def test_every_arm_has_one_to_be_compared_with(read):
+def test_a_baseline_without_a_counterpart_of_each_arm_is_rejected(read):
     assert refusal(read, grid(GRIDDED, baseline={"method": "inclusivefl"})) == (
-        ": the arm method=fedra, lora.rank=2 has nothing to be compared with, because the `baseline` "
-        "method=inclusivefl leaves `method.beta` open, which that arm lacks."
+        ": the arm method=fedra, lora.rank=2 has no `method.beta` and cannot be compared with the `baseline` "
+        "method=inclusivefl, which leaves `method.beta` open."
     )
     whole = {"method": "inclusivefl", "method.beta": 0.1}
     assert read(grid(GRIDDED, baseline=whole)).space.baseline == whole
@@ -189,7 +192,7 @@ def test_every_arm_has_one_to_be_compared_with(read):
     )
 
 
-def test_one_factor_around_what_the_baseline_has(read):
+def test_one_factor_needs_a_baseline_with_all_axes(read):
     whole = {"method": "inclusivefl", "method.beta": 0.1, "lora.rank": 4}
     plan = read(grid(GRIDDED, baseline=whole, design="one_factor"))
     assert plan.arms == [
@@ -203,12 +206,13 @@ def test_one_factor_around_what_the_baseline_has(read):
     assert len(read(grid(GRIDDED, baseline=whole), design="one_factor").arms) == 5
     lacking = {"method": "inclusivefl", "lora.rank": 4}
     assert refusal(read, grid(GRIDDED, baseline=lacking, design="one_factor")) == (
-        ": `design` one_factor needs a `baseline` with a value of everything that varies, but `method.beta` is not in "
+        ": `design` one_factor needs a `baseline` with a value for every axis, but `method.beta` is missing in "
         "method=inclusivefl, lora.rank=4."
     )
     other = {"method": "fedra", "lora.rank": 4}
     assert refusal(read, grid(GRIDDED, baseline=other, design="one_factor")) == (
-        ": `design` one_factor varies what the baseline has, and `space.method.beta` is not there in it."
+        ": `design` one_factor needs a `baseline` in which every axis is active, but `space.method.beta` is inactive "
+        "in it."
     )
     wrong = {**whole, "lora.rank": 3}
     assert refusal(read, grid(GRIDDED, baseline=wrong, design="one_factor")) == (
@@ -216,7 +220,7 @@ def test_one_factor_around_what_the_baseline_has(read):
     )
 
 
-def test_components_are_a_factor_too(read):
+def test_one_factor_also_varies_the_components_of_an_ablation(read):
     file = {
         **GRID,
         "experiment": "fedbrick_digits",
@@ -233,34 +237,35 @@ def test_components_are_a_factor_too(read):
     ]
 
 
-def test_a_combination_of_two_choices_that_cannot_be_is_named(read):
-    """Each value by itself is fine over the experiment."""
+def test_the_error_names_two_values_that_do_not_fit_together(read):
+    """Each of the two values is valid with the experiment's other value."""
     axes = {
         "method": {"choice": ["fedra", {"name": "fedra", "missing_layers": "ensure_cover"}]},
         "federation.depths": {"choice": [[12, 10, 8, 6, 4, 3], [3, 2, 1, 1, 1, 1]]},
         "optimizer.lr": {"loguniform": [0.01, 0.1]},
     }
     assert refusal(read, sampled(axes, fixed={})) == (
-        ": 2 of 8 arms are wrong: those with method=fedra (missing_layers ensure_cover), "
-        "federation.depths=[3, 2, 1, 1, 1, 1], where `method.missing_layers` ensure_cover needs depths that sum to at "
-        "least 12 in every cohort, but [3, 2, 1, 1, 1, 1] sum to 9."
+        ": 2 of 8 arms are invalid: those with method=fedra (missing_layers ensure_cover), "
+        "federation.depths=[3, 2, 1, 1, 1, 1], because `method.missing_layers` ensure_cover needs depths that sum to "
+        "at least 12 in every cohort, but [3, 2, 1, 1, 1, 1] sum to 9."
     )
 
 
-def test_all_that_is_wrong_is_named_and_how_many_arms_it_makes_wrong(read):
+def test_the_error_lists_several_causes_and_the_number_of_invalid_arms(read):
     axes = {
         "lora.rank": {"grid": [4, 0, 65]},
         "lora.dropout": {"grid": [0.0, 1.5]},
         "optimizer.lr": {"grid": [0.1, 0.0]},
     }
     assert refusal(read, grid(axes)) == (
-        ": 11 of 12 arms are wrong: those with lora.rank=0, where `lora.rank` must be greater than 0, but it is 0; "
-        "those with lora.dropout=1.5, where `lora.dropout` must be less than 1, but it is 1.5; "
-        "those with optimizer.lr=0, where `optimizer.lr` must be greater than 0, but it is 0.0; and others."
+        ": 11 of 12 arms are invalid: those with lora.rank=0, because `lora.rank` must be greater than 0, but it is 0; "
+        "those with lora.dropout=1.5, because `lora.dropout` must be less than 1, but it is 1.5; "
+        "those with optimizer.lr=0, because `optimizer.lr` must be greater than 0, but it is 0.0; other arms have "
+        "other errors."
     )
 
 
-def test_one_value_that_is_wrong_is_named_by_itself(read):
+def test_the_error_names_a_single_invalid_value(read):
     wrong = "`lora.rank` must be greater than 0, but it is 0."
     axes = {"lora.rank": {"grid": [4, 0]}, "optimizer.lr": {"grid": [0.1, 0.2]}}
     assert refusal(read, grid(axes)) == f", arm lora.rank=0: {wrong}"
@@ -269,12 +274,12 @@ def test_one_value_that_is_wrong_is_named_by_itself(read):
     )
 
 
-def test_what_is_wrong_whatever_varies_is_said_of_all_arms(read):
+def test_an_error_in_the_fixed_values_is_reported_once_for_all_arms(read):
     axes = {"base_optimizer": {"grid": ["feddyn", {"name": "feddyn", "alpha": 0.5}]}, "lora.rank": {"grid": [1, 4]}}
     file = grid(axes, fixed={**GRID["fixed"], "aggregation.lora": "product_svd"})
     assert refusal(read, file) == (
-        ", all 4 arms: `base_optimizer` feddyn remembers A and B apart and cannot be combined with `aggregation.lora` "
-        "product_svd, which turns them into others."
+        ", all 4 arms: `base_optimizer` feddyn stores gradients of LoRA's A and B and cannot be combined with "
+        "`aggregation.lora` product_svd, which replaces A and B in every round."
     )
 
 
@@ -284,8 +289,8 @@ BAD = st.sets(st.sampled_from([*itertools.product("abc", range(3))]), min_size=1
 
 
 @given(st.lists(BAD, min_size=1, max_size=4))
-def test_the_values_to_blame_explain_every_wrong_arm_and_no_other(parts):
-    """Each arm is refused by the first part that it has."""
+def test_the_causes_explain_every_invalid_arm_and_no_valid_arm(parts):
+    """The error message of an arm is that of the first invalid part that it contains."""
     arms = [dict(zip("abc", values, strict=True)) for values in itertools.product(range(3), repeat=3)]
     wrong = [
         WrongArm(arm, next(str(number) for number, part in enumerate(parts) if part <= set(arm.items())))
@@ -296,7 +301,7 @@ def test_the_values_to_blame_explain_every_wrong_arm_and_no_other(parts):
     explained = [arm for arm in arms if any(one.arm.items() <= arm.items() for one in found)]
     assert explained == [one.arm for one in wrong]
     assert {one.message for one in found} == {one.message for one in wrong}
-    for one in found:  # what it names is made wrong by the sentence it gives
+    for one in found:  # some arm with these values has this message
         assert any(each.message == one.message and one.arm.items() <= each.arm.items() for each in wrong)
 
 
@@ -311,13 +316,13 @@ def test_the_plan_shows_steps_and_conditions(read, capsys):
     text = shown(read(sampled(METHODS)), capsys)
     assert "uniform [0, 0.5], step 0.05" in text
     assert "loginteger [1, 3]" in text
-    assert "method.depth only where method.name all_small" in text
+    assert "method.depth only where method.name is all_small" in text
     text = shown(read(grid(GRIDDED)), capsys)
     assert "method=fedra, lora.rank=2" in text
-    assert "method.beta only where method.name inclusivefl" in text
+    assert "method.beta only where method.name is inclusivefl" in text
 
 
-def test_the_plan_of_one_factor_shows_what_differs(read, capsys):
+def test_the_plan_of_one_factor_shows_the_changed_values(read, capsys):
     whole = {"method": "inclusivefl", "method.beta": 0.1, "lora.rank": 4}
     text = shown(read(grid(GRIDDED, baseline=whole, design="one_factor")), capsys)
     rows = [line.strip("│ ").split("│")[1].strip() for line in text.splitlines() if line.startswith("│")]

@@ -1,4 +1,4 @@
-"""What a run imports: the rooms of the code's digest, and of the heavy libraries torch alone."""
+"""Imports of a run: the packages in the digest of the code, and torch as the only heavy library."""
 
 import subprocess
 import sys
@@ -7,8 +7,8 @@ from fedsweep.sweep.plan.plan import ENGINE
 from tests.test_layers import HEAVY
 
 
-def test_a_run_of_the_embedded_data_imports_the_rooms_of_the_digest_results_which_only_stores_and_torch_alone():
-    """Every worker imports this, and would be a second later with scikit-learn."""
+def test_a_run_imports_only_the_packages_of_the_digest_and_results_and_torch():
+    """Every worker imports these modules; with scikit-learn, its start would take a second longer."""
     run = "fedsweep.federation.build_and_run, fedsweep.results.checkpoint, fedsweep.data.data_config as data"
     code = f"import sys, {run}; data.load(data.DigitsData()); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Counts without training: FedBRICK's Table 3, and clients as rounds count them."""
+"""Counts without training: the tables of FedBRICK, FedMS and FedAG, and agreement with the metrics of a round."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_table_3_is_counted_exactly(plan, place):
         assert counted.parameters[name] == pytest.approx(plan.reference.value(arm, name), rel=0.01)
 
 
-def test_the_upload_of_the_smallest_client_is_the_papers(plan):
+def test_the_upload_of_the_smallest_client_equals_the_papers(plan):
     counted = count_parameters(plan.resolve(plan.arms[0], 0), 100)
     assert [one.depth for one in counted.clients] == [12, 10, 8, 6, 5, 4]
     assert counted.clients[-1].bytes_up == 1_087_688  # "1.08MB (bf16)"
@@ -116,17 +116,19 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_counted_clients_are_what_a_round_counts(federation, tiny, method):
+def test_counts_of_clients_equal_those_of_a_round(federation, tiny, method):
     changes = {"method": method, "partition.proxy_share": 0.2, "federation.depths": [9, 6, 3], "federation.rounds": 1}
     _, result = federate(federation(changes, train=24, test=2))
     clients = count_parameters(tiny.override(changes, "test"), 10).clients
     assert [one.depth for one in clients] == {"all_small": [3], "all_large": [12]}.get(method["name"], [9, 6, 3])
     times = 3 // len(clients)
     assert sum(one.held for one in clients) / len(clients) == result.metrics["parameters/held"]
-    assert times * sum(one.bytes_up for one in clients) == result.metrics["bytes/up"] / 2  # which is in float32
+    assert (
+        times * sum(one.bytes_up for one in clients) == result.metrics["bytes/up"] / 2
+    )  # the metric counts float32, the client bfloat16
 
 
-def test_dynamic_depths_are_counted_each_and_a_frozen_a_is_no_part_of_a_block(tiny):
+def test_every_dynamic_depth_is_counted_and_a_frozen_a_is_not_sent(tiny):
     dynamic = {"federation.depths": "dynamic", "partition.proxy_share": 0.2, "method": "fedbrick"}
     plain, frozen = (
         count_parameters(tiny.override({**dynamic, "aggregation.lora": rule}, "test"), 10)
@@ -146,7 +148,7 @@ def test_the_command_prints_the_counts_and_records_nothing(tmp_path):
     assert fedsweep(tmp_path, "show", SPACE).stdout == shown
 
 
-def test_counts_are_of_a_grids_arms_and_a_paper_can_give_only_what_is_counted(tmp_path, monkeypatch):
+def test_counts_need_a_grid_and_a_reference_needs_counted_metrics(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = read_yaml(ROOT / "search_spaces" / f"{SPACE}.yaml")
     path = tmp_path / "search_spaces" / "mine.yaml"
@@ -159,12 +161,12 @@ def test_counts_are_of_a_grids_arms_and_a_paper_can_give_only_what_is_counted(tm
         Plan.read("mine", {}, {})
     sampled = {"search": {"name": "random"}, "space": {"method.rank": {"choice": [1, 2]}}, "seeds": [0]}
     path.write_text(json.dumps({name: given[name] for name in ("experiment", "measure", "scheduler")} | sampled))
-    with pytest.raises(UserError, match="`measure` parameters counts the arms of a grid, and `search` random has none"):
+    with pytest.raises(UserError, match="`measure` parameters needs `search` grid, but it is random"):
         Plan.read("mine", {}, {})
 
 
-def test_fedag_s_server_is_counted_apart_from_its_clients(monkeypatch, tmp_path):
-    """CLIP B/32 has 151,277,313 parameters, an attention adapter of FedCLIP on it 2 d^2 + 2 d with d = 512."""
+def test_the_server_of_fedag_is_counted_separately_from_its_clients(monkeypatch, tmp_path):
+    """CLIP B/32 has 151,277,313 parameters. FedCLIP's attention adapter has 2 d^2 + 2 d, with d = 512."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "none"))
     plan = Plan.read("papers/fedag/table1_domainnet", {}, {})
     fedag, fedavg, fedclip = (

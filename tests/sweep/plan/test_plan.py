@@ -1,4 +1,4 @@
-"""From a search space to keyed trials."""
+"""Plans: the trials of a search space, their keys, and the checks of references and metrics."""
 
 from collections import Counter
 from pathlib import Path
@@ -29,14 +29,14 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def test_a_grid_is_every_arm_with_every_seed_seed_by_seed(read: Any) -> None:
+def test_a_grid_has_every_arm_with_every_seed_ordered_by_seed(read: Any) -> None:
     trials = read().grid()
     assert [(trial.seed, trial.arm["lora.rank"]) for trial in trials] == [(0, 1), (0, 4), (1, 1), (1, 4)]
     assert [trial.number for trial in trials] == [0, 1, 2, 3]
     assert len({trial.key for trial in trials}) == 4
 
 
-def test_pruned_grids_are_shuffled_within_a_seed_and_repeatably(read: Any) -> None:
+def test_a_pruned_grid_is_shuffled_reproducibly_within_each_seed(read: Any) -> None:
     wide = {**GRID, "space": {"lora.rank": {"grid": list(range(1, 13))}}, "scheduler": {"name": "asha"}}
     orders = [[trial.arm["lora.rank"] for trial in read(wide).grid()] for _ in range(2)]
     assert orders[0] == orders[1]
@@ -45,14 +45,14 @@ def test_pruned_grids_are_shuffled_within_a_seed_and_repeatably(read: Any) -> No
         assert sorted(part) == list(range(1, 13)) != part
 
 
-def test_only_what_an_arm_varies_differs_between_its_trials(read: Any) -> None:
+def test_trials_of_two_arms_differ_only_in_the_varied_hyperparameters(read: Any) -> None:
     plan = read()
     one, four, *_ = plan.grid()
     configs = [flat(plan.resolve(trial.arm, trial.seed)) for trial in (one, four)]
     assert {name for name in configs[0] if configs[0][name] != configs[1][name]} == {"lora.rank"}
 
 
-def test_the_key_is_that_of_the_content(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trials_key_depends_on_its_content_only(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [trial.key for trial in read().grid()]
     assert keys == [trial.key for trial in read().grid()]
     assert not set(keys) & {trial.key for trial in read(changes={"local.steps": 2}).grid()}
@@ -61,13 +61,13 @@ def test_the_key_is_that_of_the_content(read: Any, monkeypatch: pytest.MonkeyPat
     assert not set(keys) & {trial.key for trial in read().grid()}
 
 
-def test_repeated_samples_have_keys_of_their_own(read: Any) -> None:
+def test_equal_samples_have_different_keys(read: Any) -> None:
     plan = read(SAMPLED)
     arm = {"optimizer.lr": 0.1, "lora.position": "l0"}
     assert plan.trial(0, arm, 0).key != plan.trial(1, arm, 0).key
 
 
-def test_the_engine_digest_covers_methods_and_weights_but_not_the_table(
+def test_the_engine_digest_covers_methods_and_weights_but_not_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import shutil
@@ -91,17 +91,17 @@ def test_the_engine_digest_covers_methods_and_weights_but_not_the_table(
 @pytest.mark.parametrize(
     "axis", [{"optimizer.lr": {"grid": [1, 1.0]}}, {"method": {"grid": ["fedra", {"name": "fedra"}]}}]
 )
-def test_two_arms_that_are_one_run_are_refused(read: Any, axis: dict[str, Any]) -> None:
+def test_two_arms_that_are_the_same_run_are_rejected(read: Any, axis: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="are the same run"):
         read({**GRID, "space": axis, "baseline": None})
 
 
-def test_a_baseline_is_an_arm_to_the_letter(read: Any) -> None:
+def test_a_baseline_must_equal_an_arm_exactly(read: Any) -> None:
     with pytest.raises(UserError, match="`baseline` must be one of the arms"):
         read({**GRID, "space": {"optimizer.lr": {"grid": [0.1, 1.0]}}, "baseline": {"optimizer.lr": 1}})
 
 
-def test_every_arms_t_sne_is_drawn_before_anything_runs(read: Any) -> None:
+def test_the_t_sne_of_every_arm_is_checked_before_the_sweep(read: Any) -> None:
     axis = {"evaluation.tsne_classes": {"grid": [None, 10, 11]}}
     with pytest.raises(UserError, match="at most the 10 classes of the data, but it is 11"):
         read({**GRID, "space": axis, "baseline": None}).preflight()
@@ -112,7 +112,7 @@ def with_paper(**values: float) -> dict[str, Any]:
     return {**GRID, "reference": {"source": "Table 1", "arms": [{"arm": {"lora.rank": 4}, "values": named}]}}
 
 
-def test_a_papers_values_change_neither_the_definition_nor_a_trial(read: Any) -> None:
+def test_a_reference_changes_neither_the_definition_nor_the_trials(read: Any) -> None:
     plain, paper, corrected = (
         read(space) for space in (GRID, with_paper(accuracy__mean=77.1), with_paper(accuracy__mean=77.2))
     )
@@ -122,7 +122,7 @@ def test_a_papers_values_change_neither_the_definition_nor_a_trial(read: Any) ->
     )
 
 
-def test_without_a_papers_domains_no_arm_is_asked_for_its_metrics(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_not_computed_without_domains_in_the_reference(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [read(GRID), read(with_paper(accuracy__mean=77.1))]
     monkeypatch.setattr(RunConfig, "metrics", None)
     assert [plan.reference for plan in plans] == [plan.space.reference for plan in plans]
@@ -137,7 +137,7 @@ def test_without_a_papers_domains_no_arm_is_asked_for_its_metrics(read: Any, mon
         ({}, {"experiment": "fedra_digits"}, False),
     ],
 )
-def test_a_papers_domains_may_be_missing_from_data_that_the_user_took_instead(
+def test_a_references_domains_may_be_missing_from_other_data(
     read: Any, changes: dict[str, Any], options: dict[str, Any], refused: bool
 ) -> None:
     space = with_paper(accuracy__mean=77.1, accuracy__domain__clipart=85)
@@ -155,7 +155,7 @@ LEFT_OUT = {"data.held_out_domains": {"grid": [["plain"], ["noisy"]]}}
 
 
 def leave_out(*values: dict[str, float]) -> dict[str, Any]:
-    """A grid that leaves one domain out, with a paper's values of its arms."""
+    """Return a grid whose arms hold out one domain each, with a paper's values of its arms."""
     arms = [{"data.held_out_domains": held_out} for held_out in LEFT_OUT["data.held_out_domains"]["grid"]]
     printed = [{"arm": arm, "values": value} for arm, value in zip(arms, values, strict=False)]
     return {
@@ -167,7 +167,7 @@ def leave_out(*values: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def test_a_domain_may_be_in_domain_in_one_arm_and_out_of_it_in_another(read: Any, tmp_path: Path) -> None:
+def test_a_domain_may_be_held_out_in_some_arms_only(read: Any, tmp_path: Path) -> None:
     values = {"accuracy/out_of_domain/plain": 60, "accuracy/out_of_domain_mean": 60, "accuracy/domain/noisy": 70}
     plan = read(leave_out(values, {"accuracy/out_of_domain/noisy": 50, "accuracy/domain/plain": 80}))
     manifest = new_sweep(plan, Store(tmp_path / "mlruns")).manifest()
@@ -175,7 +175,7 @@ def test_a_domain_may_be_in_domain_in_one_arm_and_out_of_it_in_another(read: Any
     assert manifest.reference == plan.space.reference
 
 
-def test_a_papers_value_is_of_a_metric_that_its_own_arm_reports(read: Any) -> None:
+def test_a_reference_value_needs_a_metric_that_its_arm_reports(read: Any) -> None:
     space = leave_out({"accuracy/out_of_domain/plain": 60}, {"accuracy/out_of_domain/plain": 50})
     which = r"is not reported by the arm data.held_out_domains=\[noisy\]"
     with pytest.raises(UserError, match=rf"tiny: `reference` accuracy/out_of_domain/plain {which}\.$"):
@@ -183,7 +183,7 @@ def test_a_papers_value_is_of_a_metric_that_its_own_arm_reports(read: Any) -> No
 
 
 @pytest.mark.parametrize("metric", ["accuracy/out_of_domain/noisy", "accuracy/out_of_domain_mean"])
-def test_what_a_paper_holds_out_may_be_missing_from_data_that_the_user_took_instead(read: Any, metric: str) -> None:
+def test_a_references_held_out_domains_may_be_missing_from_other_data(read: Any, metric: str) -> None:
     space = {**with_paper(accuracy__mean=77.1), "fixed": {**GRID["fixed"], "data.held_out_domains": ["noisy"]}}
     space["fixed"] |= {"data.domains": ["plain", "inverted", "noisy"], "federation.depths": [4]}
     space["reference"]["arms"][0]["values"][metric] = 50
@@ -196,7 +196,7 @@ def test_what_a_paper_holds_out_may_be_missing_from_data_that_the_user_took_inst
         read(space)
 
 
-def test_trials_say_what_they_trained_on(read: Any) -> None:
+def test_trials_are_tagged_with_the_source_of_their_synthetic_images(read: Any) -> None:
     given = {"synthetic": "surrogate", "partition.proxy_share": 0.1}
     methods = {"method": {"grid": ["fedra", {"name": "ft", "synthetic_epochs": 1}]}}
     space = {**GRID, "fixed": {**GRID["fixed"], **given}, "space": methods, "baseline": None}
@@ -204,7 +204,7 @@ def test_trials_say_what_they_trained_on(read: Any) -> None:
     assert marks == [("fedra", {}), ("ft", {"synthetic": "surrogate"})]
 
 
-def test_the_manifest_has_the_papers_values(read: Any, tmp_path: Path) -> None:
+def test_the_manifest_contains_the_reference(read: Any, tmp_path: Path) -> None:
     plan = read(with_paper(accuracy__mean=77.1))
     sweep = new_sweep(plan, Store(tmp_path / "mlruns"))
     assert sweep.manifest().reference == plan.space.reference
@@ -217,11 +217,11 @@ def test_the_definition_does_not_depend_on_the_order_of_overrides(read: Any) -> 
     assert read(changes=changes).digests() == read(changes=backwards).digests() != read().digests()
 
 
-def test_synthetic_images_that_nobody_trains_on_are_no_axis():
+def test_unused_synthetic_images_cannot_vary():
     with pytest.raises(UserError) as refusal:
         Plan.read("ablations/synthetic_share", {"method": "ft"}, {})
     assert str(refusal.value) == (
-        "search space ablations/synthetic_share: `synthetic` varies, but in the arm synthetic.share=0.02 nobody trains "
+        "search space ablations/synthetic_share: `synthetic` varies, but the arm synthetic.share=0.02 does not train "
         "on synthetic images."
     )
     assert (
@@ -230,7 +230,7 @@ def test_synthetic_images_that_nobody_trains_on_are_no_axis():
 
 
 def test_each_configuration_is_validated_once_and_each_content_digested_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve trials: the experiment, the base, and all but the one trial that equals the base."""
+    """The 13 validations are those of the experiment, the base, and 11 of 12 trials; one trial equals the base."""
     calls: Counter[str] = Counter()
     validate, digest = RunConfig.of.__func__, content_digests  # type: ignore[attr-defined]
 

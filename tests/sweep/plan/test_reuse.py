@@ -1,4 +1,4 @@
-"""Which trials a sweep takes from earlier ones of its store. No Ray is started."""
+"""Reuse of trials from earlier sweeps in the same results folder. No Ray is started."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def sweep(root: Path, sweep_id: str, **changes: Any) -> SweepStore:
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> SweepStore:
-    """A sweep whose one trial has three rounds and an outcome."""
+    """Return a sweep with a single trial, which has three rounds and an outcome."""
     made = sweep(tmp_path, "earlier")
     end(made, "finished")
     return made
@@ -39,7 +39,7 @@ def end(made: SweepStore, outcome: OutcomeName) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["finished", "diverged"])
-def test_a_trial_that_has_ended_is_taken_with_its_end_and_says_where_from(
+def test_an_ended_trial_is_reused_with_its_outcome_and_tagged_with_its_origin(
     earlier: SweepStore, tmp_path: Path, outcome: OutcomeName
 ) -> None:
     end(earlier, outcome)
@@ -51,7 +51,7 @@ def test_a_trial_that_has_ended_is_taken_with_its_end_and_says_where_from(
     assert mine.trial("k").checkpoint.read_bytes() == earlier.trial("k").checkpoint.read_bytes()
 
 
-def test_how_a_trial_ends_among_arms_that_are_judged_together_is_not_taken(earlier: SweepStore, tmp_path: Path) -> None:
+def test_the_outcome_is_not_reused_for_arms_that_are_judged_together(earlier: SweepStore, tmp_path: Path) -> None:
     mine = sweep(tmp_path, "mine")
     Reuse(Store(tmp_path), mine).give(PLAN, together=True)
     assert mine.trial("k").outcome() is None
@@ -62,13 +62,15 @@ def test_how_a_trial_ends_among_arms_that_are_judged_together_is_not_taken(earli
     "changes",
     [
         {"fresh": True},
-        {"scheduler": "pbt"},  # members go on from one another at rounds that a whole trial is beyond
+        {
+            "scheduler": "pbt"
+        },  # members continue from states in the middle of a run, which a finished trial no longer has
         {"processor": "x86_64, 2 threads"},
         {"processor": ""},
         {"digests": {"packages": "other"}},
     ],
 )
-def test_nothing_is_taken_where_numbers_could_differ_or_nobody_wants_it(
+def test_nothing_is_reused_if_results_could_differ_or_the_user_declines(
     earlier: SweepStore, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     assert earlier.ended() == ["k"]
@@ -77,7 +79,7 @@ def test_nothing_is_taken_where_numbers_could_differ_or_nobody_wants_it(
     assert not mine.trial("k").planned
 
 
-def test_failures_are_tried_anew_and_what_is_planned_is_left_alone(earlier: SweepStore, tmp_path: Path) -> None:
+def test_failed_trials_are_not_reused_and_planned_trials_not_replaced(earlier: SweepStore, tmp_path: Path) -> None:
     mine = sweep(tmp_path, "mine")
     mine.trial("k").plan(PLAN)
     assert Reuse(Store(tmp_path), mine).give(PLAN) == PLAN

@@ -1,4 +1,4 @@
-"""A search that knows an earlier sweep: what it takes, what it leaves out, and that it needs the other no more."""
+"""Warm start of a search: the trials that it uses and leaves out, and its independence of the earlier sweep."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def read(folder: Path, name: str = "new", **changes: Any) -> Plan:
 
 @pytest.fixture
 def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepStore:
-    """A sweep of `old` with four trials inside of the axes, three outside, one pruned and one not ended."""
+    """Return a sweep of `old` with four trials within the axes, three outside, one pruned and one not ended."""
     monkeypatch.chdir(tmp_path)
     wide = {"optimizer.lr": {"loguniform": [0.001, 1.0]}, "lora.position": {"choice": ["l0", "l1", "both"]}}
     plan = read(tmp_path, "old", space=wide)
@@ -59,22 +59,20 @@ def opened(folder: Path, **changes: Any) -> tuple[Plan, SweepStore]:
     return plan, new_sweep(plan, Store(folder / "mlruns"))
 
 
-def test_finished_trials_within_the_axes_are_taken_and_the_others_counted(tmp_path: Path, earlier: SweepStore) -> None:
+def test_finished_trials_within_the_axes_are_used_and_the_others_counted(tmp_path: Path, earlier: SweepStore) -> None:
     _, sweep = opened(tmp_path)
     assert warm_start.known(sweep) == [(arm, (place / 10,)) for place, arm in enumerate(INSIDE)]
     taken = warm_start.read(sweep)
     assert taken is not None
     assert taken.note(ROUNDS) == (
-        f"Warm start: 4 trials of old@{earlier.folder.name}; 2 left out that did not finish; "
-        "3 left out that do not lie in the axes of this space."
+        f"Warm start: 4 trials of old@{earlier.folder.name}; left out: 2 that did not finish, "
+        "3 outside the axes of this search space."
     )
-    assert f"{earlier.folder.name}, of {ROUNDS} rounds where this sweep has 30;" in taken.note(30)
+    assert f"{earlier.folder.name}, with {ROUNDS} rounds instead of 30;" in taken.note(30)
     assert json.loads((sweep.folder / "warm_start.json").read_text())["known"][3]["arm"] == INSIDE[3]
 
 
-def test_a_sweep_s_id_is_taken_as_well_and_the_second_objective_from_the_rounds(
-    tmp_path: Path, earlier: SweepStore
-) -> None:
+def test_a_warm_start_accepts_a_sweep_id_and_computes_the_second_objective(tmp_path: Path, earlier: SweepStore) -> None:
     two = {"objective": {"metric": METRIC, "against": {"metric": "megabytes/sent"}}, "scheduler": {"name": "none"}}
     plan = read(tmp_path, search={**SEARCH, "warm_start": f"old@{earlier.folder.name}"}, **two)
     taken = warm_start.collect(plan, Store(tmp_path / "mlruns"))
@@ -82,9 +80,7 @@ def test_a_sweep_s_id_is_taken_as_well_and_the_second_objective_from_the_rounds(
     assert [one.values for one in taken.known] == [(place / 10, place * (ROUNDS + 1.0)) for place in range(4)]
 
 
-def test_what_was_taken_steers_the_search_and_a_resume_needs_the_other_sweep_no_more(
-    tmp_path: Path, earlier: SweepStore
-) -> None:
+def test_a_resumed_warm_start_does_not_need_the_earlier_sweep(tmp_path: Path, earlier: SweepStore) -> None:
     def proposed(plan: Plan, sweep: SweepStore) -> Any:
         return SampledSearch(plan, sweep, lambda trial: None, Packing(0, 1, sweep)).suggest("t")
 
@@ -111,12 +107,12 @@ def test_what_was_taken_steers_the_search_and_a_resume_needs_the_other_sweep_no_
         (
             "old",
             {"space": {"lora.rank": {"choice": [1, 4]}}},
-            "`search.warm_start` old@{id} has nothing for search space new: "
-            "none of its 7 finished trials lies in the axes lora.rank.",
+            "`search.warm_start` old@{id} has no trial that search space new can use: "
+            "none of its 7 finished trials is within the axes lora.rank.",
         ),
     ],
 )
-def test_an_earlier_sweep_that_cannot_be_used_is_refused_before_a_new_one_is_made(
+def test_an_unusable_earlier_sweep_is_rejected_before_a_new_sweep_is_created(
     tmp_path: Path, earlier: SweepStore, named: str, changes: dict[str, Any], sentence: str
 ) -> None:
     plan = read(tmp_path, search={**SEARCH, "warm_start": named}, **changes)
@@ -127,18 +123,18 @@ def test_an_earlier_sweep_that_cannot_be_used_is_refused_before_a_new_one_is_mad
     assert len(store.sweeps()) == 1
 
 
-def test_a_sweep_without_a_finished_trial_has_nothing(tmp_path: Path, earlier: SweepStore) -> None:
+def test_a_sweep_without_finished_trials_is_no_warm_start(tmp_path: Path, earlier: SweepStore) -> None:
     for trial in earlier.trials():
         earlier.trial(trial.plan.key).reopen()
     with pytest.raises(UserError, match=r"none of its 9 trials has finished\."):
         opened(tmp_path)
 
 
-def test_only_a_search_that_learns_is_started_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tpe_accepts_a_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_space(tmp_path, "new", {**SAMPLED, "search": {"name": "random"}})
     with pytest.raises(UserError) as refusal:
         Plan.read("new", {}, {"search.warm_start": "old"})
     assert str(refusal.value) == (
-        "--warm-start is for `search` tpe, which learns from results, but search space new has random."
+        "--warm-start needs `search` tpe, which learns from results, but search space new has `search` random."
     )

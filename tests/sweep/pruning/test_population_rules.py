@@ -121,22 +121,22 @@ def test_first_values_fill_their_ranges_evenly() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"space": {"lora.rank": {"integer": [1, 8]}}}, "a `uniform` or `loguniform` range, which `space.lora.rank`"),
-        ({"space": {"lora.position": {"choice": ["l0", "both"]}}}, "range, which `space.lora.position` does not give"),
+        ({"space": {"lora.rank": {"integer": [1, 8]}}}, "`loguniform` range, but `space.lora.rank` has `integer`"),
+        ({"space": {"lora.position": {"choice": ["l0", "both"]}}}, "range, but `space.lora.position` has `choice`"),
         (
             {"space": {"optimizer.lr": {"uniform": [0.1, 0.5], "step": 0.1}}},
-            "needs a range without steps or conditions, but `space.optimizer.lr` has a `step`",
+            "needs a range without `step` and `when`, but `space.optimizer.lr` has `step`",
         ),
         (
             {"space": {"optimizer.lr": {"uniform": [0.1, 0.5], "when": {"method.name": "fedra"}}}},
-            "needs a range without steps or conditions, but `space.optimizer.lr` has `when`",
+            "needs a range without `step` and `when`, but `space.optimizer.lr` has `when`",
         ),
-        ({"space": {"lora.scaling": {"uniform": [0.5, 2.0]}}}, "`lora.scaling` is none that may change there"),
+        ({"space": {"lora.scaling": {"uniform": [0.5, 2.0]}}}, "`lora.scaling` cannot change during a run"),
         ({"space": {"optimizer.lrr": {"uniform": [0.5, 2.0]}}}, "did you mean `optimizer.lr`"),
         ({"search": {"name": "tpe", "samples": 8}}, "`scheduler` pbt needs `search` random, whose samples"),
         (
             {"scheduler": {"name": "pbt", "quantile": 0.2}},
-            "of the 4 samples must be one at least, but it is 0.2 of them",
+            "must replace at least one of 4 samples, but it is 0.2",
         ),
         ({"scheduler": {"name": "pbt", "quantile": 0.6}}, "`scheduler.quantile` must be less than or equal to 0.5"),
         ({"scheduler": {"name": "pbt", "factors": []}}, "`scheduler.factors`"),

@@ -68,7 +68,7 @@ def test_a_set_that_was_made_anew_is_not_the_one_in_memory(project: Path) -> Non
     card = project / "data" / "pacs-64" / "card.json"
     card.write_text(card.read_text().replace(before.digest, "0" * 64))
     assert split(read().base)[0].digest == "0" * 64
-    with pytest.raises(UserError, match="the data of this trial changed since its sweep began"):
+    with pytest.raises(UserError, match="the data of this trial changed after its sweep began"):
         check_digests(read().base, {"data": before.digest, "weights": read().base.backbone.fingerprint()})
 
 

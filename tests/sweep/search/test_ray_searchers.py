@@ -1,4 +1,4 @@
-"""Samples from Optuna: a function of recorded results alone, whoever runs the trials and however often it is killed."""
+"""Samples from Optuna, which depend on recorded results only, and not on workers or restarts."""
 
 import json
 import shutil
@@ -52,12 +52,12 @@ def search_in(folder: Path, plan: Plan) -> SampledSearch:
 
 
 def value_of(arm: dict[str, Any]) -> float:
-    """A stand-in for training that prefers a learning rate."""
+    """Return a simulated accuracy, which is best at a learning rate of 0.05."""
     return 1 - abs(arm["optimizer.lr"] - 0.05)
 
 
 def fate_of(arm: dict[str, Any]) -> tuple[str, int]:
-    """How a trial ends, and at which round: some fail, some are pruned, as their arms have it."""
+    """Return a trial's simulated outcome and its last round, both determined by the arm."""
     digit = round(1e6 * arm["optimizer.lr"]) % 10
     return ("failed", 0) if digit == 0 else ("pruned", 1) if digit < 4 else ("finished", ROUNDS)
 
@@ -65,7 +65,7 @@ def fate_of(arm: dict[str, Any]) -> tuple[str, int]:
 def end(
     folder: Path, suggestion: dict[str, Any], value: Value = value_of, fate: tuple[str, int] = ("finished", ROUNDS)
 ) -> None:
-    """Write what a trial and the driver leave on disk."""
+    """Write the files that a trial and the driver leave on disk."""
     outcome, rounds = fate
     trial = SweepStore(folder).trial(suggestion["trial"])
     sent = {"bytes/up": 1e6 * suggestion["optimizer.lr"], "bytes/down": 0.0}
@@ -80,7 +80,7 @@ def end(
 def play(
     folder: Path, plan: Plan, value: Value = value_of, fate: Callable[[dict[str, Any]], tuple[str, int]] = fate_of
 ) -> list[dict[str, Any]]:
-    """All samples, one after the other."""
+    """Run all samples of a search one after the other and return them."""
     search, arms = search_in(folder, plan), []
     while (suggestion := search.suggest(f"t{len(arms)}")) != Searcher.FINISHED:
         assert isinstance(suggestion, dict)
@@ -91,7 +91,7 @@ def play(
 
 
 @pytest.mark.parametrize("changes", [{}, TWO], ids=["one objective", "two objectives"])
-def test_whoever_runs_the_trials_and_however_often_it_is_killed_the_same_are_proposed(
+def test_proposals_do_not_depend_on_workers_or_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,7 +100,7 @@ def test_whoever_runs_the_trials_and_however_often_it_is_killed_the_same_are_pro
     expected = play(tmp_path / "expected", plan, fate=fate)
     assert len({one["optimizer.lr"] for one in expected}) == SEARCH["samples"]
 
-    # An example is a whole sweep: to shrink a failing one would take minutes.
+    # Each example is a whole sweep, so shrinking a failing example would take minutes.
     @settings(
         max_examples=4,
         deadline=None,
@@ -109,7 +109,7 @@ def test_whoever_runs_the_trials_and_however_often_it_is_killed_the_same_are_pro
     )
     @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=9, max_size=9))
     def check(workers: int, ends: list[tuple[int, bool]]) -> None:
-        """At each step the workers are filled, one of those that run ends, and perhaps the driver is killed."""
+        """At each step, start trials on all idle workers, end one trial, and possibly restart the driver."""
         folder = tmp_path / "any"
         shutil.rmtree(folder, ignore_errors=True)
         search, running, names = search_in(folder, plan), dict[str, Any](), iter(range(10**6))
@@ -121,7 +121,7 @@ def test_whoever_runs_the_trials_and_however_often_it_is_killed_the_same_are_pro
             one = running.pop(name)
             end(folder, one, fate=fate(one))
             search.on_trial_complete(name, {})
-            if killed:  # the others are handed out again
+            if killed:  # the other running trials are handed out again
                 search, running = search_in(folder, plan), {}
         assert search.suggest("one more") == Searcher.FINISHED
         assert [trial.plan.arm for trial in SweepStore(folder).trials()] == [arm_of(one) for one in expected]
@@ -137,7 +137,7 @@ def arm_of(suggestion: dict[str, Any]) -> dict[str, Any]:
 def test_a_sample_is_proposed_from_the_results_of_all_but_those_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    """With three in flight sample 12 knows of samples 0 to 9: the results of 10 and 11 are not even looked at."""
+    """With three samples in flight, sample 12 depends on the results of samples 0 to 9, but not of 10 and 11."""
     monkeypatch.chdir(tmp_path)
     sampled = read(tmp_path, **changes)
     proposals = Proposals(sampled.space, sampled.tentative)
@@ -157,11 +157,11 @@ def test_a_sample_is_proposed_from_the_results_of_all_but_those_in_flight(
     assert proposals.needed(12) == range(10)
     found = [proposed(best) for best in range(10)]
     assert len({json.dumps(one) for one in found}) >= 6
-    arms[11] = found[9]  # that it runs is known, so that another is tried
+    arms[11] = found[9]  # a running sample is known to the estimator, which then proposes another one
     assert proposed(9) != found[9]
 
 
-def test_as_many_are_out_at_once_as_may_be_in_flight(tmp_path: Path, plan: Plan) -> None:
+def test_at_most_in_flight_samples_run_at_once(tmp_path: Path, plan: Plan) -> None:
     search = search_in(tmp_path / "a", plan)
     out: list[Any] = [search.suggest(f"t{number}") for number in range(5)]
     assert [one is None for one in out] == [False, False, False, True, True]
@@ -175,7 +175,7 @@ def test_as_many_are_out_at_once_as_may_be_in_flight(tmp_path: Path, plan: Plan)
     assert search.suggest("sample 5 needs that of sample 2") is None
 
 
-def test_random_samples_wait_for_nothing_and_are_those_that_the_estimator_starts_with(
+def test_random_samples_never_wait_and_equal_the_startup_samples_of_tpe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -190,12 +190,12 @@ def test_random_samples_wait_for_nothing_and_are_those_that_the_estimator_starts
     assert len({one["optimizer.lr"] for one in drawn[0]}) == 6
 
 
-def test_a_search_of_failures_goes_on(tmp_path: Path, plan: Plan) -> None:
+def test_a_search_continues_after_failures(tmp_path: Path, plan: Plan) -> None:
     arms = play(tmp_path / "a", plan, fate=lambda arm: ("failed", 0))
     assert len({one["optimizer.lr"] for one in arms}) == SEARCH["samples"]
 
 
-def test_a_trial_that_ray_lost_is_handed_out_again(tmp_path: Path, plan: Plan) -> None:
+def test_a_lost_trial_is_handed_out_again(tmp_path: Path, plan: Plan) -> None:
     search = search_in(tmp_path / "a", plan)
     first = search.suggest("t0")
     assert search.suggest("t1") != first
@@ -203,7 +203,7 @@ def test_a_trial_that_ray_lost_is_handed_out_again(tmp_path: Path, plan: Plan) -
     assert search.suggest("t2") == first
 
 
-def test_the_estimator_is_told_how_each_trial_ended(tmp_path: Path, plan: Plan) -> None:
+def test_the_estimator_gets_the_outcome_of_each_trial(tmp_path: Path, plan: Plan) -> None:
     search, folder = search_in(tmp_path / "a", plan), tmp_path / "a"
     fates = [("finished", ROUNDS), ("pruned", 1), ("failed", 0)]
     for number, fate in enumerate(fates):
@@ -224,7 +224,7 @@ def test_a_trial_without_a_finite_objective_counts_as_failed(tmp_path: Path, pla
 
 
 def test_a_second_objective_steers_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent grows with the learning rate, and the accuracy is the same everywhere: the mode decides."""
+    """Only the second objective, which grows with the learning rate, distinguishes the samples here."""
     monkeypatch.chdir(tmp_path)
     means = {}
     for mode in ("min", "max"):
@@ -235,7 +235,7 @@ def test_a_second_objective_steers_the_search(tmp_path: Path, monkeypatch: pytes
     assert 3 * means["min"] < means["max"]
 
 
-def test_points_to_try_first_are_tried_first_and_completed_where_they_are_partial(
+def test_first_points_are_tried_first_and_completed_by_sampling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -254,18 +254,18 @@ def test_points_to_try_first_are_tried_first_and_completed_where_they_are_partia
     [
         (
             [{"optimizer.lrr": 0.1}],
-            "`search.first.0` names `optimizer.lrr`, which `space` does not vary; did you mean `optimizer.lr`?",
+            "`search.first.0` sets `optimizer.lrr`, which `space` does not vary; did you mean `optimizer.lr`?",
         ),
         (
             [{"optimizer.lr": 0.5}],
-            "`search.first.0`: `optimizer.lr` must be a number from 0.001 to 0.3, but it is 0.5.",
+            "`optimizer.lr` in `search.first.0` must be a number from 0.001 to 0.3, but it is 0.5.",
         ),
-        ([{}], "`search.first.0` must give a value of `space`, but it is empty."),
-        ([{"lora.position": "l1"}], "`search.first.0`: `lora.position` must be one of l0, both, but it is l1."),
-        ([{"lora.position": "l0"}] * 10, "`search.first` has 10 points, but `search.samples` is 9."),
+        ([{}], "`search.first.0` must have a value for at least one axis, but it is empty."),
+        ([{"lora.position": "l1"}], "`lora.position` in `search.first.0` must be one of l0, both, but it is l1."),
+        ([{"lora.position": "l0"}] * 10, "`search.first` has 10 points, but `search.samples` allows only 9."),
     ],
 )
-def test_points_that_no_sample_could_be_are_refused(
+def test_first_points_outside_the_axes_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: list[Any], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -274,8 +274,8 @@ def test_points_that_no_sample_could_be_are_refused(
     assert str(refusal.value) == f"search space tiny: {sentence}"
 
 
-def test_a_point_whose_run_is_impossible_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each value lies in its axis, but not both in one run."""
+def test_a_first_point_with_an_invalid_run_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value is within its axis, but the two values are invalid together."""
     monkeypatch.chdir(tmp_path)
     space = {"lora.rank": {"integer": [1, 8]}, "method": {"choice": ["fedra", "inclusivefl"]},
              "aggregation.lora": {"choice": ["factors", "product_svd"]}}  # fmt: skip
@@ -289,12 +289,12 @@ def test_a_point_whose_run_is_impossible_is_refused(tmp_path: Path, monkeypatch:
     [
         (
             {**TWO, "scheduler": SAMPLED["scheduler"]},
-            "`scheduler` asha prunes by one objective, and `objective.against` megabytes/sent is a second one: "
-            "it needs `scheduler` none.",
+            "`objective.against` megabytes/sent needs `scheduler` none, but it is asha, which prunes by a single "
+            "objective.",
         ),
         (
             {**TWO, "objective": {"metric": METRIC, "against": {"metric": METRIC}}},
-            "`objective.against.metric` must be another one than `objective.metric` accuracy/mean.",
+            "`objective.against.metric` must differ from `objective.metric`, but both are accuracy/mean.",
         ),
         (
             {**TWO, "objective": {"metric": METRIC, "against": {"metric": "megabytes/snt"}}},
@@ -303,7 +303,7 @@ def test_a_point_whose_run_is_impossible_is_refused(tmp_path: Path, monkeypatch:
         ),
     ],
 )
-def test_two_objectives_that_cannot_be_are_refused(
+def test_invalid_pairs_of_objectives_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -327,7 +327,7 @@ def test_choices_may_be_lists_and_whole_objects(tmp_path: Path, monkeypatch: pyt
         assert seen == {json.dumps(value, sort_keys=True) for value in axis["choice"]}
 
 
-def test_nothing_global_is_drawn(tmp_path: Path, plan: Plan) -> None:
+def test_global_random_generators_are_not_used(tmp_path: Path, plan: Plan) -> None:
     import random
 
     import numpy as np
@@ -337,7 +337,7 @@ def test_nothing_global_is_drawn(tmp_path: Path, plan: Plan) -> None:
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
-def test_samples_wait_while_the_first_is_measured_and_are_the_same(plan: Plan, tmp_path: Path) -> None:
+def test_samples_wait_for_the_memory_measurement_and_do_not_change(plan: Plan, tmp_path: Path) -> None:
     expected = play(tmp_path / "expected", plan)
     sweep = SweepStore(tmp_path / "packed")
     packing = Packing("auto", 4, sweep, apart=False)
@@ -356,7 +356,7 @@ def test_samples_wait_while_the_first_is_measured_and_are_the_same(plan: Plan, t
     assert [arm_of(one) for one in arms] == [arm_of(one) for one in expected]
 
 
-def test_a_planned_search_replays_its_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planned_search_hands_out_its_list_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_space(tmp_path, "grid", GRID)
     trials = Plan.read("grid", {}, {}).grid()
@@ -364,9 +364,9 @@ def test_a_planned_search_replays_its_list(tmp_path: Path, monkeypatch: pytest.M
     sweep = SweepStore(tmp_path / "sweep")
     search = PlannedSearch(sweep, trials, ROUNDS, announced.append, Packing(0, 1, sweep))
     suggestions: list[Any] = [search.suggest(str(number)) for number in range(5)]
-    assert suggestions[4] is None  # what runs may have to go on
+    assert suggestions[4] is None  # running trials may be lost and handed out again
     for number in (3, 2, 0, 1):
-        if number in (0, 3):  # of the others, the worker was lost
+        if number in (0, 3):  # the workers of the other trials were lost
             sweep.trial(trials[number].key).end(Outcome(outcome="finished", round=ROUNDS))
         search.on_trial_complete(str(number), {"round": ROUNDS}, error=number in (1, 2))
     assert [search.suggest("4"), search.suggest("5")] == suggestions[1:3]

@@ -1,4 +1,4 @@
-"""Component ablations: which arms there are, what each of them changes, and how they are said."""
+"""Component ablations: their arms, the changes of each arm, and the labels."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ LEFT_OUT = {
     "lora.dropout": 0.5,
     "optimizer.clip_norm": None,
 }
-"""Of fedbrick_digits; none of them is so there."""
+"""Components of fedbrick_digits, with values that differ from those of the experiment."""
 FILE: dict[str, Any] = {
     "experiment": "fedbrick_digits",
     "ablate": {"method.anneal": False, "method.compensate": "off"},
@@ -53,13 +53,13 @@ def space(**entries: Any) -> SearchSpace:
 
 
 @given(SOME)
-def test_a_component_more_is_an_arm_more_and_of_all_sets_twice_as_many(components):
+def test_an_ablation_has_one_arm_for_each_component_or_for_each_set(components):
     assert len(ablation_arms(components, "one")) == len(components) + 1
     assert len(ablation_arms(components, "all")) == 2 ** len(components)
 
 
 @given(SOME, SUBSETS)
-def test_the_full_method_comes_first_and_no_set_comes_twice(components, subsets):
+def test_the_full_method_is_the_first_arm_and_no_set_is_repeated(components, subsets):
     sets = [arm[ABLATED] for arm in ablation_arms(components, subsets)]
     assert sets[0] == []
     assert len({frozenset(one) for one in sets}) == len(sets)
@@ -79,7 +79,7 @@ def test_an_ablation_crosses_with_every_axis(components, subsets, crossed):
 
 
 @pytest.mark.parametrize("axes", [{}, RANKS])
-def test_an_arm_differs_from_the_full_method_in_its_components_only(read, axes):
+def test_an_arm_differs_from_the_full_method_only_in_its_components(read, axes):
     plan = read(ablate=LEFT_OUT, subsets="all", space=axes)
     arms = plan.arms
     assert len(arms) == 2 ** len(LEFT_OUT) * (2 if axes else 1)
@@ -90,7 +90,7 @@ def test_an_arm_differs_from_the_full_method_in_its_components_only(read, axes):
         }
 
 
-def test_the_full_method_is_the_experiment_with_what_is_fixed(read):
+def test_the_full_method_is_the_experiment_with_the_fixed_changes(read):
     plan = read({"local.steps": 2}, fixed={"federation.rounds": 3})
     full = plan.resolve({ABLATED: []}, 0)
     assert full == plan.base
@@ -98,12 +98,12 @@ def test_the_full_method_is_the_experiment_with_what_is_fixed(read):
 
 
 @pytest.mark.parametrize("word", ["off", False])
-def test_off_and_false_say_the_same(read, word):
+def test_off_and_false_are_equivalent(read, word):
     plan = read(ablate={"method.compensate": word})
     assert plan.resolve({ABLATED: ["method.compensate"]}, 0).method.compensate is False
 
 
-def test_off_and_on_are_words_where_words_are_meant():
+def test_off_and_on_become_booleans_for_boolean_hyperparameters_only():
     known = {"true": True, "false": False, "word": "softmax", "number": 1.0}
     ablate = {"true": "off", "false": "on", "word": "off", "number": "off", "unknown": "on"}
     expected = {"true": False, "false": True, "word": "off", "number": "off", "unknown": "on"}
@@ -132,11 +132,11 @@ def test_trials_of_an_ablation_have_readable_names_everywhere(read, tmp_path):
     assert manifest.baseline == {ABLATED: []}
 
 
-def test_names_outside_of_the_method_are_whole():
+def test_labels_show_the_whole_name_of_a_component_outside_the_method():
     assert arm_label({ABLATED: ["method.momentum", "optimizer.momentum"]}) == "without momentum, optimizer.momentum"
 
 
-def test_a_paper_may_name_any_arm(read):
+def test_a_reference_may_contain_any_arm(read):
     arms = [{ABLATED: []}, {ABLATED: ["method.anneal"]}]
     printed = [{"arm": arm, "values": {"accuracy/mean": 50 + place}} for place, arm in enumerate(arms)]
     paper = read(reference={"source": "Table 4", "arms": printed}).reference
@@ -147,7 +147,7 @@ def test_a_paper_may_name_any_arm(read):
     ("entries", "sentence"),
     [
         ({"ablate": {}}, "`ablate` must have at least 1 item after validation, not 0, but it is {}."),
-        ({"ablate": None}, "`space`, `named` or `ablate` must say what varies, but none does."),
+        ({"ablate": None}, "at least one of `space`, `named` and `ablate` must be given, but none is."),
         ({"ablate": ["method.anneal"]}, '`ablate` must be an object, but it is ["method.anneal"].'),
         (
             {"ablate": {"method.aneal": False}},
@@ -156,38 +156,41 @@ def test_a_paper_may_name_any_arm(read):
         ),
         (
             {"ablate": {"method.anneal": True}},
-            "`ablate` leaves `method.anneal` out by true, which it is already in the arm full.",
+            "`ablate` sets `method.anneal` to true, but it already has this value in the arm full.",
         ),
         (
             {"ablate": {"method.anneal": "on"}},
-            "`ablate` leaves `method.anneal` out by true, which it is already in the arm full.",
+            "`ablate` sets `method.anneal` to true, but it already has this value in the arm full.",
         ),
         (
             {"ablate": {"method.server_epochs": 0}, "fixed": {"method": "fedbrick", "method.server_epochs": 0}},
-            "`method.server_epochs` is varied by the search space and cannot be fixed as well.",
+            "`method.server_epochs` is varied by the search space and cannot also be in `fixed`.",
         ),
         (
             {"ablate": {"method.lambda_w": 0}, "fixed": {"method": {"name": "fedbrick", "lambda_w": 0.0}}},
-            "`ablate` leaves `method.lambda_w` out by 0, which it is already in the arm full.",
+            "`ablate` sets `method.lambda_w` to 0, but it already has this value in the arm full.",
         ),
         (
             {"space": {"method.anneal": {"grid": [True, False]}}},
-            "`method.anneal` is left out by `ablate` and cannot be varied by `space` as well.",
+            "`method.anneal` is left out by `ablate` and cannot also vary in `space`.",
         ),
         (
             {"space": {"method.anneal, lora.rank": {"grid": [[True, 4]]}}},
-            "`method.anneal` is left out by `ablate` and cannot be varied by `space` as well.",
+            "`method.anneal` is left out by `ablate` and cannot also vary in `space`.",
         ),
         (
             {"space": {"method": {"grid": [{"name": "fedbrick", "compensate": False}, "fedbrick"]}}},
-            "`ablate` leaves `method.compensate` out by false, which it is already in the arm "
+            "`ablate` sets `method.compensate` to false, but it already has this value in the arm "
             "method=fedbrick (compensate false), full.",
         ),
-        ({"ablate": {"seed": 1}}, "seeds are given by `seeds`, not as a hyperparameter of the space."),
+        (
+            {"ablate": {"seed": 1}},
+            "`seed` must not be a hyperparameter of the search space; list the seeds in `seeds`.",
+        ),
         ({"search": {"name": "tpe"}, "seeds": [0]}, "`ablate` needs `search` grid, but it is tpe."),
         (
             {"ablate": None, "space": RANKS, "subsets": "all"},
-            "`subsets` all is of the components of `ablate`, of which there are none.",
+            "`subsets` all needs components in `ablate`, but there are none.",
         ),
         ({"subsets": "every"}, "`subsets` must be 'one' or 'all', but it is \"every\"."),
         (
@@ -197,7 +200,7 @@ def test_a_paper_may_name_any_arm(read):
         ({"baseline": {}}, "`baseline` must be one of the arms, but {} is not."),
     ],
 )
-def test_a_wrong_ablation_is_refused(read, entries, sentence):
+def test_an_invalid_ablation_is_rejected(read, entries, sentence):
     with pytest.raises(UserError) as refusal:
         read(**entries)
     assert str(refusal.value) == f"search space mine: {sentence}"
@@ -213,7 +216,7 @@ def test_a_wrong_ablation_is_refused(read, entries, sentence):
         ),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_with_its_arm(read, ablate, sentence):
+def test_the_error_about_a_wrong_type_names_the_arm(read, ablate, sentence):
     with pytest.raises(UserError) as refusal:
         read(ablate=ablate)
     assert str(refusal.value) == f"search space mine, arm {sentence}"

@@ -1,4 +1,4 @@
-"""Axes with conditions and designs of arms, against a reference that tries every combination."""
+"""Axes with conditions and experimental designs, compared with a reference that tries every combination."""
 
 import itertools
 from typing import Any
@@ -15,13 +15,13 @@ from fedsweep.sweep.space.search_space import SearchSpace
 
 NAMES = ["a", "b", "c", "d", "e"]
 BASE = dict.fromkeys(NAMES, 1)
-"""What a run has where an axis is not there; a value of every axis, so that a condition may hold by it."""
+"""The values of a run whose axes are inactive. They are values of the axes, so a condition on one may hold."""
 FILE: dict[str, Any] = {"experiment": "fedra_digits", "scheduler": {"name": "none"}}
 
 
 @st.composite
 def axes(draw) -> dict[str, Any]:
-    """Up to five axes in any order; each may ask for values of some that come before it in the alphabet."""
+    """Draw up to five axes in any order, each with optional conditions on alphabetically earlier axes."""
     found = {}
     for place, name in enumerate(NAMES[: draw(st.integers(1, 5))]):
         axis: dict[str, Any] = {"values": draw(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True))}
@@ -47,7 +47,7 @@ def run(arm: dict[str, Any]) -> dict[str, Any]:
 
 
 def collapsed(found: dict[str, Any], raw: dict[str, int]) -> dict[str, int]:
-    """A combination of all axes without those that are not there, by the definition."""
+    """Return a combination of values without those of inactive axes, by the definition of conditions."""
 
     def there(name: str) -> bool:
         wanted = found[name].get("when", {})
@@ -60,7 +60,7 @@ def collapsed(found: dict[str, Any], raw: dict[str, int]) -> dict[str, int]:
 
 
 def reference(found: dict[str, Any]) -> list[dict[str, int]]:
-    """Every combination, collapsed, in the order of its first appearance."""
+    """Return every combination without inactive values, in the order of first appearance."""
     raw = itertools.product(*(axis["values"] for axis in found.values()))
     arms = [collapsed(found, dict(zip(found, values, strict=True))) for values in raw]
     seen: dict[str, dict[str, int]] = {}
@@ -70,14 +70,14 @@ def reference(found: dict[str, Any]) -> list[dict[str, int]]:
 
 
 @given(axes())
-def test_a_grid_with_conditions_is_the_whole_grid_collapsed(found):
+def test_a_grid_with_conditions_equals_the_full_grid_without_inactive_values(found):
     arms = space(found).arms(run)
     assert arms == reference(found)
     assert [list(arm) for arm in arms] == [[name for name in found if name in arm] for arm in arms]
 
 
 @given(axes(), st.randoms())
-def test_what_is_drawn_are_the_names_that_are_there_and_no_others(found, rng):
+def test_exactly_the_active_axes_are_sampled(found, rng):
     sampled, drawn = space(found, "choice"), {}
     raw = {name: rng.choice(axis["values"]) for name, axis in found.items()}
     while (name := sampled.next_name(drawn, run)) is not None:
@@ -87,7 +87,7 @@ def test_what_is_drawn_are_the_names_that_are_there_and_no_others(found, rng):
 
 
 @given(axes())
-def test_all_combinations_of_a_sampled_search_are_those_of_the_grid(found):
+def test_probes_of_a_sampled_search_are_the_arms_of_the_grid(found):
     probes = {identity(one) for one in space(found, "choice").probes(run)}
     assert probes == {identity(one) for one in reference(found)}
 
@@ -98,7 +98,7 @@ def items(arm: dict[str, Any]) -> list[tuple[str, Any]]:
 
 @settings(max_examples=60)
 @given(axes())
-def test_where_combinations_are_too_many_every_pair_that_can_be_is_checked(found):
+def test_probes_of_too_many_combinations_contain_every_reachable_pair(found):
     possible = reference(found)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(space_module, "PROBED", 0)
@@ -117,7 +117,7 @@ def test_where_combinations_are_too_many_every_pair_that_can_be_is_checked(found
         assert seen == reachable
 
 
-def test_pairs_of_many_axes_take_few_arms():
+def test_few_arms_contain_all_pairs_of_many_axes():
     wide = {f"x{place}": {"values": [1, 2, 3, 4]} for place in range(9)}  # 4 ** 9 combinations
     chosen = space(wide, "choice").probes(dict)
     assert 16 <= len(chosen) < 60
@@ -125,7 +125,7 @@ def test_pairs_of_many_axes_take_few_arms():
         assert len({(arm[one], arm[other]) for arm in chosen}) == 16
 
 
-def test_ends_of_ranges_and_what_conditions_ask_of_them_are_checked():
+def test_probes_contain_the_ends_of_ranges_and_the_values_in_conditions():
     file = FILE | {
         "search": {"name": "tpe"},
         "seeds": [0],
@@ -143,8 +143,8 @@ def test_ends_of_ranges_and_what_conditions_ask_of_them_are_checked():
 
 @settings(max_examples=20)
 @given(axes(), st.randoms())
-def test_one_factor_is_the_baseline_and_each_other_value_by_itself(found, rng):
-    """Where no axis has a condition."""
+def test_one_factor_has_the_baseline_and_each_single_change(found, rng):
+    """The axes have no conditions here."""
     bare = {name: {"values": axis["values"]} for name, axis in found.items()}
     baseline = {name: rng.choice(axis["values"]) for name, axis in bare.items()}
     arms = space(bare, design="one_factor", baseline=baseline).arms(run)
@@ -157,7 +157,7 @@ def test_one_factor_is_the_baseline_and_each_other_value_by_itself(found, rng):
 
 
 @given(axes(), st.randoms())
-def test_one_factor_with_conditions_has_arms_of_the_grid_that_are_one_choice_away(found, rng):
+def test_one_factor_with_conditions_has_the_grid_arms_with_a_single_change(found, rng):
     full = space(found).arms(run)
     whole = [arm for arm in full if len(arm) == len(found)]
     if not whole:
@@ -177,7 +177,7 @@ def test_one_factor_with_conditions_has_arms_of_the_grid_that_are_one_choice_awa
 
 
 @given(axes(), st.randoms())
-def test_an_arm_is_compared_with_one_that_has_the_baselines_values_and_else_its_own(found, rng):
+def test_an_arm_is_compared_with_the_arm_that_differs_in_the_baselines_values_only(found, rng):
     arms = space(found).arms(run)
     whole = rng.choice(arms)
     baseline = {name: whole[name] for name in whole if rng.random() < 0.5}
@@ -190,7 +190,7 @@ def test_an_arm_is_compared_with_one_that_has_the_baselines_values_and_else_its_
         assert others.get(identity(arm)) == (fitting[0] if fitting else None)
 
 
-def test_arms_in_words_come_before_the_conditions_on_what_they_change():
+def test_conditions_see_the_changes_of_named_arms():
     named = {"A": {"method": "ft"}, "B": {}}
     file = FILE | {
         "search": {"name": "grid"},
@@ -204,15 +204,15 @@ def test_arms_in_words_come_before_the_conditions_on_what_they_change():
 @pytest.mark.parametrize(
     ("conditions", "sentence"),
     [
-        ({"a": {"a": 1}}, "`when` of `space.a` asks for what the axis itself gives."),
-        ({"a": {"a.name": 1}}, "`when` of `space.a` asks for what the axis itself gives."),
-        ({"a": {"b": 1}, "b": {"a.name": 1}}, "conditions of `space` must not go in a circle, but `space.a` "
-         "depends on `space.b`, that on `space.a`."),
-        ({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}}, "conditions of `space` must not go in a circle, but `space.a` "
-         "depends on `space.b`, that on `space.c`, that on `space.a`."),
+        ({"a": {"a": 1}}, "`when` of `space.a` must not depend on the axis itself."),
+        ({"a": {"a.name": 1}}, "`when` of `space.a` must not depend on the axis itself."),
+        ({"a": {"b": 1}, "b": {"a.name": 1}}, "the conditions of `space` must not be circular, but `space.a` "
+         "depends on `space.b`, which depends on `space.a`."),
+        ({"a": {"b": 1}, "b": {"c": 1}, "c": {"a": 1}}, "the conditions of `space` must not be circular, but `space.a` "
+         "depends on `space.b`, which depends on `space.c`, which depends on `space.a`."),
     ],
 )  # fmt: skip
-def test_conditions_in_a_circle_are_refused(conditions, sentence):
+def test_circular_conditions_are_rejected(conditions, sentence):
     found = {name: {"values": [1, 2], "when": when} for name, when in conditions.items()}
     with pytest.raises(UserError) as refusal:
         space(found)
@@ -222,11 +222,15 @@ def test_conditions_in_a_circle_are_refused(conditions, sentence):
 @pytest.mark.parametrize(
     ("kind", "entries", "sentence"),
     [
-        ("grid", {}, "`design` one_factor needs a `baseline` around which one value at a time is changed."),
-        ("choice", {}, "`design` one_factor is of a grid, and `search` tpe has none."),
+        (
+            "grid",
+            {},
+            "`design` one_factor needs a `baseline`, of which it changes one value at a time, but there is none.",
+        ),
+        ("choice", {}, "`design` one_factor needs `search` grid, but it is tpe."),
     ],
 )
-def test_a_design_goes_around_a_baseline(kind, entries, sentence):
+def test_one_factor_needs_a_grid_with_a_baseline(kind, entries, sentence):
     with pytest.raises(UserError) as refusal:
         space({"a": {"values": [1, 2]}}, kind, design="one_factor", **entries)
     assert str(refusal.value) == f"mine: {sentence}"

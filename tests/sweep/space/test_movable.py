@@ -1,4 +1,4 @@
-"""What a population may change in the middle of a run: a state is the same model after it, and training goes on."""
+"""Hyperparameters that population based training may change: a saved state is the same model under the new value."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -37,13 +37,13 @@ CASES: list[tuple[dict[str, Any], dict[str, float]]] = [
         {"method": {"name": "fedag", **SMALL_SERVER}, **SURROGATES},
         {"method.gamma": 0.9, "method.strength": 5.0},
     ),
-    # Attention keeps more than a small margin only after some training.
+    # `delta` changes gradients only once training has raised the attention above the small default margin.
     (
         {"method": {"name": "fedag", "strength": 10.0, **LONGER}, **SURROGATES},
         {"method.delta": 0.9},
     ),
-    # Where no accuracy could gain enough, all blocks would be active before the threshold changes.
-    # What it lets in is trained in the round after.
+    # The initial threshold of -1 activates no block before it changes, because every gain in accuracy exceeds it.
+    # Blocks that the new threshold activates are trained in the following round.
     (
         {"method": {**ONE_BLOCK, "sal": {"queue": 1, "threshold": -1.0}}, **CLIENTS, "federation.rounds": 4},
         {"method.sal.threshold": 1.0},
@@ -65,13 +65,13 @@ def same(one: RoundResult, other: RoundResult) -> bool:
     return one.metrics == other.metrics and all(torch.equal(*pair) for pair in tensors)
 
 
-def test_every_name_is_tried() -> None:
+def test_every_movable_hyperparameter_has_a_case() -> None:
     assert sorted(name for _, changes in CASES for name in changes) == sorted(MOVABLE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("around", "changes"), CASES, ids=lambda one: ", ".join(one))
-def test_the_state_is_the_same_model_and_goes_on_otherwise(
+def test_a_changed_value_keeps_the_metrics_of_the_state_and_changes_later_rounds(
     around: dict[str, Any], changes: dict[str, float], random_clip: Path, federation: Callable[..., Federation]
 ) -> None:
     around = changes_of(around, random_clip)
@@ -87,7 +87,7 @@ def test_the_state_is_the_same_model_and_goes_on_otherwise(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [{"lora.scaling": 3.0}])
-def test_what_may_not_change_would_be_another_model(
+def test_an_unmovable_hyperparameter_changes_the_metrics_of_the_state(
     change: dict[str, float], random_clip: Path, federation: Callable[..., Federation]
 ) -> None:
     around = changes_of({}, random_clip)

@@ -1,4 +1,4 @@
-"""Arms with names of their own: what each changes, and how they are said."""
+"""Named arms: their changes to the experiment, and their labels."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def differing(one: Any, other: Any) -> set[str]:
     return {name for name in left | right if left.get(name) != right.get(name)}
 
 
-def test_an_arm_is_its_changes_and_nothing_else(read):
+def test_a_named_arm_makes_exactly_its_changes(read):
     plan = read()
     arms = plan.arms
     assert arms == [{"arm": "FedRA"}, {"arm": "FedAvg, tuned"}, {"arm": "FedProx"}]
@@ -52,7 +52,7 @@ def test_an_arm_is_its_changes_and_nothing_else(read):
     assert fedprox.base_optimizer.mu == 0.5
 
 
-def test_names_stand_for_arms_in_labels_and_in_mlflow(read):
+def test_labels_and_mlflow_show_the_names_of_arms(read):
     plan = read(space={"lora.rank": {"grid": [4, 8]}})
     arms = plan.arms
     assert len(arms) == 6
@@ -61,7 +61,7 @@ def test_names_stand_for_arms_in_labels_and_in_mlflow(read):
     assert plan.space.names == ["lora.rank", "method", "optimizer.lr", "base_optimizer"]
 
 
-def test_a_baseline_may_leave_the_axes_open_and_a_paper_names_an_arm(read):
+def test_a_baseline_and_a_reference_may_use_the_name_of_an_arm(read):
     values = {"accuracy/mean": 50.0}
     paper = {"source": "Table 1", "arms": [{"arm": {"arm": "FedProx"}, "values": values}]}
     assert read(reference=paper).reference.value({"arm": "FedProx"}, "accuracy/mean") == 0.5
@@ -73,10 +73,11 @@ def test_a_baseline_may_leave_the_axes_open_and_a_paper_names_an_arm(read):
     [
         ({"baseline": {"arm": "FedMS"}}, "`baseline` must be one of the arms, but {'arm': 'FedMS'} is not."),
         ({"space": {"method": {"grid": ["fedra"]}}}, "`method` is changed by the arm `FedAvg, tuned` of `named` and "
-         "cannot be varied otherwise as well."),
+         "cannot also vary in `space` or `ablate`."),
         ({"ablate": {"optimizer.lr": 0.5}}, "`optimizer.lr` is changed by the arm `FedAvg, tuned` of `named` and "
-         "cannot be varied otherwise as well."),
-        ({"fixed": {"optimizer.lr": 0.5}}, "`optimizer.lr` is varied by the search space and cannot be fixed as well."),
+         "cannot also vary in `space` or `ablate`."),
+        ({"fixed": {"optimizer.lr": 0.5}}, "`optimizer.lr` is varied by the search space and cannot also be in "
+         "`fixed`."),
         ({"named": {}}, "`named` must have at least 1 item after validation, not 0, but it is {}."),
         ({"named": {"a": {}, "b": {}}, "baseline": {"arm": "a"}}, "the arms a and b are the same run."),
         ({"named": {"b": {}, "a": {"lora.rnak": 4}}, "baseline": {"arm": "a"}}, "`lora.rnak` is not a "
@@ -85,7 +86,7 @@ def test_a_baseline_may_leave_the_axes_open_and_a_paper_names_an_arm(read):
          "random."),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_sentence(read, entries, sentence):
+def test_invalid_named_arms_are_rejected_in_one_sentence(read, entries, sentence):
     with pytest.raises(UserError) as refusal:
         read(**entries)
     assert str(refusal.value).replace(", arm a:", ":") == f"search space mine: {sentence}"

@@ -1,4 +1,4 @@
-"""The papers' search spaces, each by its one command, on data in the authors' layout but in miniature."""
+"""The search spaces of the papers, run on tiny data sets in the layout of the published data."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ METHODS = ["all_large", "all_small", "inclusivefl", "depthfl", "fedra"]
 
 
 def plant(root: Path, domains: list[str], folder: str, lists: str) -> None:
-    """Three classes, four training and two test images of each, with the lists that the data set ships."""
+    """Write three classes with four training and two test images each, and the split lists of the data set."""
     texts = {}
     for domain in domains:
         for split, images in (("train", range(4)), ("test", range(4, 6))):
@@ -33,7 +33,7 @@ def plant(root: Path, domains: list[str], folder: str, lists: str) -> None:
     grow(root, named, texts)
 
 
-def test_table_1_of_the_mixer_finds_its_data_and_its_model(tmp_path, monkeypatch):
+def test_the_search_space_of_table_1_finds_the_mixer_and_its_data(tmp_path, monkeypatch):
     plant(tmp_path / "raw", NICO, "NICO_DG/", "NICO_DG_official")
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     prepare(make_plan(Options("nico", 32), tmp_path / "raw"), workers=1)
@@ -45,7 +45,7 @@ def test_table_1_of_the_mixer_finds_its_data_and_its_model(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_table_1_is_run_by_one_command(tmp_path, monkeypatch):
+def test_one_command_runs_table_1(tmp_path, monkeypatch):
     space = "papers/fedra/table1_domainnet"
     plant(tmp_path / "raw", DOMAINNET, "", "splits")
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
