@@ -44,18 +44,18 @@ def test_a_name_does_not_leave_its_folder(tmp_path: Path, monkeypatch: pytest.Mo
         (root / kind).mkdir(parents=True)
         (root / kind / "link").symlink_to(tmp_path)
     store = Store(root)
-    with pytest.raises(UserError, match=r"^a name must stay within .*, but `.*` does not\.$"):
+    with pytest.raises(UserError, match=r"^a name must refer to a path inside .*, but `.*` does not\.$"):
         inside(root / "sweeps", name)
-    with pytest.raises(UserError, match="must stay within"):
+    with pytest.raises(UserError, match="must refer to a path inside"):
         store.sweep(name, "s1")
     if "link" not in name:
-        with pytest.raises(UserError, match="must stay within"):
+        with pytest.raises(UserError, match="must refer to a path inside"):
             store.sweep("x", name)
-        with pytest.raises(UserError, match="must stay within"):
+        with pytest.raises(UserError, match="must refer to a path inside"):
             store.sweep("x", "s1").trial(name)
     client = SimpleNamespace(get_experiment_by_name=lambda name: None)
     monkeypatch.setattr(Destination, "client", lambda self: client)
-    with pytest.raises(UserError, match="must stay within"):
+    with pytest.raises(UserError, match="must refer to a path inside"):
         _ = Runs(Destination.of(root), name).experiment.id
     for kind in ("experiments", "search_spaces", "pretrain"):
         with pytest.raises(UserError, match="there is no"):
@@ -93,7 +93,7 @@ def test_the_domains_of_a_data_set_from_elsewhere_are_no_paths(tmp_path: Path) -
         crop_pct=1.0, format=1,
     )  # fmt: skip
     (folder / CARD).write_text(json.dumps(card.model_dump(mode="json")))
-    with pytest.raises(UserError, match="must stay within"):
+    with pytest.raises(UserError, match="must refer to a path inside"):
         read_card(folder)
 
 

@@ -87,7 +87,7 @@ def play(folder: Path, server: Server, away: float, rounds: int, say: Any = prin
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # Ray's processes too
     say(out.strip().splitlines()[-1] if out.strip() else err)
-    if "not whole in MLflow" in err + out:  # the server came back after the sweep had waited for it long enough
+    if "incomplete in MLflow" in err + out:  # the server came back after the sweep had waited for it long enough
         say("the sweep ended before the server answered; --resume brings it what it lacks")
         launch(folder, "tune", NAME, "--resume")
     counted, differences = compare(folder, server.url)

@@ -59,7 +59,7 @@ def test_prepare_says_what_it_made_and_how_to_use_it(tree, call: Call):
 
 def test_prepare_says_what_is_left_out(tree, call: Call):
     answer = call("data", "prepare", "pacs", "--layout", "pacs", "--root", "tree", "--size", "16", "--workers", "1")
-    assert "Not there, and left out: art_painting, cartoon.\n" in answer.out
+    assert "Not in the folder, and left out: art_painting, cartoon.\n" in answer.out
     assert call("data", "prepare", "tree", "--root", "tree/photo", "--size", "16", "--workers", "1").code == 0
 
 
@@ -88,8 +88,8 @@ def test_corrupt_images_are_listed_and_skipped_on_demand(tree, call: Call, refus
     assert sentence.startswith("1 image of animals cannot be decoded: photo/bus/4.png (no image")
     answer = call(*PREPARE, "--skip-corrupt")
     assert answer.code == 0
-    assert "Skipped 1 that cannot be decoded: photo/bus/4.png\n" in answer.out
-    assert "1 skipped" in call("data", "show", "animals").out
+    assert "Images that cannot be decoded, and were skipped: 1 (photo/bus/4.png)\n" in answer.out
+    assert "1 images skipped" in call("data", "show", "animals").out
 
 
 def test_ctrl_c_says_that_nothing_is_lost(tree, call: Call, monkeypatch):
@@ -99,7 +99,7 @@ def test_ctrl_c_says_that_nothing_is_lost(tree, call: Call, monkeypatch):
     monkeypatch.setattr("fedsweep.preparation.prepare.prepare", stop)
     answer = call(*PREPARE)
     assert answer.code == 130
-    assert "what is decoded is kept" in answer.err
+    assert "the images decoded so far are kept" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,14 @@ def test_list_names_a_damaged_store_and_goes_on(prepared, call: Call):
 def test_list_names_what_was_stopped(tree, call: Call, refused: Refused):
     (tree / "photo" / "bus" / "4.png").write_bytes(b"no")
     refused(*PREPARE)
-    assert "Unfinished: data/animals-16.part; the same `fedsweep data prepare` goes on." in call("data", "list").out
+    assert (
+        "Unfinished: data/animals-16.part. To continue, run the same `fedsweep data prepare`"
+        in call("data", "list").out
+    )
 
 
 def test_list_without_stores_says_so(tree, call: Call):
-    assert call("data", "list").out.startswith("Nothing is prepared in data yet.\n")
+    assert call("data", "list").out.startswith("No data set is prepared in data yet.\n")
 
 
 def test_show_counts_and_draws(prepared, call: Call):
@@ -183,7 +186,7 @@ def test_many_classes_are_summed_up_unless_all_are_asked_for(tmp_path, monkeypat
         "median 2 / 1",
         "most 3 / 1",
         "all 81 / 41",
-        "`--all` lists the 41 classes.",
+        "Use `--all` to list all 41 classes.",
     ):
         assert line in lines
     assert len(lines) < 15
@@ -304,7 +307,7 @@ def test_generate_makes_the_images_once_and_says_where_they_are(tree, drawn, cal
     answer = call(*GENERATE, "--workers", "1")
     assert (answer.code, answer.err) == (0, "")
     (folder,) = Path("data/generated").glob("digits-synthetic-*")
-    assert f"Generated: {folder}, 44 of 44 images made now\n" in answer.out
+    assert f"Generated: {folder}, 44 of 44 images are new\n" in answer.out
     card = read_card(store_folder(folder.name, 16))
     assert f"Prepared: data/{folder.name}-16, 0.0 MB, digest {card.digest[:12]}\n" in answer.out
     assert ["all", "40", "4"] in [row[:3] for row in rows(answer.out)]
@@ -343,4 +346,4 @@ def test_a_generation_that_is_stopped_says_that_nothing_is_lost(tree, drawn, cal
     monkeypatch.setattr(TextToImage, "png", stop)
     answer = call(*GENERATE)
     assert answer.code == 130
-    assert "what is made is kept" in answer.err
+    assert "the images generated so far are kept" in answer.err

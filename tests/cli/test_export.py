@@ -64,7 +64,7 @@ def test_an_export_says_what_it_is_of_and_where_it_lies(call: Call, store):
     answer = call("export", "fedra_digits", "--to", "out", "--store", str(store))
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.splitlines()[0] == "Exported fedra_digits, trial 20260101-000000-abcd (seed 0)."
-    assert answer.out.splitlines()[1].endswith("%: out")
+    assert answer.out.splitlines()[1].startswith("Written to out: state after round ")
     assert Path("out/export.json").exists()
 
 
@@ -82,7 +82,7 @@ def test_predictions_as_a_table_csv_and_json_are_the_same(call: Call, exported, 
     ]
     table = call("predict", "out", "photos", "--top", "2").out.splitlines()
     assert [line.split() for line in table[1:4]] == rows[1:]
-    assert table[4] == f"Accuracy {told['accuracy']:.2%} of 3 images, by the names of their folders."
+    assert table[4] == f"Accuracy {told['accuracy']:.2%} on 3 images, with their folders as labels."
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])

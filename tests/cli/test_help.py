@@ -25,7 +25,7 @@ LIGHT = [
     (["--help"], [*GROUP], set()),
     (["data", "list", "--help"], ["Usage: fedsweep data"], set()),
     (["list"], ["fedra_digits", "ablations/lora_rank"], set()),
-    (["data", "list"], ["Nothing is prepared"], {"numpy"}),
+    (["data", "list"], ["No data set is prepared"], {"numpy"}),
     (["tune", "ablations/lora_rank", "--experiment", "zzz"], ["there is no experiment `zzz`"], {"numpy"}),
 ]
 """Commands, what they print, and the heavy packages that they may load with those before them."""
@@ -93,8 +93,8 @@ def test_show_prints_an_experiment_resolved(call: Call):
 def test_show_prints_a_search_space_as_its_arms(call: Call):
     text = call("show", "ablations/lora_rank", "federation.rounds=7").out
     assert [f"lora.rank={rank} " in text for rank in (1, 4, 8, 16)] == [True] * 4
-    assert "12 trials around fedra_digits, of 7 rounds (84 in all), seeds 0, 1, 2, search grid, scheduler none," in text
-    assert "2 at a time." in text
+    assert "12 trials of fedra_digits with 7 rounds each (84 rounds in all), 2 in parallel." in text
+    assert "Seeds: 0, 1, 2; search: grid; scheduler: none." in text
 
 
 def test_show_prints_a_sampled_space_as_its_ranges(call: Call):

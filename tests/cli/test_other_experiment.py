@@ -39,8 +39,8 @@ def test_its_hyperparameters_are_those_of_the_trials(own: Call):
 def test_a_dry_run_says_which_one_it_is(own: Call):
     answer = own("tune", SPACE, "local.steps=1", "--experiment", "own", "--dry-run")
     assert (answer.code, answer.err) == (0, "")
-    assert "12 trials around own, of 12 rounds (144 in all)" in answer.out
-    assert "12 trials around fedra_digits, of 12 rounds" in own("show", SPACE).out
+    assert "12 trials of own with 12 rounds each (144 rounds in all)" in answer.out
+    assert "12 trials of fedra_digits with 12 rounds" in own("show", SPACE).out
 
 
 @pytest.mark.parametrize("words", [(), ("--experiment", "own")])
@@ -49,7 +49,7 @@ def test_a_resume_keeps_it(own: Call, tmp_path, words):
     assert (sweep.manifest().experiment, sweep.manifest().options) == ("own", OWN)
     answer = own("tune", SPACE, "--resume", "--dry-run", *words)
     assert (answer.code, answer.err) == (0, "")
-    assert "12 trials around own, of 12 rounds (144 in all)" in answer.out
+    assert "12 trials of own with 12 rounds each (144 rounds in all)" in answer.out
 
 
 def test_a_resume_on_another_one_is_refused(own: Call, refused: Refused, tmp_path):
@@ -67,9 +67,12 @@ def test_a_resume_on_another_one_is_refused(own: Call, refused: Refused, tmp_pat
             "fedra_digit",
             "there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedag_digits` or `fedms_digits`?",
         ),
-        ("zzz", "there is no experiment `zzz`; `fedsweep list` names those that are there."),
-        ("", "there is no experiment ``; `fedsweep list` names those that are there."),
-        (SPACE, f"there is no experiment `{SPACE}`, but `fedsweep tune {SPACE}` takes the search space of that name."),
+        ("zzz", "there is no experiment `zzz`; run `fedsweep list` to see all names."),
+        ("", "there is no experiment ``; run `fedsweep list` to see all names."),
+        (
+            SPACE,
+            f"there is no experiment `{SPACE}`; to use the search space of that name, run `fedsweep tune {SPACE}`.",
+        ),
     ],
 )
 def test_an_unknown_one_is_refused(refused: Refused, name, sentence):

@@ -35,6 +35,6 @@ def test_a_report_that_fails_keeps_no_trial_from_mlflow(tmp_path: Path, monkeypa
         terminal.show_sweep(result, "fedsweep ui")
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert (end.value.code, result.status, closed) == (1, 1, ["FINISHED"])
-    assert "The report could not be made: too many values to unpack." in said
-    assert "`fedsweep report ablations/lora_rank` tries again." in said
+    assert "The report could not be written: too many values to unpack." in said
+    assert "run `fedsweep report ablations/lora_rank` to try again." in said
     assert not (tmp_path / "report").exists()

@@ -44,7 +44,7 @@ def test_it_prints_a_line_per_epoch_and_leaves_weights_and_card(call: Call):
     assert lines[0].split() == ["epoch", "train", "loss", "val", "acc", "val", "loss", "lr", "seconds"]
     assert [line.split()[0] for line in lines[1:]] == ["1", "2"]
     assert all(len(line.split()) == 6 for line in lines[1:])
-    assert answer.err.endswith("weights in data/backbones/toy.safetensors.\n")
+    assert answer.err.endswith("weights written to data/backbones/toy.safetensors.\n")
     card = json.loads(Path("data/backbones/toy.json").read_text())
     assert card["recipe"]["seed"] == 3
     left = [".toy.safetensors.lock", "toy.json", "toy.safetensors"]
@@ -55,7 +55,7 @@ def test_it_prints_a_line_per_epoch_and_leaves_weights_and_card(call: Call):
 def test_ctrl_c_says_how_to_go_on_and_a_second_start_does_too(call: Call, refused: Refused, monkeypatch):
     told = [
         "Stopped before the end of the first epoch.",
-        "Stopped after 1 of 2 epochs; the same command with --resume ",
+        "Stopped after 1 of 2 epochs. To continue, run the same command with --resume.",
     ]
     for last_step, sentence in zip((1, 5), told, strict=True):  # an epoch has three steps
         steps: list[int] = []

@@ -54,7 +54,7 @@ def test_parquet_goes_to_a_file_and_to_no_terminal(call: Call, refused: Refused,
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout.isatty", lambda: True)
         assert refused("report", SPACE, "--format", "parquet").startswith(
-            "`--format parquet` is no text: send it to a file"
+            "`--format parquet` is binary; redirect it to a file"
         )
     file = io.BytesIO()
     with monkeypatch.context() as patch:
@@ -165,7 +165,7 @@ def test_no_number_of_a_comparison_is_cut_at_any_width(call: Call, monkeypatch, 
     assert "…" not in said
     table = said[: said.index("B against A")]
     assert all(number in table for number in ("50.33", "56.00", "+5.67", "60.00", "+0.00"))
-    assert ("Not shown for want of width: " in " ".join(said.split())) == ("bootstrap" not in table)
+    assert ("Columns that do not fit: " in " ".join(said.split())) == ("bootstrap" not in table)
 
 
 @pytest.mark.parametrize(

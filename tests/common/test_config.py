@@ -59,7 +59,7 @@ def test_a_value_that_json_lacks_is_refused_in_a_sentence(experiment):
     recursive: list = []
     recursive.append(recursive)
     for value in (object(), recursive):
-        with pytest.raises(UserError, match=r"^runs.yaml holds a value that no hyperparameter can take: .*\.$"):
+        with pytest.raises(UserError, match=r"^runs.yaml contains a value that no hyperparameter can have: .*\.$"):
             experiment.override({"seed": value}, "runs.yaml")
 
 
@@ -153,7 +153,7 @@ def test_overriding_leaves_the_callers_values_as_they_were(experiment):
 
 
 def test_what_a_change_replaced_is_to_blame(experiment):
-    with pytest.raises(UserError, match="`method` must be an object, but it is null"):
+    with pytest.raises(UserError, match="`method` must be a mapping of names to values, but it is null"):
         experiment.override({"method": None, "method.missing_layers": "keep_previous"}, "test")
     with pytest.raises(UserError, match=r"`lora\.rank\.x` is not a hyperparameter"):
         experiment.override({"lora.rank": "a", "lora.rank.x": 1}, "test")

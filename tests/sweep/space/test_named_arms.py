@@ -77,7 +77,7 @@ def test_a_baseline_may_leave_the_axes_open_and_a_paper_names_an_arm(read):
         ({"ablate": {"optimizer.lr": 0.5}}, "`optimizer.lr` is changed by the arm `FedAvg, tuned` of `named` and "
          "cannot be varied otherwise as well."),
         ({"fixed": {"optimizer.lr": 0.5}}, "`optimizer.lr` is varied by the search space and cannot be fixed as well."),
-        ({"named": {}}, "`named` must have at least 1 item after validation, not 0, but it is {}."),
+        ({"named": {}}, "`named` must have at least 1 item, but it is {}."),
         ({"named": {"a": {}, "b": {}}, "baseline": {"arm": "a"}}, "the arms a and b are the same run."),
         ({"named": {"b": {}, "a": {"lora.rnak": 4}}, "baseline": {"arm": "a"}}, "`lora.rnak` is not a "
          "hyperparameter of this run; did you mean `lora.rank` or `lora.alpha` or `lora`?"),
