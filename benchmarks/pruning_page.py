@@ -6,31 +6,31 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from pruning_problems import RESULTS, Array  # beside this file
+from pruning_problems import RESULTS, Array  # in the same folder
 
 Row = dict[str, Any]
 COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00", "#cc79a7", "#999999", "#000000")
 
 
 def best_within(rows: Sequence[Row], budget: float, score: str) -> Row | None:
-    """Of a family's settings that spend at most so much on average, the one with the best score."""
+    """Return the setting with the best score among those with a mean budget of at most `budget`, or None."""
     sign = 1 if score == "regret" else -1
     return min((row for row in rows if row["budget"] <= budget + 1e-9), key=lambda row: sign * row[score], default=None)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Markdown; the first column to the left, the others to the right."""
+    """Return a Markdown table; the first column is left-aligned, the others are right-aligned."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines])
 
 
 def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
-    """Those that have these values."""
+    """Return the rows that have all the `wanted` values."""
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
 def budget_table(rows: Sequence[Row], budgets: Sequence[float]) -> str:
-    """How often the truly best arm survives, and the regret, by family and budget."""
+    """Return a table of survival and regret by family of strategies and budget."""
     lines = []
     for family in dict.fromkeys(row["family"] for row in rows):
         mine = of(rows, family=family)
@@ -45,7 +45,7 @@ def budget_table(rows: Sequence[Row], budgets: Sequence[float]) -> str:
 
 
 def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
-    """Everything about the families at given settings."""
+    """Return a table of all scores of the families at given settings."""
     lines = [
         [
             f"{row['family']}, {row['setting']}",
@@ -55,12 +55,12 @@ def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
         for setting in settings
         for row in of(rows, setting=setting)
     ]
-    head = ["", "rounds", "survives with all seeds", "with any", "is answered", "answer in top 3", "regret, points"]
+    head = ["", "rounds", "survives with all seeds", "with any", "is the answer", "answer in top 3", "regret, points"]
     return table(head, lines)
 
 
 def mean_table(rows: Sequence[Row]) -> str:
-    """The families with a grace and an eta, averaged over all these settings: nothing is picked."""
+    """Return a table of the families that have a grace and an eta, averaged over all settings."""
     lines = []
     for family in dict.fromkeys(row["family"] for row in rows if "eta" in row["setting"]):
         mine = of(rows, family=family)
@@ -69,11 +69,11 @@ def mean_table(rows: Sequence[Row]) -> str:
         }
         shares = [f"{mean[name]:.0%}" for name in ("budget", "whole", "survived", "right")]
         lines.append([family, *shares, f"{mean['regret']:.2f}"])
-    return table(["", "rounds", "survives with all seeds", "with any", "is answered", "regret, points"], lines)
+    return table(["", "rounds", "survives with all seeds", "with any", "is the answer", "regret, points"], lines)
 
 
 def figure(rows: Sequence[Row]) -> None:
-    """Survival and regret against the share of the rounds, for each number of seeds."""
+    """Draw survival and regret against the share of rounds, for each number of seeds."""
     counts = sorted({row["seeds"] for row in rows})
     drawn = Figure(figsize=(4.2 * len(counts), 7), layout="constrained")
     FigureCanvasAgg(drawn)
@@ -95,14 +95,14 @@ def figure(rows: Sequence[Row]) -> None:
             panel.axhline(whole[name], color="black", linewidth=0.8, linestyle=":")
             panel.set_ylabel(label if column == 0 else "")
             panel.grid(alpha=0.25)
-        panels[0, column].set_title(f"{seeds} seed{'s' * (seeds > 1)} an arm")
-        panels[1, column].set_xlabel("rounds played, % of all")
+        panels[0, column].set_title(f"{seeds} seed{'s' * (seeds > 1)} per arm")
+        panels[1, column].set_xlabel("rounds run, % of all")
     panels[0, 0].legend(fontsize=7, loc="lower right")
     drawn.savefig(RESULTS / "pruning.png", dpi=110, metadata={"Software": None})
 
 
 def curves_text(labels: Sequence[str], curves: Array) -> str:
-    """What was recorded, and how large seeds and arms make it."""
+    """Describe the recorded curves: their number, the differences between arms, and the spread over seeds."""
     arms, seeds, rounds = curves.shape
     last = 100 * curves[:, :, -1]
     means = np.sort(last.mean(axis=1))[::-1]
@@ -110,13 +110,13 @@ def curves_text(labels: Sequence[str], curves: Array) -> str:
     noise = np.sqrt((paired**2).sum() / ((arms - 1) * max(seeds - 1, 1)))
     gaps = f"second {means[0] - means[1]:.2f}, fourth {means[0] - means[3]:.2f}, last {means[0] - means[-1]:.1f}"
     spread = (
-        "What is left of a value when the means of its arm and its seed are taken off has a standard deviation of "
-        f"{noise:.2f} points. "
+        f"The residuals, after subtracting the means of arm and seed, have a standard deviation of {noise:.2f} points. "
     )
     best = labels[int(last.mean(axis=1).argmax())]
     return (
-        f"{arms} arms with {seeds} seed{'s' * (seeds > 1)} over {rounds} rounds. At the last round the best mean is "
-        f"{means[0]:.1f} %; behind it, in points: {gaps}. {spread * (seeds > 1)}The best arm is {best}."
+        f"{arms} arms with {seeds} seed{'s' * (seeds > 1)} over {rounds} rounds. The best mean at the last round is "
+        f"{means[0]:.1f} %. Other arms are below it by these points: {gaps}. {spread * (seeds > 1)}"
+        f"The best arm is {best}."
     )
 
 
@@ -131,7 +131,7 @@ def write(
     waiting: Sequence[Row],
     strata: Sequence[Row],
 ) -> None:
-    """`pruning.md` and `pruning.png`."""
+    """Write `pruning.md` and `pruning.png`."""
     figure(scores)
     counts = sorted({row["seeds"] for row in scores})
     by_budget = "\n\n".join(
@@ -139,7 +139,14 @@ def write(
     )
     count = shuffles[0]["count"]
     stopped = table(
-        ["", "different outcomes", "runs unlike the first", "best arm survived", "stopped, worst first", "best first"],
+        [
+            "",
+            "different outcomes",
+            "runs that differ from the first",
+            "best arm survived",
+            "stopped, worst first",
+            "best first",
+        ],
         [
             [row["strategy"], str(row["different"]), str(row["unlike"]), f"{row['survived']:.0%}"]
             + [f"{row[end]} of {row['trials']}" for end in ("worst first", "best first")]
@@ -180,63 +187,71 @@ def write(
 
 PAGE = """# Pruning on recorded curves
 
-Written by `uv run python benchmarks/pruning.py` from `pruning_curves.csv`. The curves are of
-`pruning_curves.yaml` and `pruning_strata.yaml`, where nothing was stopped.
+Written by `uv run python benchmarks/pruning.py` from `pruning_curves.csv`. The curves come from sweeps of
+`pruning_curves.yaml` and `pruning_strata.yaml` without pruning.
 
 `curves`: {recorded}
 
 `strata`: {tasks}
 
-## For the same rounds
+## With the same number of rounds
 
-{problems} problems, each {arms} of the arms of `curves` and some of its seeds, drawn at random, in a random order. The
-truly best arm is the one of these with the best mean at the last round over *all* recorded seeds.
+There are {problems} problems. Each consists of {arms} random arms of `curves` and some random seeds, in a random order.
+The truly best arm is the one with the best mean at the last round over *all* recorded seeds.
 
-All problems are drawn from one sweep of {seeds} seeds, so they are alike: shares within some points of one another tell
-little about another sweep. With {seeds} seeds a problem has the very seeds that say which arm is truly best, so that
-whoever stops nothing is right by definition; with fewer seeds nobody is.
+All problems are drawn from one sweep with {seeds} seeds, so they are similar. Differences of a few points may not hold
+for another sweep. With {seeds} seeds, a problem contains the same seeds that define the truly best arm, so a strategy
+that stops nothing is right by definition. This does not hold with fewer seeds.
 
-A cell of the tables says how often, in %, the truly best arm survives to the last round with any seed / with all its
-seeds, and by how many points the answer is worse than it (the answer: of the arms with finished trials the one with the
-best mean of these). Each of the three numbers is that of the family's best setting for it (grace 1 to 3, eta 2 to 4)
-among those that spend at most the column's share of all rounds, picked on these problems themselves, which flatters all
-families with a choice. Only arms that survive with all seeds have paired differences to report.
+A cell has three numbers:
+
+- how often the truly best arm survives to the last round with at least one seed, in %
+- how often it survives with all its seeds, in %; only then can the report give paired differences
+- the regret: by how many points the answer is worse than the truly best arm. The answer is the arm with the best mean
+  among those with finished trials.
+
+Each number is that of the best setting (grace 1 to 3, eta 2 to 4) that spends at most the column's share of all rounds.
+The settings are chosen on the same problems, which favours all strategies that have several settings.
 
 {by_budget}
 
 ![survival and regret against rounds](pruning.png)
 
-Nothing picked: means over all nine settings, where families spend unequal shares of the rounds.
+Without choosing settings, these are the means over all nine settings. The strategies spend different shares of the
+rounds.
 
 {means}
 
-At two settings, with {seeds} seeds:
+These are the results for two settings, with {seeds} seeds:
 
 {defaults}
 
-"Arms" climb with all their seeds; below the line of a rung an arm falls if it is behind the last that goes on by its
-mean with every seed. "Nobody spared" is plain halving of the means, "spared by a t test" spares what a paired t test
-over the seeds does not find worse, one-sided at 10 %. Both spare at most as many as there are places.
+The strategies named "arms" promote an arm with all its seeds. At a rung, "arms (ours)" promotes the best arms by their
+means, and further arms that are tied with the last one promoted: those that are not worse with every seed. "Nobody
+spared" is plain halving by the means. "Spared by a t test" also promotes arms that a paired t test over the seeds does
+not find worse (one-sided, at 10 %). The number of additional arms is at most the number of regular places.
 
-## The same, whoever comes first
+## Dependence on the order of trials
 
-All arms and seeds of `curves`, {count} times: in another order, on 1 to 16 workers, with rounds of unequal length
-(grace 3, eta 3). An outcome is which trials were stopped, and where. The last two columns count the trials that one
-worker stops if the arms come in the order of their quality.
+All arms and seeds of `curves` are run {count} times in random orders, on 1 to 16 workers and with rounds of unequal
+length (grace 3, eta 3). An outcome is the set of stopped trials with their last rounds. The last two columns count the
+trials that a single worker stops if the arms are started in order of their quality.
 
 {stopped}
 
 ## Waiting at rungs
 
-Problems as above with {seeds} seeds, rounds of unequal length (grace 3, eta 3). A cell says when the last worker ends,
-in rounds; how busy workers were; and which share of all rounds was played, those ahead of a decision included.
+The problems are those above with {seeds} seeds and rounds of unequal length (grace 3, eta 3). A cell shows the time at
+which the last worker ends (in average rounds), the share of time in which workers are busy, and the share of all rounds
+that were run, including rounds run ahead of a decision.
 
 {waited}
 
 ## Tasks of unequal difficulty
 
-Which share of a task's trials passes the first rung, and how often its best arm survives (with any seed), where all
-arms of `strata` are judged together and where each task's are (`per: [partition.alpha]`); grace 3, eta 3.
+A cell shows the share of a task's trials that pass the first rung, and how often the task's best arm survives with any
+seed (grace 3, eta 3). The arms of `strata` are compared either all together, or "per task" only with arms of the same
+task (`per: [partition.alpha]`).
 
 {per}
 """

@@ -180,7 +180,7 @@ def show(
     if not every and len(card.class_names) > MOST_ROWS:
         console.print(f"Use `--all` to list all {len(card.class_names)} classes.")
     how = f"{card.interpolation}, {card.crop_mode} crop of {card.crop_pct:g}"
-    console.print(f"Layout {card.layout}; {how}; {split_words(card)}; {len(card.skipped)} images skipped.")
+    console.print(f"Layout {card.layout}; {how}; {split_words(card)}; skipped images: {len(card.skipped)}.")
     console.print(f"Digest {card.digest}{' (verified)' if verify else ''}", soft_wrap=True)
     path = out or folder.with_name(f"{folder.name}.png")
     shown = contact_sheet(folder, card, path)

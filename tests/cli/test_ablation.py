@@ -10,7 +10,7 @@ def test_arms_are_shown_by_what_they_leave_out(call: Call):
     shown = call("show", "ablations/brick_stages").out
     rows = [line.split("│")[2].strip() for line in shown.splitlines() if line.startswith("│")]
     assert rows == ["full", *(f"without {part}" for part in PARTS)]
-    assert "18 trials around fedbrick_digits" in shown
+    assert "18 trials of fedbrick_digits" in shown
 
 
 def test_a_mistake_is_one_sentence(refused: Refused):

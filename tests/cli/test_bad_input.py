@@ -550,7 +550,7 @@ def test_a_wrong_command_line_is_one_sentence_too(refused: Refused, words, start
     ("device", "sentence"),
     [
         ("gpu", "`--device` must be cpu or cuda, but it is `gpu`."),
-        ("cuda", "`--device` is cuda, but torch sees no GPU."),
+        ("cuda", "`--device` is cuda, but torch finds no GPU."),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(refused: Refused, device, sentence):

@@ -73,7 +73,7 @@ def test_a_set_that_another_decoder_made_says_so(prepared, call: Call):
     assert "It was decoded with" not in call(*PREPARE).out
     card = read_card(prepared).model_copy(update={"made_with": "Pillow 1.0"})
     (prepared / "card.json").write_text(card.model_dump_json())
-    assert "It was decoded with Pillow 1.0; here is Pillow " in call(*PREPARE).out
+    assert "It was decoded with Pillow 1.0, but Pillow " in call(*PREPARE).out
 
 
 def test_another_source_needs_force(prepared, tree, call: Call, refused: Refused):
@@ -89,7 +89,7 @@ def test_corrupt_images_are_listed_and_skipped_on_demand(tree, call: Call, refus
     answer = call(*PREPARE, "--skip-corrupt")
     assert answer.code == 0
     assert "Images that cannot be decoded, and were skipped: 1 (photo/bus/4.png)\n" in answer.out
-    assert "1 images skipped" in call("data", "show", "animals").out
+    assert "skipped images: 1." in call("data", "show", "animals").out
 
 
 def test_ctrl_c_says_that_nothing_is_lost(tree, call: Call, monkeypatch):
@@ -324,7 +324,7 @@ def test_generate_makes_the_images_once_and_says_where_they_are(tree, drawn, cal
             "experiment fedag_digits: `fedsweep data generate` makes the images of `synthetic` diffusers, but",
         ),
         ((*GENERATE, "--device", "tpu"), "`--device` must be cpu or cuda, but it is `tpu`."),
-        ((*GENERATE, "--device", "cuda"), "`--device` is cuda, but torch sees no GPU."),
+        ((*GENERATE, "--device", "cuda"), "`--device` is cuda, but torch finds no GPU."),
         ((*GENERATE, "--workers", "0"), "`--workers` must be at least 1, but it is 0."),
         (("data", "generate", "fedag_digit"), "there is no experiment `fedag_digit`; did you mean `fedag_digits`"),
         (

@@ -90,7 +90,7 @@ def test_output_goes_to_a_file_as_a_whole(call: Call, exported, photos, form):
     printed = call("predict", "out", "photos", "--format", form)
     answer = call("predict", "out", "photos", "--format", form, "--output", "found/photos.txt")
     assert (answer.code, answer.out) == (0, "")
-    assert answer.err.startswith("3 images in found/photos.txt\n")
+    assert answer.err.startswith("Predictions for 3 images written to found/photos.txt\n")
     written = Path("found/photos.txt").read_text()
     if form == "table":
         rows = [line.split() for line in printed.out.splitlines()[:-1]]

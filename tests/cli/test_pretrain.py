@@ -93,7 +93,7 @@ def test_ctrl_c_says_how_to_go_on_and_a_second_start_does_too(call: Call, refuse
         (["fedra_digits"], "there is no pre-training `fedra_digits`, but `fedsweep run fedra_digits` takes the "
          "experiment of that name."),
         (["toy", "--device", "tpu"], "`--device` must be cpu or cuda, but it is `tpu`."),
-        (["toy", "--device", "cuda"], "`--device` is cuda, but torch sees no GPU."),
+        (["toy", "--device", "cuda"], "`--device` is cuda, but torch finds no GPU."),
         (["toy", "epoch=3"], "pre-training toy: `epoch` is not a hyperparameter of this pre-training; "
          "did you mean `epochs`?"),
         (["toy", "epochs=0"], "pre-training toy: `epochs` must be greater than 0, but it is 0."),
@@ -180,7 +180,7 @@ def test_pre_trainings_are_not_experiments(toy, refused: Refused):
     assert {"toy", "digits_vit", "tinyimagenet_vit"} <= set(available("pretrain"))
     assert not [name for name in available("experiments") if "toy" in name or "pretrain" in name]
     assert find("pretrain", "toy") == Path("experiments/pretrain/toy.yaml").resolve()
-    takes = ", but `fedsweep pretrain toy` takes the pre-training of that name."
+    takes = "; to use the pre-training of that name, run `fedsweep pretrain toy`."
     assert refused("run", "toy") == f"there is no experiment `toy`{takes}"
     assert refused("run", "pretrain/toy") == f"there is no experiment `pretrain/toy`{takes}"
     assert refused("tune", "toy") == f"there is no search space `toy`{takes}"

@@ -176,7 +176,7 @@ def test_no_number_of_a_comparison_is_cut_at_any_width(call: Call, monkeypatch, 
         ((f"{SPACE}@s1", f"{SPACE}@s1"), "`ablations/lora_rank@s1` and `ablations/lora_rank@s1` are the same."),
         ((f"{SPACE}@s1", f"{SPACE}@s3"), "there is no sweep `s3` of ablations/lora_rank in mlruns"),
         ((f"{SPACE}:lora.rank=4", SPACE),
-         "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm or both name a sweep."),
+         "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm, or both name a sweep."),
         ((f"{SPACE}:lora.rank=5", f"{SPACE}:lora.rank=4"),
          "`ablations/lora_rank:lora.rank=5` must name one arm by its values, but no arm has: lora.rank=4; lora.rank=8; "
          "lora.rank=16."),
