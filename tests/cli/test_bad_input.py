@@ -1,4 +1,4 @@
-"""Every mistake of a user ends in one sentence and exit code 2, before anything is trained or Ray is started."""
+"""Every mistake of a user gives a one-sentence error message and exit code 2, before training or Ray starts."""
 
 import socket
 import subprocess
@@ -58,11 +58,11 @@ NINES = "9" * 5000
         (["show", "zzz"], f"there is no experiment or search space `zzz`{LISTED}"),
     ],
 )
-def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sentence):
+def test_the_error_for_an_unknown_name_suggests_similar_names(refused: Refused, words, sentence):
     assert refused(*words) == sentence
 
 
-# The rules of single hyperparameters have their own table, tests/golden/refusals.yaml; here is the way to them.
+# The rules of single hyperparameters are in tests/golden/refusals.yaml; these are examples on the command line.
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -89,10 +89,12 @@ def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sen
          "`fedra` or `fedms` or `fedbrick`?"),
     ],
 )  # fmt: skip
-def test_an_impossible_override_is_refused_by_run_and_by_tune(refused: Refused, override, sentence):
+def test_run_and_tune_reject_an_invalid_override(refused: Refused, override, sentence):
     assert refused("run", "fedra_digits", override) == f"experiment fedra_digits: {sentence}"
     if "lora.rank" not in override:
-        sentence = sentence.replace("`optimizer.lr`", "`fixed.optimizer.lr`")  # a space checks its own values first
+        sentence = sentence.replace(
+            "`optimizer.lr`", "`fixed.optimizer.lr`"
+        )  # a search space checks its own values first
         assert refused("tune", SPACE, override) == f"search space {SPACE}: {sentence}"
 
 
@@ -109,12 +111,12 @@ def test_an_impossible_override_is_refused_by_run_and_by_tune(refused: Refused, 
          "integer of 5000 digits is too long."),
     ],
 )  # fmt: skip
-def test_a_malformed_override_is_refused(refused: Refused, words, sentence):
+def test_a_malformed_override_is_rejected(refused: Refused, words, sentence):
     assert refused("run", "fedra_digits", *words) == sentence
 
 
 @pytest.mark.parametrize("verb", [("tune", SPACE), ("show", "fedra_digits"), ("data", "partition", "fedra_digits")])
-def test_every_verb_refuses_a_malformed_override(refused: Refused, verb):
+def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
     assert refused(*verb, "a=1", "a=2") == "the override `a` is given twice."
 
 
@@ -164,17 +166,17 @@ def test_every_verb_refuses_a_malformed_override(refused: Refused, verb):
          f"search space {SPACE}: `resources.gpus_per_trial` must be a finite number, but it is Infinity."),
     ],
 )  # fmt: skip
-def test_an_impossible_option_of_tune_is_refused(refused: Refused, words, sentence):
+def test_tune_rejects_an_invalid_option(refused: Refused, words, sentence):
     assert refused("tune", SPACE, *words) == sentence
 
 
-def test_a_gpu_must_not_be_split_unevenly_even_where_there_are_two(refused: Refused, monkeypatch):
+def test_a_fraction_of_more_than_one_gpu_is_rejected_even_with_two_gpus(refused: Refused, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     sentence = "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."
     assert refused("tune", SPACE, "--gpus-per-trial", "1.5") == sentence
 
 
-def test_a_sampled_search_takes_one_seed_and_some_samples(refused: Refused):
+def test_a_sampled_search_needs_one_seed_and_at_least_one_sample(refused: Refused):
     where = "search space tuning/fedra"
     assert refused("tune", "tuning/fedra", "--seeds", "0,1") == (
         f"{where}: `search` tpe runs each sample once: give one seed, not [0, 1]."
@@ -211,7 +213,7 @@ def test_a_wrong_experiment_file_is_refused(refused: Refused, change, sentence):
     assert refused("run", "mine") == f"experiment mine: {sentence}"
 
 
-# What makes a file unreadable has its own table in tests/common/test_yaml_values.py.
+# Unreadable files are tested in tests/common/test_yaml_values.py.
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -219,13 +221,13 @@ def test_a_wrong_experiment_file_is_refused(refused: Refused, change, sentence):
         (b"a: 1\nb: 2\na: 3\n", "{}: the key `a` occurs twice (line 3)."),
     ],
 )
-def test_a_file_that_is_no_mapping_is_refused(refused: Refused, content, sentence):
+def test_a_file_without_a_mapping_is_rejected(refused: Refused, content, sentence):
     path = write("experiments", "mine", "")
     path.write_bytes(content)
     assert refused("run", "mine") == sentence.format(path)
 
 
-def test_a_search_space_that_is_no_mapping_is_refused(refused: Refused):
+def test_a_search_space_with_a_repeated_key_is_rejected(refused: Refused):
     path = write("search_spaces", "mine", "a: 1\nb: 2\na: 3\n")
     assert refused("tune", "mine") == f"{path}: the key `a` occurs twice (line 3)."
 
@@ -237,7 +239,7 @@ def test_a_file_that_refers_to_itself_is_refused(refused: Refused):
     )
 
 
-def test_folders_and_dangling_links_are_no_files(call: Call, refused: Refused):
+def test_folders_and_dangling_links_are_not_experiments(call: Call, refused: Refused):
     Path("experiments/folder.yaml").mkdir(parents=True)
     Path("experiments/nowhere.yaml").symlink_to("gone.yaml")
     for name in ("folder", "nowhere"):
@@ -383,7 +385,7 @@ def test_wrong_values_of_a_paper_are_refused(refused: Refused, change, sentence)
     assert refused("tune", "mine").startswith(f"search space mine: {sentence}")
 
 
-def test_a_sampled_search_has_no_arms_that_a_paper_could_name(refused: Refused):
+def test_a_sampled_search_has_no_arms_for_values_of_a_paper(refused: Refused):
     write("search_spaces", "mine", SAMPLED + PRINTED)
     assert refused("tune", "mine") == (
         "search space mine: `reference.arms.0.arm` names an arm of a grid, and `search` tpe has none."
@@ -391,7 +393,7 @@ def test_a_sampled_search_has_no_arms_that_a_paper_could_name(refused: Refused):
 
 
 @pytest.mark.parametrize("override", ["lora.rank=4", "lora.dropout=0.5"])
-def test_a_part_of_what_is_varied_as_a_whole_cannot_be_overridden(refused: Refused, override):
+def test_a_field_of_a_record_that_the_space_varies_cannot_be_overridden(refused: Refused, override):
     whole = "experiment: fedra_digits\nsearch: {name: grid}\nscheduler: {name: none}\nspace:\n  lora: {grid: [%s]}\n"
     write("search_spaces", "mine", whole % "{rank: 4, scaling: 1.0}, {rank: 8, scaling: 1.0}")
     name = override.split("=")[0]
@@ -412,7 +414,7 @@ RUN, TUNE = ("run", "fedra_digits"), ("tune", SPACE)
     ],
 )
 def test_a_store_that_cannot_be_written_is_refused(refused: Refused, tmp_path, words, fault, reason):
-    # Faults that stop root too, whom permissions do not.
+    # Errors that also occur for root, who can ignore permissions.
     store = tmp_path / "store"
     match fault:
         case "a file":
@@ -429,18 +431,18 @@ def test_a_store_that_cannot_be_written_is_refused(refused: Refused, tmp_path, w
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
-def test_what_does_not_exist_cannot_be_resumed(refused: Refused, tmp_path, words):
+def test_a_missing_sweep_cannot_be_resumed(refused: Refused, tmp_path, words):
     sentence = refused("tune", SPACE, "--resume", *words)
     assert sentence == f"there is no sweep of {SPACE} in {tmp_path / 'mlruns'}."
     assert not (tmp_path / "mlruns").exists()
 
 
 def start(store: Store, *changes: str) -> Path:
-    """The folder of a sweep of the space `mine`, as it stands before Ray is started."""
+    """Create a sweep of the space `mine` as before Ray starts, and return its folder."""
     return new_sweep(Plan.read("mine", {}, {}), store).folder
 
 
-def test_a_sweep_is_resumed_under_its_own_id_only(refused: Refused, tmp_path):
+def test_a_sweep_is_resumed_by_its_exact_id_only(refused: Refused, tmp_path):
     write("search_spaces", "mine", GRID)
     folder = start(Store(tmp_path / "mlruns"))
     wrong = folder.name[:-1] + "x"
@@ -496,13 +498,13 @@ def test_a_report_needs_a_sweep(refused: Refused, tmp_path, words):
     assert refused("report", SPACE, *words) == f"there is no sweep {sweep}of {SPACE} in {tmp_path / 'mlruns'}."
 
 
-def test_a_report_names_the_sweeps_that_are_there(refused: Refused, tmp_path):
+def test_the_error_of_report_suggests_existing_sweeps(refused: Refused, tmp_path):
     write("search_spaces", "mine", GRID)
     start(Store(tmp_path / "mlruns"))
     assert refused("report", "mined") == f"there is no sweep of mined in {tmp_path / 'mlruns'}; did you mean `mine`?"
 
 
-def test_the_page_needs_something_to_show_and_a_free_port(refused: Refused, tmp_path):
+def test_ui_needs_recorded_results_and_a_free_port(refused: Refused, tmp_path):
     store = tmp_path / "mlruns"
     nothing = f"nothing is recorded in {store} yet; start with `fedsweep tune {SPACE}`."
     assert refused("ui") == nothing
@@ -539,8 +541,8 @@ def test_the_page_needs_something_to_show_and_a_free_port(refused: Refused, tmp_
         ),
     ],
 )
-def test_a_wrong_command_line_is_one_sentence_too(refused: Refused, words, start, end):
-    # The words between are the command line library's own.
+def test_a_wrong_command_line_is_one_sentence(refused: Refused, words, start, end):
+    # The words in between come from the command-line library.
     sentence = refused(*words)
     assert sentence.startswith(start)
     assert sentence.endswith(end)
@@ -553,11 +555,11 @@ def test_a_wrong_command_line_is_one_sentence_too(refused: Refused, words, start
         ("cuda", "`--device` is cuda, but torch finds no GPU."),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(refused: Refused, device, sentence):
+def test_an_unavailable_device_is_rejected(refused: Refused, device, sentence):
     assert refused("run", "fedra_digits", "--device", device) == sentence
 
 
-def test_a_run_that_diverges_says_what_to_try(call: Call, monkeypatch):
+def test_the_error_of_a_diverged_run_suggests_a_remedy(call: Call, monkeypatch):
     def diverge(*arguments: object) -> None:
         raise DivergenceError("the loss of client plain became nan in round 1; try a smaller `optimizer.lr`")
 
@@ -568,7 +570,7 @@ def test_a_run_that_diverges_says_what_to_try(call: Call, monkeypatch):
 
 
 @pytest.mark.slow
-def test_ray_is_not_even_imported_for_a_refusal(tmp_path):
+def test_a_rejected_command_does_not_import_ray(tmp_path):
     (tmp_path / "mlruns").write_text("")
     code = (
         "import sys; from fedsweep.cli import main\n"
@@ -581,7 +583,7 @@ def test_ray_is_not_even_imported_for_a_refusal(tmp_path):
     assert done.stderr == f"fedsweep: the tracking store {tmp_path / 'mlruns'} cannot be written: File exists.\n"
 
 
-def test_the_guard_of_these_tests_works(call: Call):
+def test_the_call_fixture_fails_a_command_that_starts(call: Call):
     with pytest.raises(AssertionError, match="not refused"):
         call("tune", SPACE)
     with pytest.raises(AssertionError, match="not refused"):
@@ -590,7 +592,7 @@ def test_the_guard_of_these_tests_works(call: Call):
         Plan.read("zzz", {}, {})
 
 
-def test_a_metric_that_one_arm_lacks_is_no_objective(refused: Refused):
+def test_the_objective_must_be_a_metric_of_every_arm(refused: Refused):
     text = (Path(__file__).parents[2] / "search_spaces/ablations/brick_over_depth_methods.yaml").read_text()
     write("search_spaces", "mine", text, ("accuracy/mean", "structural_bias/brick_error"))
     assert refused("tune", "mine") == (

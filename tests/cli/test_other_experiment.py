@@ -1,4 +1,4 @@
-"""`fedsweep tune SPACE --experiment NAME`: any search space on another experiment, told and remembered."""
+"""`fedsweep tune SPACE --experiment NAME`: a search space with another experiment."""
 
 import pytest
 
@@ -15,7 +15,7 @@ OWN = {"experiment": "own"}
 
 @pytest.fixture
 def own(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The command line beside an experiment with another batch size, and with two of the six domains."""
+    """Write an experiment with another batch size and two of the six domains, and return the command line."""
     write(
         "experiments",
         "own",
@@ -28,7 +28,7 @@ def own(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     return call
 
 
-def test_its_hyperparameters_are_those_of_the_trials(own: Call):
+def test_trials_have_the_hyperparameters_of_the_given_experiment(own: Call):
     theirs, ours = Plan.read(SPACE, {}, {}), Plan.read(SPACE, {}, OWN)
     assert (theirs.base.local.batch_size, ours.base.local.batch_size) == (32, 4)
     assert [trial.arm for trial in ours.grid()] == [trial.arm for trial in theirs.grid()]
@@ -36,7 +36,7 @@ def test_its_hyperparameters_are_those_of_the_trials(own: Call):
     assert "batch_size: 4" in ours.files["experiment.yaml"]
 
 
-def test_a_dry_run_says_which_one_it_is(own: Call):
+def test_a_dry_run_prints_the_experiment(own: Call):
     answer = own("tune", SPACE, "local.steps=1", "--experiment", "own", "--dry-run")
     assert (answer.code, answer.err) == (0, "")
     assert "12 trials of own with 12 rounds each (144 rounds in all)" in answer.out
@@ -44,7 +44,7 @@ def test_a_dry_run_says_which_one_it_is(own: Call):
 
 
 @pytest.mark.parametrize("words", [(), ("--experiment", "own")])
-def test_a_resume_keeps_it(own: Call, tmp_path, words):
+def test_a_resumed_sweep_keeps_the_experiment(own: Call, tmp_path, words):
     sweep = new_sweep(Plan.read(SPACE, {"local.steps": 1}, OWN), Store(tmp_path / "mlruns"))
     assert (sweep.manifest().experiment, sweep.manifest().options) == ("own", OWN)
     answer = own("tune", SPACE, "--resume", "--dry-run", *words)
@@ -52,7 +52,7 @@ def test_a_resume_keeps_it(own: Call, tmp_path, words):
     assert "12 trials of own with 12 rounds each (144 rounds in all)" in answer.out
 
 
-def test_a_resume_on_another_one_is_refused(own: Call, refused: Refused, tmp_path):
+def test_a_sweep_cannot_be_resumed_with_another_experiment(own: Call, refused: Refused, tmp_path):
     sweep = new_sweep(Plan.read(SPACE, {}, OWN), Store(tmp_path / "mlruns"))
     assert refused("tune", SPACE, "--resume", "--experiment", "fedra_digits") == (
         f"sweep {sweep.folder.name} of {SPACE} cannot be resumed because its YAML files or overrides have changed "
@@ -75,14 +75,14 @@ def test_a_resume_on_another_one_is_refused(own: Call, refused: Refused, tmp_pat
         ),
     ],
 )
-def test_an_unknown_one_is_refused(refused: Refused, name, sentence):
+def test_an_unknown_experiment_is_rejected(refused: Refused, name, sentence):
     assert refused("tune", SPACE, "--experiment", name) == sentence
     with pytest.raises(UserError) as error:
         Plan.read(SPACE, {}, {"experiment": name})
     assert str(error.value) == sentence
 
 
-def test_an_arm_that_does_not_fit_it_is_refused(own: Call, refused: Refused):
+def test_an_arm_that_is_invalid_for_the_experiment_is_rejected(own: Call, refused: Refused):
     write("search_spaces", "mine", GRID, ("fixed:", "fixed:\n  data.domains: [plain, rotated, noisy]"))
     assert refused("tune", "mine", "--experiment", "own") == (
         "search space mine: `federation.depths` must name one depth for each of the 3 clients, or one for all, "

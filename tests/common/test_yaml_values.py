@@ -1,4 +1,4 @@
-"""YAML and overrides: what a person writes, without PyYAML's traps."""
+"""YAML values and overrides, by the rules of YAML 1.2 instead of PyYAML's 1.1."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_a_value_reads_as_yaml_1_2_says(text, value):
     assert type(read) is type(value)
 
 
-def test_not_a_number_is_read_as_such():
+def test_nan_is_a_float():
     assert math.isnan(parse_yaml(".nan", "test"))
 
 
@@ -58,13 +58,13 @@ def test_not_a_number_is_read_as_such():
         ),
     ],
 )
-def test_broken_yaml_is_refused_with_its_line(text, sentence):
+def test_the_error_for_invalid_yaml_has_the_line(text, sentence):
     with pytest.raises(UserError) as refusal:
         parse_yaml(text, "runs.yaml")
     assert str(refusal.value) == sentence
 
 
-def test_aliases_that_stand_for_too_many_values_are_rejected():
+def test_aliases_with_too_many_values_are_rejected():
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
     with pytest.raises(
         UserError, match=r"^runs\.yaml must contain at most 1,000,000 values after its aliases \(`\*`\) are expanded"
@@ -90,7 +90,7 @@ def test_aliases_that_stand_for_too_many_values_are_rejected():
         (b"a: !!timestamp soon\n", "{} is not valid YAML: a tag (`!!`) does not match the value after it."),
     ],
 )  # fmt: skip
-def test_a_file_that_does_not_hold_names_and_values_is_refused(tmp_path, content, sentence):
+def test_a_file_without_a_mapping_is_rejected(tmp_path, content, sentence):
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError) as refusal:
@@ -98,7 +98,7 @@ def test_a_file_that_does_not_hold_names_and_values_is_refused(tmp_path, content
     assert str(refusal.value) == sentence.format(path)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_the_error_names_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"^.*missing\.yaml cannot be read: No such file or directory\."):
         read_yaml(tmp_path / "missing.yaml")
 
@@ -125,13 +125,13 @@ def test_overrides_are_names_with_yaml_values():
         ),
     ],
 )
-def test_a_malformed_override_is_refused(words, sentence):
+def test_a_malformed_override_is_rejected(words, sentence):
     with pytest.raises(UserError) as refusal:
         parse_overrides(words)
     assert str(refusal.value) == sentence
 
 
-def test_a_hint_names_what_is_near_and_nothing_else():
+def test_a_hint_contains_only_similar_names():
     assert near("federation.round", ["federation.rounds", "seed"]) == "; did you mean `federation.rounds`?"
     assert near("lora.rak", ["lora.rank", "lora.bank"]) == "; did you mean `lora.rank` or `lora.bank`?"
     assert near("x", ["federation.rounds"]) == near("x", []) == ""
