@@ -22,7 +22,7 @@ _STORE = "results folder, which also holds MLflow's database, or a URI such as `
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
 _COLUMNS = "columns of the table besides the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
-_MLFLOW = "http(s) address of the MLflow server to use, or `store` for the database in the results folder"
+_MLFLOW = "http(s) address of the MLflow server to use; `store` uses the database in the results folder"
 MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
 DEFAULT_STORE = "mlruns"
 DeviceOption = Annotated[str, Option("--device", help="device for training: `cpu` or `cuda`")]

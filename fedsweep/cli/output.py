@@ -112,7 +112,7 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
     side = f"as many trials in parallel as fit, at most {most}" if packed else f"{most} in parallel"
     console.print(
         f"{plan.num_trials} trials of {plan.space.experiment} with {rounds} rounds each "
-        f"({plan.num_trials * rounds} rounds in all), {side}. Seeds: {', '.join(map(str, plan.space.seeds))}; "
+        f"({plan.num_trials * rounds} rounds in all), {side}.\nSeeds: {', '.join(map(str, plan.space.seeds))}; "
         f"search: {plan.space.search.name}; scheduler: {plan.space.scheduler.name}."
     )
     if estimate:

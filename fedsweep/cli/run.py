@@ -82,7 +82,7 @@ def ui(
         str | None,
         Argument(
             metavar="[SEARCH_SPACE]",
-            help="print links to the newest sweep of this search space; of any search space by default",
+            help="search space whose newest sweep is linked; by default, the newest sweep of all",
         ),
     ] = None,
     sweep: Annotated[str | None, Option("--sweep", help="id of the sweep; the newest by default")] = None,
@@ -177,7 +177,7 @@ def show(
     name: Annotated[str, Argument(metavar="NAME", help="experiment or search space")],
     overrides: Overrides = None,
 ) -> None:
-    """Print all values of an experiment, defaults included, or the trials of a search space.
+    """Print all values of an experiment, or the arms and the number of trials of a search space.
 
     Example: `fedsweep show fedra_digits lora.rank=4`
     """

@@ -47,10 +47,11 @@ def tune(
         ),
     ] = None,
     subsets: Annotated[
-        str | None, Option(help="for a space with `ablate`: leave out `one` component at a time, or `all` combinations")
+        str | None,
+        Option(help="with `ablate`: `one` leaves out one component at a time, `all` every combination"),
     ] = None,
     design: Annotated[
-        str | None, Option(help="`full` for the whole grid, `one_factor` to change one value of the baseline at a time")
+        str | None, Option(help="`full` runs the whole grid, `one_factor` changes one value of the baseline at a time")
     ] = None,
     scheduler: Annotated[
         str | None, Option(help="scheduler instead of the file's: `none`, `asha`, `median`, `arms` or `pbt`")
