@@ -4,9 +4,10 @@
     uv run python benchmarks/frozen_prefix.py --device cuda --out benchmarks/results/NAME.json
 
 The model is a CLIP with the shape of ViT-Tiny (12 blocks of width 192 at 224 px), with random weights and rank-1
-adapters. As in SAL, only the topmost 1, 3, 6 or all 12 blocks are trained. A session is two passes over the images.
-Without a cache, both passes run all blocks. With a cache, the second pass reads the activations that the first one
-wrote. The table compares the second passes, which are timed in turn. On a CPU, one thread is used.
+adapters. As in FedMS's SAL (sparsely activated LoRA), only the topmost 1, 3, 6 or all 12 blocks are trained. A session
+is two passes over the images. Without a cache, both passes run all blocks. With a cache, the second pass reads the
+activations that the first one wrote. The table compares the second passes, which are timed in turn. On a CPU, one
+thread is used.
 """
 
 import argparse

@@ -16,7 +16,7 @@ NARROWEST = 80  # minimum width of a table; in a narrower terminal, its lines wr
 
 
 def show_counts(plan: Plan) -> None:
-    """Print the parameters of each arm's model beside a paper's values, and those of a client by depth and stage."""
+    """Print the parameters of each arm's model, with a paper's values, and those of a client by depth and stage."""
     measure, console = plan.space.measure, result_console()
     classes = measure.classes if isinstance(measure, Parameters) else 0
     arms = plan.arms
@@ -31,7 +31,7 @@ def show_counts(plan: Plan) -> None:
 
 
 def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference | None, width: int) -> Iterator[Table]:
-    """Yield tables at most `width` characters wide, with a column per arm and two rows per count: ours, the paper's."""
+    """Yield tables at most `width` wide, with a column per arm, a row per count and rows of the paper's values."""
     found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
     asked = reference.metrics() if reference else []
     present = [name for name in COUNTS if any(name in one for one in found)]

@@ -52,7 +52,7 @@ def relative(path: Path) -> str:
 
 
 def page_command(store: str, server: str | None = None) -> str:
-    """Return the `fedsweep ui` command for a results folder or MLflow server; environment variables need no option."""
+    """Return the `fedsweep ui` command for a results folder or MLflow server, without options that are defaults."""
     words, named = ["fedsweep", "ui"], os.environ.get("FEDSWEEP_MLFLOW")
     if Path(store) != Path(os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)):
         words += ["--store", store]

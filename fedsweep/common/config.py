@@ -80,7 +80,7 @@ class Config(BaseModel):
         return type(self).of(data, where)
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
-        """Return all values by dotted name, defaults included, after `changes`, without validation or unknown names."""
+        """Return all values, defaults included, by dotted name after unvalidated `changes`; skip unknown names."""
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
 
     @model_validator(mode="after")
@@ -97,7 +97,7 @@ class Config(BaseModel):
         return ()
 
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the changed data and, for each changed name without a parent record, the data at that moment."""
+        """Return the changed data and, for each changed name without a parent record, the data before that change."""
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}
         for name in sorted(changes, key=lambda dotted: dotted.count(".")):

@@ -28,7 +28,7 @@ def data_folder() -> Path:
 
 
 def activation_folder() -> Path:
-    """Return the cache folder for activations of frozen blocks: below FEDSWEEP_CACHE or in the user's cache folder."""
+    """Return the folder that caches activations of frozen blocks: FEDSWEEP_CACHE, or one in the user's cache folder."""
     return _cache("activations", "")
 
 

@@ -68,7 +68,7 @@ class SystemMeter:
     """A meter of CPU, memory and GPU use since its last reading.
 
     Metrics named `system/process_...` cover this process, all others the whole machine. GPUs are included if `pynvml`
-    is installed, with the driver's numbers.
+    is installed, and have the same numbers as in the driver.
     """
 
     def __init__(self) -> None:

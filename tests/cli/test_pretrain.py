@@ -90,8 +90,8 @@ def test_ctrl_c_and_a_second_start_explain_how_to_continue(call: Call, refused: 
     ("words", "sentence"),
     [
         (["digit_vit"], "there is no pre-training `digit_vit`; did you mean `digits_vit`?"),
-        (["fedra_digits"], "there is no pre-training `fedra_digits`, but `fedsweep run fedra_digits` takes the "
-         "experiment of that name."),
+        (["fedra_digits"], "there is no pre-training `fedra_digits`; to use the experiment "
+         "of that name, run `fedsweep run fedra_digits`."),
         (["toy", "--device", "tpu"], "`--device` must be cpu or cuda, but it is `tpu`."),
         (["toy", "--device", "cuda"], "`--device` is cuda, but torch finds no GPU."),
         (["toy", "epoch=3"], "pre-training toy: `epoch` is not a hyperparameter of this pre-training; "

@@ -200,7 +200,7 @@ def test_what_is_no_tensor_is_refused(weights):
             "{card} is not a card that can be read: Expecting property name enclosed in double quotes: "
             "line 1 column 2 (char 1).",
         ),
-        ("[]", "{card} must contain a mapping of names to values, but it contains list."),
+        ("[]", "{card} must hold names and values, but it holds list."),
         (
             "[" * 100_000,
             "{card} is not a card that can be read: maximum recursion depth exceeded while decoding a JSON array "
