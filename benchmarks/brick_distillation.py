@@ -1,12 +1,14 @@
-"""FedBRICK's distillation of all blocks at once against a loop over blocks: time, and how far the results lie apart.
+"""Time FedBRICK's distillation of all blocks at once against a loop over blocks, and compare the results.
 
     uv run python benchmarks/brick_distillation.py
     uv run python benchmarks/brick_distillation.py --device cuda --out benchmarks/results/NAME.json
 
-The loop is the plain reading of Eq. 20: for each block a BRICK with torch.optim.Adam of its own, either on the same
-cached activations, or (as a straightforward program would) with the backbone run up to the block for every batch.
-One domain's images through ViTs of three widths with random weights, the three ways in turn, medians, one thread on
-a CPU.
+A BRICK is a small module that replaces a block. The loop implements Eq. 20 directly: it trains one BRICK per block,
+each with its own torch.optim.Adam. One variant of the loop uses cached activations. The other runs the backbone up to
+the block for every batch, as a simple program would.
+
+The models are ViTs of three widths with random weights, and the images belong to one domain. The three variants are
+timed in turn, and the table shows medians. On a CPU, one thread is used.
 """
 
 import argparse
@@ -32,11 +34,11 @@ from fedsweep.types import ImageSet
 
 LR, RANK, BATCH, LAYERS = 0.01, 8, 32, 12
 WIDTHS = {64: (16, 4), 128: (64, 16), 192: (64, 8)}
-"""Image and patch size by width: 16, 16 and 64 patches."""
+"""Image size and patch size in pixels by width: 16, 16 and 64 patches."""
 
 
 def backbone(width: int) -> LayeredModel:
-    """A ViT of 12 blocks with random weights and adapters."""
+    """Build a ViT of 12 blocks with random weights and adapters."""
     size, patch = WIDTHS[width]
     shape = TimmBackbone(
         model="vit_tiny_patch16_224", pretrained="none", img_size=size, patch_size=patch, embed_dim=width, num_heads=4
@@ -45,7 +47,7 @@ def backbone(width: int) -> LayeredModel:
 
 
 def start(width: int, device: str) -> dict[str, Tensor]:
-    """Untrained BRICKs of all blocks, stacked."""
+    """Return the untrained BRICKs of all blocks, stacked by factor."""
     generator = torch.Generator().manual_seed(0)
     fresh = {"a1": (RANK, width), "b1": (width, RANK), "a2": (RANK, width), "b2": (width, RANK)}
     return {
@@ -57,19 +59,19 @@ def start(width: int, device: str) -> dict[str, Tensor]:
 
 
 def side_by_side(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
-    """Ours: the backbone once, then all blocks at once."""
+    """Run the backbone once, then distil all blocks at once, as fedsweep does."""
     passed = activations(model, [images], BATCH)
     return distil(bricks, passed, "softmax", epochs, LR, BATCH, np.random.default_rng(0))
 
 
 def loop_cached(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
-    """Block by block, on activations that were computed once."""
+    """Distil block by block, with activations computed once."""
     passed = activations(model, [images], BATCH)
     return _loop(bricks, epochs, len(images), lambda layer, rows: (passed[layer, rows], passed[layer + 1, rows]))
 
 
 def loop_plain(model: LayeredModel, images: ImageSet, bricks: dict[str, Tensor], epochs: int) -> dict[str, Tensor]:
-    """Block by block, with the backbone run up to the block for each batch."""
+    """Distil block by block, and run the backbone up to the block for each batch."""
 
     def pair(layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -104,12 +106,12 @@ WAYS = {"side by side": side_by_side, "loop, cached": loop_cached, "loop, plain"
 
 
 def measure(width: int, images: int, epochs: int, times: int, device: str) -> dict[str, float]:
-    """Median seconds of each way, ratios to ours, and the largest relative distance of the loop's BRICKs from ours."""
+    """Return each variant's median seconds, their ratios to ours, and the largest relative difference of the BRICKs."""
     model, bricks = backbone(width).to(device), start(width, device)
     size = WIDTHS[width][0]
     pixels = torch.randint(256, (images, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = ImageSet(pixels, torch.zeros(images, dtype=torch.int64))
-    learned = {name: way(model, data, bricks, epochs) for name, way in WAYS.items()}  # the first time warms up
+    learned = {name: way(model, data, bricks, epochs) for name, way in WAYS.items()}  # the first run warms up
     taken: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(times):
         for name, way in WAYS.items():
@@ -128,13 +130,13 @@ def measure(width: int, images: int, epochs: int, times: int, device: str) -> di
 
 
 def main() -> None:
-    """Measure all widths and print, or also write, what came out."""
+    """Measure all widths, print a table and, with `--out`, write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=96, help="images of the domain")
+    parser.add_argument("--images", type=int, default=96, help="number of images of the domain")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--times", type=int, default=5, help="repetitions in turn")
+    parser.add_argument("--times", type=int, default=5, help="number of repetitions")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     found = {}

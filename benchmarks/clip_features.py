@@ -1,11 +1,12 @@
-"""Rounds of FedAG with CLIP's features computed once and kept, and with them computed in every round: time, equal bits.
+"""Time FedAG's rounds with CLIP's features cached and with the features computed anew; check for identical results.
 
     uv run python benchmarks/clip_features.py
     uv run python benchmarks/clip_features.py --device cuda --out benchmarks/results/NAME.json
 
-Two runs, each played twice, in turns: the shipped experiment on digits with its small CLIP; and, on noise at 224 px, a
-CLIP of B/32's shape with ViT-Tiny on the clients, both with random weights, one step per client. The first round, in
-which the features are computed for the first time, is left out. One thread on a CPU.
+There are two experiments. The first is the shipped experiment on digits with its small CLIP. The second uses noise
+images at 224 px, and a CLIP with the shape of B/32 and a ViT-Tiny on the clients, both with random weights; clients
+train for one step. Runs with and without the cache are timed in turn. The first round, which fills the cache, is left
+out. On a CPU, one thread is used.
 """
 
 import argparse
@@ -46,7 +47,7 @@ TEXT = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, 
 
 
 def noise(root: Path) -> None:
-    """Prepare images of noise at 224 px as the set `noise` of the data folder."""
+    """Prepare a data set `noise` of random images at 224 px in the data folder."""
     rng = np.random.default_rng(0)
     for domain in DOMAINS:
         for name in CLASSES:
@@ -59,7 +60,7 @@ def noise(root: Path) -> None:
 
 
 def clip(folder: Path) -> None:
-    """A checkpoint of B/32's shape with random weights, and the tokens of the CLIP that ships."""
+    """Write a CLIP checkpoint with the shape of B/32 and random weights, and with the tokenizer of the shipped CLIP."""
     tokens = SHIPPED / "digits_clip"
     folder.mkdir()
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"):
@@ -74,7 +75,7 @@ def clip(folder: Path) -> None:
 
 
 def experiments(root: Path) -> dict[str, RunConfig]:
-    """What is played, by what it is called."""
+    """Return the experiments by name."""
     digits = RunConfig.of(read_yaml(find("experiments", "fedag_digits")), "fedag_digits")
     office = RunConfig.of(read_yaml(find("experiments", "fedag_office_home")), "fedag_office_home")
     data = {"name": "prepared", "set": "noise", "size": 224, "domains": [*DOMAINS], "held_out_domains": [DOMAINS[-1]]}
@@ -95,7 +96,7 @@ def experiments(root: Path) -> dict[str, RunConfig]:
 
 
 def played(config: RunConfig, device: Device, kept: bool) -> list[RoundResult]:
-    """A run's rounds."""
+    """Run an experiment and return its rounds, with cached CLIP features if `kept` is set."""
     federation = build(config, device)
     if not kept:
         reader = replace(federation.trainer.reader, kept=FrozenRows())
@@ -104,14 +105,14 @@ def played(config: RunConfig, device: Device, kept: bool) -> list[RoundResult]:
 
 
 def equal(first: list[RoundResult], second: list[RoundResult]) -> bool:
-    """Whether both end with the same bits, and had the same metrics all along."""
+    """Return whether two runs have bit-identical final adapters and the same metrics in all rounds."""
     one, other = first[-1].state.adapter, second[-1].state.adapter
     same = all(torch.equal(one[name], other[name]) for name in one)
     return same and [dict(each.metrics) for each in first] == [dict(each.metrics) for each in second]
 
 
 def main() -> None:
-    """Print the table, and with --out write it."""
+    """Run the experiments, print a table and, with `--out`, write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=2)
@@ -135,7 +136,7 @@ def main() -> None:
             anew, known = (statistics.median(seconds[kept]) for kept in (False, True))
             row = {"server": name, "seconds_anew": round(anew, 3), "seconds_kept": round(known, 3)}
             rows.append({**row, "ratio": round(anew / known, 2), "equal_bits": same})
-    table = Table("server's CLIP", "s per round, computed anew", "s per round, kept", "ratio", "equal bits")
+    table = Table("server's CLIP", "s per round, computed anew", "s per round, cached", "ratio", "bit-identical")
     for row in rows:
         table.add_row(*map(str, row.values()))
     Console().print(table)

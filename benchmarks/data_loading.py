@@ -1,10 +1,11 @@
-"""One epoch of images from the store against torchvision's ImageFolder with a DataLoader, and the memory of trials.
+"""Time one epoch of a prepared data set against torchvision's ImageFolder, and measure the memory of trials.
 
     uv run python benchmarks/data_loading.py
     uv run python benchmarks/data_loading.py --root DIR --layout domains --size 64 --out benchmarks/results/NAME.json
 
-Without `--root`, 10,000 JPEG images of random smooth colours are written to a temporary folder first. Both sides
-deliver shuffled batches of normalised float32 pixels on one thread; they are timed in turn, and the median counts.
+Without `--root`, 10,000 JPEG images of random smooth colours are first written to a temporary folder. Both sides
+produce shuffled batches of normalised float32 pixels on one thread. They are timed in turn, and the medians are
+reported.
 """
 
 import argparse
@@ -40,7 +41,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def write_images(root: Path, count: int, size: int) -> None:
-    """Smooth random images: JPEGs about as large as photographs of that size."""
+    """Write smooth random images as JPEG files, about as large as photographs of the same size."""
     rng = np.random.default_rng(0)
     for number in track(range(count), description="write JPEGs", console=console):
         folder = root / f"domain{number % 2}" / f"class{number // 2 % 7}"
@@ -50,7 +51,7 @@ def write_images(root: Path, count: int, size: int) -> None:
 
 
 def from_folder(root: Path, size: int, workers: int) -> Callable[[], int]:
-    """An epoch of every domain's ImageFolder, as the methods' published code reads it."""
+    """Return a function that reads an epoch with ImageFolder and DataLoader, as the methods' published code does."""
     transform = v2.Compose(
         [
             v2.Resize(size, v2.InterpolationMode.BICUBIC),
@@ -69,7 +70,7 @@ def from_folder(root: Path, size: int, workers: int) -> Callable[[], int]:
 
 
 def from_store(sets: list[ImageSet]) -> Callable[[], int]:
-    """An epoch of the same images from the memory map."""
+    """Return a function that reads an epoch of the prepared data sets from their memory maps."""
 
     def batches() -> Iterator[torch.Tensor]:
         for images in sets:
@@ -81,7 +82,7 @@ def from_store(sets: list[ImageSet]) -> Callable[[], int]:
 
 
 def time_in_turn(sides: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    """Median seconds of each side, all sides once per repetition."""
+    """Return the median seconds of each side, by name. In each repetition, all sides run once."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, epoch in sides.items():
@@ -112,7 +113,7 @@ sys.stdin.readline()
 
 
 def memory(config: PreparedData, processes: int) -> dict[str, float]:
-    """MiB of federated trials side by side, after one round over every image: means over their processes."""
+    """Return the memory of parallel trials in MiB after one round over all images, as means over their processes."""
     command = [sys.executable, "-c", TRIAL, str(config.size), *config.domains]
     trials = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
@@ -133,10 +134,10 @@ def memory(config: PreparedData, processes: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prepare, time, measure, print, and write the figures."""
+    """Prepare the images, time both sides, measure memory, and print or write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="images in the layout <domain>/<class>/*")
-    parser.add_argument("--count", type=int, default=10_000, help="images to write where there is no --root")
+    parser.add_argument("--count", type=int, default=10_000, help="number of images to write if --root is not given")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)

@@ -1,12 +1,13 @@
-"""Steps of a client whose lower blocks are frozen, with their activations kept and without: time, memory, equal bits.
+"""Time a client's training steps with and without cached activations of its frozen blocks; check the results.
 
     uv run python benchmarks/frozen_prefix.py
     uv run python benchmarks/frozen_prefix.py --device cuda --out benchmarks/results/NAME.json
 
-A CLIP of ViT-Tiny's shape (12 blocks of width 192 at 224 px) with random weights and rank-1 adapters, of which the
-topmost 1, 3, 6 or all 12 blocks are active, as SAL has them. A session is two passes over the images: without keeping,
-both run all blocks; with it, the second reads what the first left. Compared are the second passes, in turns, one thread
-on a CPU.
+The model is a CLIP with the shape of ViT-Tiny (12 blocks of width 192 at 224 px), with random weights and rank-1
+adapters. As in FedMS's SAL (sparsely activated LoRA), only the topmost 1, 3, 6 or all 12 blocks are trained. A session
+is two passes over the images. Without a cache, both passes run all blocks. With a cache, the second pass reads the
+activations that the first one wrote. The table compares the second passes, which are timed in turn. On a CPU, one
+thread is used.
 """
 
 import argparse
@@ -43,13 +44,13 @@ ACTIVE = (1, 3, 6, 12)
 
 
 def tokens_of(texts: Any) -> tuple[Tensor, Tensor]:
-    """Ten random tokens for each text, as long as a prompt is."""
+    """Return ten random tokens for each text, the length of a typical prompt, and the position of the last one."""
     drawn = torch.randint(1, 500, (len(texts), 10), generator=torch.Generator().manual_seed(1))
     return drawn, torch.full((len(texts),), 9)
 
 
 def model() -> LayeredClip:
-    """Random weights, fixed by a seed."""
+    """Build the CLIP with random weights from a fixed seed."""
     torch.manual_seed(0)
     vision = {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_attention_heads": 3}
     vision |= {"num_hidden_layers": BLOCKS, "image_size": SIZE, "patch_size": 16}
@@ -64,7 +65,7 @@ def model() -> LayeredClip:
 
 @dataclass
 class Client:
-    """One client's session with so many active blocks."""
+    """A client that trains the topmost `active` blocks."""
 
     model: LayeredClip
     images: ImageSet
@@ -73,7 +74,7 @@ class Client:
     start: AdapterState
 
     def session(self, kept: FrozenRows) -> tuple[list[float], AdapterState]:
-        """Seconds of each step of the second pass, and the adapter after both."""
+        """Run both passes; return the seconds of each step of the second pass, and the trained adapter."""
         network, path = self.model, range(BLOCKS)
         network.load_adapter(self.start)
         parameters = network.trainable()
@@ -101,7 +102,7 @@ class Client:
 
 
 def main() -> None:
-    """Print the table, and with --out write it."""
+    """Time the sessions, print a table and, with `--out`, write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=16)
@@ -138,13 +139,15 @@ def main() -> None:
                 "kept_kb_per_image": round(disk / given.images / 1e3, 1),
             }
         )
-    table = Table("active of 12", "s per step", "kept, s per step", "ratio", "equal bits", "kept KB per image")
+    table = Table(
+        "trained blocks of 12", "s per step", "cached, s per step", "ratio", "bit-identical", "cached KB per image"
+    )
     for row in rows:
         table.add_row(*map(str, row.values()))
     console = Console()
     console.print(table)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    console.print(f"Largest resident memory of the process, images and model included: {peak:.0f} MB.")
+    console.print(f"Peak resident memory of the process, including images and model: {peak:.0f} MB.")
     if given.out:
         facts = {"date": date.today().isoformat(), "device": given.device, "machine": platform.machine()}
         facts |= {"threads": 1, "batch": given.batch, "images": given.images, "peak_mb": round(peak)}

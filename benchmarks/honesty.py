@@ -1,9 +1,9 @@
-"""Whether the report's intervals and tests keep what they say, on recorded metrics whose truth is known.
+"""Check the coverage of the report's intervals and the error rates of its tests on simulated metrics.
 
     python benchmarks/honesty.py [--repetitions 1000] [--to benchmarks/results/honesty.md]
 
-Every repetition is a sweep of a baseline and three arms: an accuracy is the arm's true value, what its seed does to
-all arms alike, and what is left. They are read by the same code that makes a report.
+Each repetition simulates a sweep of a baseline and three arms. An accuracy is the sum of the arm's true value, an
+effect of the seed that all arms share, and a residual. The statistics come from the same code as in a report.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fedsweep.results.history import RoundRecord
 
 METRIC = "accuracy/mean"
 TRUE, SEEDS, REST = 0.70, 0.02, 0.01
-"""Of the baseline: its accuracy, and the standard deviations of what a seed does to all arms, and to one alone."""
+"""The baseline's true accuracy, and the standard deviations of the seeds' shared effect and of the residual."""
 APART = (0.0, 0.015, 0.03)
-"""What the arms have over the baseline, where they differ at all."""
+"""The true differences of the arms from the baseline, in the repetitions in which they differ."""
 SKEW = 4.0
-"""Shape of the gamma distribution of the skewed rest: a skewness of 1."""
+"""The shape of the gamma distribution of skewed residuals, which gives a skewness of 1."""
 MANIFEST = SweepManifest(
     id="simulated",
     name="simulated",
@@ -47,7 +47,7 @@ MANIFEST = SweepManifest(
 
 
 def sweep(rng: np.random.Generator, n: int, apart: tuple[float, ...], skewed: bool) -> list[TrialRecord]:
-    """Trials of all arms with n common seeds; of a skewed spread the arms', not the baseline's, leans to one side."""
+    """Simulate the trials of all arms with n common seeds; if `skewed`, the residuals of the three arms are skewed."""
     shared = rng.normal(0, SEEDS, n)
     records = []
     for arm, more in enumerate((0.0, *apart)):
@@ -63,32 +63,32 @@ def sweep(rng: np.random.Generator, n: int, apart: tuple[float, ...], skewed: bo
 
 @dataclass
 class Tally:
-    """Shares of repetitions."""
+    """A count of hits over repetitions, by name."""
 
     hits: dict[str, list[bool]] = field(default_factory=dict)
 
     def add(self, name: str, hit: bool) -> None:
-        """Once more."""
+        """Count one repetition."""
         self.hits.setdefault(name, []).append(hit)
 
     def shares(self) -> Mapping[str, float]:
-        """In percent, of those that could be told."""
+        """Return the share of hits in percent, by name."""
         return {name: 100 * sum(hits) / len(hits) for name, hits in self.hits.items()}
 
 
 def covers(interval: tuple[float, float] | None, truth: float) -> bool:
-    """Whether an interval holds the truth."""
+    """Return whether an interval contains the true value."""
     return interval is not None and interval[0] <= truth <= interval[1]
 
 
 def unpaired(arms: list[ArmStatistics]) -> list[float]:
-    """Holm-corrected p of Welch's test, which does not know that seeds are common."""
+    """Return Holm-corrected p-values of Welch's test, which ignores that the arms share seeds."""
     baseline, *others = [list(one.values.values()) for one in arms]
     return holm([float(stats.ttest_ind(one, baseline, equal_var=False).pvalue) for one in others])
 
 
 def judge(tally: Tally, records: list[TrialRecord], apart: tuple[float, ...]) -> None:
-    """What one sweep's report says, against the truth."""
+    """Compare the statistics of one simulated sweep with its true values, and count the hits."""
     baseline, *others = arms = summarise(MANIFEST, records)
     tally.add("mean", covers(baseline.interval, TRUE))
     compared = [one.comparison for one in others if one.comparison is not None]
@@ -110,7 +110,7 @@ def judge(tally: Tally, records: list[TrialRecord], apart: tuple[float, ...]) ->
 
 
 def rows(repetitions: int) -> Iterator[dict[str, str]]:
-    """One for every number of seeds and kind of spread."""
+    """Yield a row for each number of seeds, with normal and with skewed residuals."""
     for skewed in (False, True):
         for n in (3, 5, 6, 8, 10, 20):
             tally, rng = Tally(), np.random.default_rng(n + 100 * skewed)
@@ -122,7 +122,7 @@ def rows(repetitions: int) -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table and, with `--to`, write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--to", type=Path)

@@ -1,12 +1,14 @@
-"""The memory of a run with 60 clients against one with 6: one model is resident, whatever the number of clients.
+"""Compare the memory of a run with 60 clients and one with 6: only one model is resident in both.
 
     uv run python benchmarks/many_clients.py
     uv run python benchmarks/many_clients.py --rounds 3 --out benchmarks/results/NAME.json
 
-Both runs are experiments/fedra_digits.yaml with one client of each domain per round; each domain's images are split
-over 10 clients, or over one. Each run is a process of its own, on one thread; medians of some repetitions in turn.
-Small clients have batches of many sizes, and oneDNN keeps a kernel for each: ONEDNN_PRIMITIVE_CACHE_CAPACITY=0 shows
-the runs without that.
+Both runs are experiments/fedra_digits.yaml with one client per domain in each round. The images of each domain are
+split over ten clients in the one, and given to one client in the other. Each run has its own process with one thread.
+The table shows medians over repetitions.
+
+Small clients have batches of many different sizes, and oneDNN caches a kernel for each size. Set
+ONEDNN_PRIMITIVE_CACHE_CAPACITY=0 to measure without this cache.
 """
 
 import argparse
@@ -35,7 +37,7 @@ CLIENTS_PER_DOMAIN = (1, 10)
 
 
 def play(clients_per_domain: int, rounds: int) -> dict[str, float]:
-    """Run in this process: MiB at most, and the sizes of what is resident."""
+    """Run the experiment in this process; return its peak memory and the sizes of model and adapter, in MiB."""
     partition = {"name": "feature_label_skew", "clients_per_domain": clients_per_domain}
     changes = {"partition": partition, "federation.clients_per_round": "one_per_domain", "federation.rounds": rounds}
     config = RunConfig.of(read_yaml(find("experiments", "fedra_digits")), "fedra_digits")
@@ -58,13 +60,13 @@ def _mib(tensors: dict[str, torch.Tensor]) -> float:
 
 
 def high_water() -> float:
-    """The most MiB that this process has had in memory."""
+    """Return the peak resident memory of this process in MiB."""
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
 
 
 def main() -> None:
-    """Run both, print, and write the figures."""
+    """Run both experiments, print a table and, with `--out`, write a JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
@@ -93,7 +95,7 @@ def main() -> None:
     )
     out.print(
         f"{many['clients'] - few['clients']:.0f} more clients: {difference['built_mib']:+.1f} MiB before round 0, "
-        f"{difference['peak_mib']:+.1f} MiB at the peak (repetitions differ by {spread:.1f})"
+        f"{difference['peak_mib']:+.1f} MiB at the peak (repetitions differ by up to {spread:.1f} MiB)"
     )
     figures: dict[str, Any] = {
         "date": date.today().isoformat(),

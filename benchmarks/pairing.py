@@ -1,9 +1,9 @@
-"""What common seeds save on a sweep that was run: the spread of differences with common and with independent seeds.
+"""Measure how many seeds pairing saves: the spread of differences with common and with independent seeds.
 
     python benchmarks/pairing.py ablations/lora_rank [ablations/learning_rate ...] [--store mlruns] [--to FILE]
 
-An arm minus the baseline over common seeds varies by var(d); over independent seeds by var(arm) + var(baseline). Their
-ratio is how many times fewer seeds the pairing needs for an interval of the same length.
+The difference d of an arm from the baseline has the variance var(d) with common seeds, and var(arm) + var(baseline)
+with independent seeds. Their ratio tells how many times fewer seeds are needed for an interval of the same length.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ HEAD = ("search space", "arm", "seeds", "sd of arm", "sd of baseline", "correlat
         "sd of difference, independent seeds", "times fewer seeds", "95% interval", "seeds for 1 point, common",
         "seeds for 1 point, independent")  # fmt: skip
 POINT = 0.01
-"""The difference to be detected, one percentage point."""
+"""The difference to be detected: one percentage point."""
 
 
 def main() -> None:
-    """Print the table, and write it where asked."""
+    """Print the table and, with `--to`, write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("spaces", nargs="+")
     parser.add_argument("--store", default="mlruns")
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def of_sweep(sweep: SweepStore) -> Iterator[list[str]]:
-    """A row for each arm that is compared with a baseline."""
+    """Yield a row for each arm that is compared with a baseline over at least three seeds."""
     manifest = sweep.manifest()
     arms = summarise(manifest, sweep.trials())
     by_arm, dotted = {identity(one.arm.values): one for one in arms}, names(manifest, arms)
@@ -58,12 +58,12 @@ def of_sweep(sweep: SweepStore) -> Iterator[list[str]]:
 
 
 def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str]:
-    """What one pair of arms says, values by seed; spreads in percentage points."""
+    """Return the cells for an arm and its baseline, given their values by seed; spreads are in percentage points."""
     seeds = sorted(set(arm) & set(baseline))
     first, second = (np.array([values[seed] for seed in seeds]) for values in (arm, baseline))
     common, independent = np.std(first - second, ddof=1), np.hypot(first.std(ddof=1), second.std(ddof=1))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # resamples of one seed have no spread
+        warnings.simplefilter("ignore")  # a resample may consist of a single seed, which has no spread
         found = stats.bootstrap(
             (first, second), saved, paired=True, method="percentile", vectorized=True, rng=np.random.default_rng(0)
         )
@@ -77,7 +77,7 @@ def numbers(arm: Mapping[int, float], baseline: Mapping[int, float]) -> list[str
 
 
 def saved(first: NDArray[np.float64], second: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-    """var(first) + var(second) over var(first - second)."""
+    """Return (var(first) + var(second)) / var(first - second)."""
     apart = np.var(first - second, axis=axis, ddof=1)
     return (np.var(first, axis=axis, ddof=1) + np.var(second, axis=axis, ddof=1)) / np.maximum(apart, 1e-12)
 

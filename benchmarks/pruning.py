@@ -1,16 +1,18 @@
-"""Pruning on recorded curves: how often the truly best arm survives for what share of the rounds.
+"""Compare pruning strategies on recorded curves: how often the best arm survives, and the share of rounds run.
 
     uv run python benchmarks/pruning.py
     uv run python benchmarks/pruning.py --record mlruns/sweeps/curves/* mlruns/sweeps/strata/*
 
-The first replays `results/pruning_curves.csv` and writes `results/pruning.md`, `pruning.png` and `pruning_scores.csv`;
-the second writes the curves of finished sweeps of `results/pruning_curves.yaml` and `pruning_strata.yaml` (put them
-among your search spaces as `curves` and `strata`) into the first file.
+The first command replays `results/pruning_curves.csv`, and writes `results/pruning.md`, `pruning.png` and
+`pruning_scores.csv`. The second command writes `results/pruning_curves.csv` from two finished sweeps. For these, copy
+`results/pruning_curves.yaml` and `pruning_strata.yaml` to your search spaces as `curves` and `strata`.
 
-A problem is a random choice of arms and seeds in a random order; the truth is the mean at the last round over all
-recorded seeds. Per-trial ASHA is `fedsweep.sweep.pruning.trial_rules.Rungs` itself, fed round by round by simulated
-workers; arms are `fedsweep.sweep.pruning.arm_rules.halve`; synchronous halving per trial is `halve` with every trial an
-arm of one seed.
+A problem is a random choice of arms and seeds in a random order. The true value of an arm is its mean at the last round
+over all recorded seeds. The strategies use fedsweep's own code:
+
+- Per-trial ASHA is `fedsweep.sweep.pruning.trial_rules.Rungs`, which receives the rounds of simulated workers.
+- Pruning of arms is `fedsweep.sweep.pruning.arm_rules.halve`.
+- Synchronous halving of trials is `halve` with each trial as an arm with one seed.
 """
 
 import argparse
@@ -29,18 +31,18 @@ from rich.console import Console
 from rich.progress import track
 
 BUDGETS = (0.25, 0.3, 0.4, 0.5, 0.6)
-"""Shares of the rounds of all trials."""
+"""The budgets, as shares of the rounds of all trials."""
 SETTINGS = [(grace, eta) for grace in (1, 2, 3) for eta in (2, 3, 4)]
 ARMS = 16
-"""Of a problem."""
+"""The number of arms in a problem."""
 DEFAULTS = (3, 3)
-"""Grace and eta of a search space that gives none."""
+"""The default grace and eta of a search space."""
 OURS = "arms (ours)"
 console = Console(stderr=True, highlight=False)
 
 
 def families() -> dict[str, dict[str, Play]]:
-    """What is compared, each at several settings."""
+    """Return the compared families of strategies, each with its settings by name."""
 
     def settings(play: Any, **more: Any) -> dict[str, Play]:
         return {f"grace {grace}, eta {eta}": partial(play, grace=grace, eta=eta, **more) for grace, eta in SETTINGS}
@@ -59,7 +61,7 @@ def families() -> dict[str, dict[str, Play]]:
 
 
 def study(of_seeds: dict[int, list[Problem]]) -> list[dict[str, Any]]:
-    """Scores of every family at every setting, averaged over problems; by seeds."""
+    """Return a row per number of seeds, family and setting, with the scores averaged over problems."""
     rows = []
     jobs = [(seeds, family, *one) for seeds in of_seeds for family, all in families().items() for one in all.items()]
     for seeds, family, setting, play in track(jobs, description="problems", console=console):
@@ -70,7 +72,7 @@ def study(of_seeds: dict[int, list[Problem]]) -> list[dict[str, Any]]:
 
 
 def shuffles(curves: Array, grace: int, eta: float, count: int) -> list[dict[str, Any]]:
-    """The same trials over and over, in other orders, on 1 to 16 workers, rounds of unequal length: what is stopped."""
+    """Run the same trials `count` times in random orders, on 1 to 16 workers, and compare which are stopped."""
     arms, seeds, _ = curves.shape
     trials = [(arm, seed) for arm in range(arms) for seed in range(seeds)]
     problem = Problem(curves, curves[:, :, -1].mean(axis=1), trials, range(arms))
@@ -85,7 +87,9 @@ def shuffles(curves: Array, grace: int, eta: float, count: int) -> list[dict[str
             strategy = Arms(curves, order, grace, eta) if name == OURS else asha(curves, order, grace, eta)
             done = work(strategy, (arms, seeds), int(rng.choice([1, 2, 4, 8, 16])), seconds)
             ended = done.rounds
-            if isinstance(strategy, Arms):  # rounds played ahead of a decision are no decision
+            if isinstance(
+                strategy, Arms
+            ):  # trials run ahead of a decision, beyond the round at which their arm is pruned
                 ended = np.array([[strategy.stopped_at(arm)] * seeds for arm in range(arms)])
             outcomes.append(frozenset((*trial, int(ended[trial])) for trial in problem.order))  # type: ignore[misc]
             survived.append(Score.of(problem, ended).survived)
@@ -106,17 +110,17 @@ def shuffles(curves: Array, grace: int, eta: float, count: int) -> list[dict[str
 
 
 def stopped_of(name: str, problem: Problem, order: Sequence[Trial], grace: int, eta: float) -> int:
-    """How many trials one worker stops that takes them in this order."""
+    """Return the number of trials that a single worker stops if it runs them in this order."""
     strategy = (Arms if name == OURS else asha)(problem.curves, order, grace, eta)
     rounds = work(strategy, problem.curves.shape[:2], 1, dict.fromkeys(order, 1.0)).rounds
     return int((rounds < problem.curves.shape[2]).sum())
 
 
 def waiting(of_problems: Sequence[Problem], grace: int, eta: float) -> list[dict[str, Any]]:
-    """How long workers take, and what playing ahead costs: times in average rounds, rounds as shares of all."""
+    """Return the workers' time in average rounds, and their share of all rounds, with and without running ahead."""
     rows = []
     for workers in (2, 4, 8, 16):
-        for name in ("arms, waiting at rungs", "arms, playing ahead (ours)", "per-trial ASHA"):
+        for name in ("arms, waiting at rungs", "arms, running ahead (ours)", "per-trial ASHA"):
             times, budgets, busy = [], [], []
             for number, problem in enumerate(of_problems):
                 drawn = np.random.default_rng(number).lognormal(0, 0.3, len(problem.order))
@@ -136,9 +140,9 @@ def waiting(of_problems: Sequence[Problem], grace: int, eta: float) -> list[dict
 
 
 def stratified(labels: Sequence[str], curves: Array, seeds: int, grace: int, eta: float) -> list[dict[str, Any]]:
-    """Tasks of unequal difficulty in one sweep, judged together and per task.
+    """Compare strategies on a sweep over tasks of unequal difficulty, with pruning over all tasks and per task.
 
-    Of each task which share of its trials passes the first rung, and how often its best arm survives.
+    For each task, a row has the share of trials that pass the first rung, and how often the task's best arm survives.
     """
     tasks = list(dict.fromkeys(label.split(", ")[0] for label in labels))
     of_arm = [tasks.index(label.split(", ")[0]) for label in labels]
@@ -160,10 +164,12 @@ def stratified(labels: Sequence[str], curves: Array, seeds: int, grace: int, eta
 
 
 def main() -> None:
-    """Record, or replay and write the page."""
+    """Record curves with `--record`; otherwise, replay them and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--record", nargs="+", type=Path, metavar="SWEEP", help="folders of finished sweeps to read")
-    parser.add_argument("--problems", type=int, default=200, help="resampled problems for each number of seeds")
+    parser.add_argument(
+        "--record", nargs="+", type=Path, metavar="SWEEP", help="folders of finished sweeps whose curves are recorded"
+    )
+    parser.add_argument("--problems", type=int, default=200, help="number of random problems for each number of seeds")
     given = parser.parse_args()
     if given.record:
         record(given.record)

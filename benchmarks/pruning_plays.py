@@ -1,10 +1,10 @@
-"""Ways to spend rounds for `pruning.py`: a problem in, the rounds of each trial out."""
+"""Pruning strategies for `pruning.py`: functions from a problem to the number of rounds of each trial."""
 
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from pruning_problems import Array, Problem, Rounds  # beside this file
+from pruning_problems import Array, Problem, Rounds  # in the same folder
 from pruning_workers import asha, medians, work
 from scipy import stats
 
@@ -16,7 +16,7 @@ Play = Callable[[Problem], Rounds]
 def halved(
     problem: Problem, grace: int, eta: float, together: bool = True, strata: Sequence[int] | None = None
 ) -> Rounds:
-    """Rounds played of each trial where arms are halved `together`, or every trial on its own: synchronous halving."""
+    """Prune by synchronous halving, of whole arms if `together` is set, else of individual trials."""
     arms, seeds, rounds = problem.curves.shape
     of_trial = {
         (arm, seed): {step + 1: value for step, value in enumerate(problem.curves[arm, seed].tolist())}
@@ -34,19 +34,19 @@ def halved(
 
 
 def by_asha(problem: Problem, grace: int, eta: float, strata: Sequence[int] | None = None) -> Rounds:
-    """Rounds played of each trial by four workers, all rounds equally long."""
+    """Prune trials with ASHA, on four workers and with rounds of equal length."""
     strategy = asha(problem.curves, problem.order, grace, eta, strata)
     return work(strategy, problem.curves.shape[:2], 4, dict.fromkeys(problem.order, 1.0)).rounds
 
 
 def by_medians(problem: Problem, grace: int) -> Rounds:
-    """The same by the median stopping rule."""
+    """Prune trials with the median stopping rule, on four workers and with rounds of equal length."""
     strategy = medians(problem.curves, problem.order, grace)
     return work(strategy, problem.curves.shape[:2], 4, dict.fromkeys(problem.order, 1.0)).rounds
 
 
 def some_trials(problem: Problem, budget: float) -> Rounds:
-    """Random search: whole trials in random order until the budget is spent."""
+    """Run random trials to their last round until the budget is spent."""
     rounds = np.zeros(problem.curves.shape[:2], dtype=np.int64)
     for trial in problem.order[: max(1, round(budget * len(problem.order)))]:
         rounds[trial] = problem.curves.shape[2]
@@ -54,7 +54,7 @@ def some_trials(problem: Problem, budget: float) -> Rounds:
 
 
 def some_arms(problem: Problem, budget: float) -> Rounds:
-    """Random search: whole arms, all seeds, until the budget is spent."""
+    """Run random arms with all seeds to their last round until the budget is spent."""
     order = list(dict.fromkeys(arm for arm, _ in problem.order))
     rounds = np.zeros(problem.curves.shape[:2], dtype=np.int64)
     rounds[order[: max(1, round(budget * len(order)))]] = problem.curves.shape[2]
@@ -62,9 +62,10 @@ def some_arms(problem: Problem, budget: float) -> Rounds:
 
 
 def ruled(problem: Problem, grace: int, eta: float, spares: Callable[[Array, Array], bool]) -> Rounds:
-    """Arms are halved together as in `halve`, but another rule promotes arms below the line.
+    """Prune whole arms as `halve` does, but with another rule for arms that are not among the best at a rung.
 
-    `spares` is given the values (seeds,) of an arm and those of the last that goes on.
+    `spares` decides whether an additional arm is promoted, from the values (seeds,) of the arm and of the last arm that
+    is promoted by its mean.
     """
     curves = problem.curves
     arms, seeds, last = curves.shape
@@ -79,12 +80,12 @@ def ruled(problem: Problem, grace: int, eta: float, spares: Callable[[Array, Arr
 
 
 def nobody(_one: Array, _last: Array) -> bool:
-    """Plain halving of arms."""
+    """Promote no additional arm: plain halving."""
     return False
 
 
 def by_t_test(one: Array, last: Array) -> bool:
-    """Spared unless a paired t test finds it worse, one-sided at 10 %."""
+    """Promote an additional arm unless a paired t test finds it worse, one-sided at 10 %."""
     difference = one - last
     if len(difference) == 1:
         return False

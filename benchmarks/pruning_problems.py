@@ -1,4 +1,4 @@
-"""Problems for `pruning.py`: curves that finished sweeps recorded, resampled, and what an outcome is worth."""
+"""Problems for `pruning.py`, resampled from the curves of finished sweeps, and the scores of their solutions."""
 
 import csv
 import math
@@ -17,49 +17,50 @@ RESULTS = Path(__file__).parent / "results"
 CURVES = RESULTS / "pruning_curves.csv"
 Array = NDArray[np.float64]
 Rounds = NDArray[np.int64]
-"""(arms, seeds), rounds played of each trial."""
+"""The number of rounds run of each trial, (arms, seeds)."""
 Trial = tuple[int, int]
-"""An arm and a seed, by number."""
+"""The indices of an arm and a seed."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a sweep would record if nothing were stopped, and which arm is the best."""
+    """The complete curves of a sweep, and the true values of its arms."""
 
     curves: Array
-    """(arms, seeds, rounds), accuracies from 0 to 1."""
+    """Accuracies from 0 to 1, (arms, seeds, rounds)."""
     truth: Array
-    """(arms,), the last round's mean over all recorded seeds."""
+    """The true value of each arm, its mean at the last round over all recorded seeds, (arms,)."""
     order: Sequence[Trial]
-    """In which the trials are started."""
+    """The order in which trials are started."""
     arms: Sequence[int]
-    """Which of the recorded arms these are."""
+    """The indices of these arms among the recorded ones."""
 
     @property
     def best(self) -> int:
-        """The truly best arm."""
+        """The index of the truly best arm."""
         return int(self.truth.argmax())
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a strategy made of a problem. Averaged over problems, in this order."""
+    """The scores of a strategy on a problem."""
 
     budget: float
-    """Rounds played, as a share of all."""
+    """The rounds run, as a share of all rounds."""
     survived: float
-    """Whether a trial of the truly best arm reached the last round."""
+    """Whether at least one trial of the truly best arm reached the last round, 0 or 1."""
     whole: float
-    """Whether all its trials did, so that its seeds pair with the others'."""
+    """Whether all trials of the truly best arm reached the last round, 0 or 1."""
     right: float
-    """Whether the truly best arm is answered: of the arms that reached the last round the one with the best mean."""
+    """Whether the truly best arm is the answer: the best mean among arms that reached the last round, 0 or 1."""
     top3: float
+    """Whether the answer is among the three truly best arms, 0 or 1."""
     regret: float
-    """How much better the truly best arm is than the answer, in points."""
+    """The difference of the truly best arm and the answer in percentage points."""
 
     @classmethod
     def of(cls, problem: Problem, rounds: Rounds) -> "Score":
-        """Judge what was played."""
+        """Return the scores of the rounds that a strategy ran."""
         ended = rounds == problem.curves.shape[2]
         last = np.where(ended, problem.curves[:, :, -1], np.nan)
         finished = ended.any(axis=1)
@@ -77,7 +78,7 @@ class Score:
 
 
 def read(sweep: str) -> tuple[list[str], Array]:
-    """The labels of a recorded sweep's arms, and their curves (arms, seeds, rounds) with the seeds of all."""
+    """Return the labels of a recorded sweep's arms, and their curves (arms, seeds, rounds) for common seeds."""
     with CURVES.open(newline="") as file:
         lines = [line for line in csv.reader(file) if line[0] == sweep]
     arms = list(dict.fromkeys(line[1] for line in lines))
@@ -87,7 +88,7 @@ def read(sweep: str) -> tuple[list[str], Array]:
 
 
 def record(folders: Sequence[Path]) -> None:
-    """Write what finished sweeps recorded of their objective, one line a trial; untuned models (round 0) left out."""
+    """Write the objective of finished sweeps to a CSV file, a line per trial, without untuned models (round 0)."""
     lines = []
     for sweep in map(SweepStore, folders):
         manifest = sweep.manifest()
@@ -106,7 +107,7 @@ def record(folders: Sequence[Path]) -> None:
 
 
 def problems(curves: Array, arms: int, seeds: int, count: int) -> list[Problem]:
-    """Random arms, seeds and orders, the same for every strategy."""
+    """Return problems with random arms, seeds and orders; they are the same for every strategy."""
     rng = np.random.default_rng(arms * 100 + seeds)
     found = []
     for _ in range(count):

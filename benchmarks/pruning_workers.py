@@ -1,4 +1,4 @@
-"""Simulated workers for `pruning.py`: a trial's rounds take time, and what a strategy stops is told as rounds end."""
+"""Simulated workers for `pruning.py`, which run rounds of trials and ask a strategy after each round."""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from pruning_problems import Array, Rounds, Trial  # beside this file
+from pruning_problems import Array, Rounds, Trial  # in the same folder
 
 from fedsweep.sweep.pruning.arm_rules import Verdicts, halve, rungs
 from fedsweep.sweep.pruning.trial_rules import Decision, Decisions, Medians, Rungs
@@ -17,26 +17,26 @@ NO_LOG = Path("not written")
 
 
 class Strategy(Protocol):
-    """What is played next, and whether a trial goes on."""
+    """A rule for the next trial to run, and for stopping trials."""
 
     def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
-        """A trial and the round up to which a free worker plays it; None if there is nothing at the moment."""
+        """Return a trial and the round up to which a free worker runs it, or None if there is none at the moment."""
 
     def goes_on(self, trial: Trial, round: int) -> bool:
-        """Told after each round."""
+        """Record a finished round, and return whether the trial continues."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What workers did."""
+    """The rounds that the workers ran."""
 
     rounds: Rounds
     time: float
-    """When the last of them ended, in the time of an average round."""
+    """The time at which the last round ended, in average rounds."""
 
 
 def work(strategy: Strategy, shape: tuple[int, int], workers: int, seconds: Mapping[Trial, float]) -> Work:
-    """Let workers play until nothing is left. Of rounds ending at once, the earlier trial counts first."""
+    """Simulate workers until no trial is left. If rounds end at the same time, the trial started first counts first."""
     rounds = np.zeros(shape, dtype=np.int64)
     running: dict[Trial, int] = {}
     events: list[tuple[float, int, Trial]] = []
@@ -58,15 +58,15 @@ def work(strategy: Strategy, shape: tuple[int, int], workers: int, seconds: Mapp
 
 
 class Unlogged(Decisions):
-    """Decisions without the file that a resumed sweep reads."""
+    """Pruning decisions that are not written to a file."""
 
     def add(self, decision: Decision) -> None:
-        """Remember it."""
+        """Keep a decision in memory."""
         self.made[decision.key, decision.round] = decision
 
 
 class TrialByTrial:
-    """Trials in a given order, each stopped by a rule that sees what others have reported by then."""
+    """A strategy that runs trials in a given order, and stops each by a rule on the values reported so far."""
 
     def __init__(
         self, rule: Rungs | Medians, curves: Array, order: Sequence[Trial], strata: Sequence[int] | None = None
@@ -75,12 +75,12 @@ class TrialByTrial:
         rule.decisions = Unlogged(NO_LOG)
 
     def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
-        """The next trial in the given order, to its last round."""
+        """Return the next trial in the given order, to be run up to the last round."""
         trial = next(self.left, None)
         return None if trial is None else (trial, self.curves.shape[2])
 
     def goes_on(self, trial: Trial, round: int) -> bool:
-        """What the rule decides."""
+        """Return whether the rule lets the trial continue."""
         if round == self.curves.shape[2]:
             return False
         stratum = str(self.strata[trial[0]]) if self.strata else ""
@@ -90,18 +90,18 @@ class TrialByTrial:
 def asha(
     curves: Array, order: Sequence[Trial], grace: int, eta: float, strata: Sequence[int] | None = None
 ) -> TrialByTrial:
-    """Per-trial ASHA."""
+    """Return the strategy of per-trial ASHA."""
     rule = Rungs(ASHAScheduler(grace_rounds=grace, reduction_factor=eta), curves.shape[2], NO_LOG)
     return TrialByTrial(rule, curves, order, strata)
 
 
 def medians(curves: Array, order: Sequence[Trial], grace: int) -> TrialByTrial:
-    """Median stopping."""
+    """Return the strategy of median stopping."""
     return TrialByTrial(Medians(MedianScheduler(grace_rounds=grace), NO_LOG), curves, order)
 
 
 class Arms:
-    """Arms that are halved together; where nothing else is left, workers may play ahead of a rung's decision."""
+    """A strategy that halves whole arms; with `ahead`, idle workers run undecided arms beyond a rung."""
 
     def __init__(self, curves: Array, order: Sequence[Trial], grace: int, eta: float, ahead: bool = True) -> None:
         self.curves, self.order, self.eta, self.ahead = curves, order, eta, ahead
@@ -113,7 +113,7 @@ class Arms:
         self.verdicts = self._halve()
 
     def stopped_at(self, arm: int) -> int:
-        """The round at which an arm was pruned, or the last."""
+        """Return the round at which an arm was pruned, or the last round."""
         pruned = self.verdicts.pruned.get(arm)
         return pruned.round if pruned else self.rounds
 
@@ -121,7 +121,7 @@ class Arms:
         return halve(self.histories, self.milestones, self.rounds, self.eta)
 
     def next(self, running: Mapping[Trial, int]) -> tuple[Trial, int] | None:
-        """A trial of the first arm that has one to play."""
+        """Return a trial of the first arm that has rounds to run, or None."""
         offers = {**self.verdicts.promoted, **(self.verdicts.undecided if self.ahead else {})}
         for arm, until in offers.items():
             for seed, history in self.histories[arm].items():
@@ -130,7 +130,7 @@ class Arms:
         return None
 
     def goes_on(self, trial: Trial, round: int) -> bool:
-        """Always, up to the round that was asked for."""
+        """Record a round and update the decisions; trials always continue up to the offered round."""
         arm, seed = trial
         self.histories[arm][seed][round] = float(self.curves[arm, seed, round - 1])
         if round in (*self.milestones, self.rounds):

@@ -1,8 +1,8 @@
-"""What MLflow costs the driver of a sweep: trials of a few rounds each, recorded one round after the other.
+"""Measure what recording in MLflow costs a sweep's driver process, with many trials of a few rounds each.
 
     python benchmarks/recording.py --trials 1000 --rounds 5
 
-Prints a line of JSON: milliseconds and requests per trial, and how long the driver itself was held up by it.
+Print one line of JSON with the milliseconds and requests per trial, and the time for which the driver was blocked.
 """
 
 import argparse
@@ -26,7 +26,7 @@ REQUESTS: Counter[str] = Counter()
 
 
 def count_requests() -> None:
-    """Count what MLflow's client asks of its store, whichever that is."""
+    """Count the requests of MLflow's client to its SQL store."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     def counted(name: str) -> Any:
@@ -45,11 +45,11 @@ def count_requests() -> None:
 
 
 def main() -> None:
-    """Record the trials and print what it took."""
+    """Record the trials and print the costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--each", action="store_true", help="every round is written before the next one comes")
+    parser.add_argument("--each", action="store_true", help="write each round to MLflow before the next one")
     given = parser.parse_args()
     config = RunConfig.of(read_yaml(find("experiments", "fedra_digits")), "fedra_digits")
     metrics = dict.fromkeys(config.metrics(), 0.5)

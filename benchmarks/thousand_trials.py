@@ -1,7 +1,7 @@
-"""The driver's share of a sweep: 1,000 simulated trials of a few milliseconds through the whole path.
+"""Measure the driver's costs in a sweep of 1,000 simulated trials of a few milliseconds each.
 
-Plans, Ray, the store's files, MLflow and the report are real; only the trial is not: each round writes a checkpoint
-without tensors and reports a number. Printed are seconds of driver time per trial by stage, and the driver's memory.
+Planning, Ray, result files, MLflow and the report are real. Only the trials are simulated: each round writes a
+checkpoint without tensors and reports a number. The output is the driver's time per trial by stage, and its memory.
 
     python benchmarks/thousand_trials.py --trials 1000 --rounds 3
 """
@@ -21,7 +21,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 
 def simulated(config: dict[str, Any], *, sweep: str, **_: Any) -> None:
-    """A trial whose accuracy is a function of its learning rate."""
+    """Simulate a trial whose accuracy depends only on its learning rate."""
     from ray import tune
 
     from fedsweep.results import SweepStore
@@ -39,7 +39,7 @@ def simulated(config: dict[str, Any], *, sweep: str, **_: Any) -> None:
 
 
 def write_space(folder: Path, trials: int, rounds: int) -> None:
-    """A grid of so many learning rates around the embedded experiment."""
+    """Write a search space with a grid of `trials` learning rates."""
     space = {
         "experiment": "fedra_digits",
         "fixed": {"federation.rounds": rounds},
@@ -53,7 +53,7 @@ def write_space(folder: Path, trials: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the sweep and print the costs."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--trials", type=int, default=1000)
     arguments.add_argument("--rounds", type=int, default=3)
@@ -88,9 +88,9 @@ def main() -> None:
         )
     for name, (wall, cpu) in spent.items():
         print(
-            f"{name:24} {wall:8.1f} s  {1000 * wall / given.trials:7.1f} ms a trial, {cpu:8.1f} s of the driver's CPU"
+            f"{name:24} {wall:8.1f} s  {1000 * wall / given.trials:7.1f} ms per trial, {cpu:8.1f} s of the driver's CPU"
         )
-    print(f"driver's memory at most  {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:8.0f} MB")
+    print(f"driver's peak memory     {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:8.0f} MB")
 
 
 if __name__ == "__main__":

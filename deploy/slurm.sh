@@ -1,6 +1,6 @@
 #!/bin/bash
 # One sweep on several nodes of a SLURM cluster: sbatch deploy/slurm.sh ablations/lora_rank --seeds 0,1,2
-# Submitted again with --resume, it goes on where the time limit, or a node, ended it (docs/cluster.md).
+# If the time limit or a node failure ended the sweep, submit it again with --resume (docs/cluster.md).
 #SBATCH --job-name=fedsweep
 #SBATCH --nodes=3
 #SBATCH --ntasks-per-node=1
@@ -13,11 +13,11 @@
 #SBATCH --output=fedsweep-%j.log
 
 set -euo pipefail
-cd "$SLURM_SUBMIT_DIR" # on storage that all nodes share: the store lies in mlruns/ below it
+cd "$SLURM_SUBMIT_DIR" # on storage that all nodes share, because the results are written to mlruns/
 source "${FEDSWEEP_ENV:-$HOME/fedsweep-env}/bin/activate"
 
-# Other users reach these nodes over the network. A token of this job's own, in a file that only you can read, keeps
-# them out; --exclusive keeps them off the nodes.
+# Other users can reach these nodes over the network. The job has its own token, in a file that only you can read, so
+# that they cannot use its Ray cluster. --exclusive keeps their jobs off the nodes.
 umask 077
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$SLURM_SUBMIT_DIR/.ray_token_$SLURM_JOB_ID"
 python -c "import secrets; print(secrets.token_hex(32), end='')" > "$RAY_AUTH_TOKEN_PATH"
@@ -30,7 +30,7 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{ print $1 }')
 started=()
 
-start_ray() { # a step of the job that lasts as long as Ray does on those nodes
+start_ray() { # a job step that lasts as long as Ray runs on its nodes
     srun --overlap --kill-on-bad-exit=0 "$@" --block &
     started+=($!)
 }
@@ -57,15 +57,15 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[2]):
     time.sleep(1)
 END
 
-# In the background, so that SLURM's warning reaches this script: the sweep then ends as after Ctrl-C. Without job
-# control (-m), bash would start it with interrupts ignored.
+# The sweep runs in the background, so that SLURM's warning signal reaches this script, which then interrupts the sweep
+# as with Ctrl-C. Without job control (-m), bash would start the sweep with interrupts ignored.
 set -m
 fedsweep tune "$@" --address "$address:$port" &
 sweep=$!
 trap 'kill -INT "$sweep"' INT TERM
 code=0
 wait "$sweep" || code=$?
-while kill -0 "$sweep" 2> /dev/null; do # the first wait ended with the signal, not with the sweep
+while kill -0 "$sweep" 2> /dev/null; do # the signal ended the first wait, but the sweep is still running
     code=0
     wait "$sweep" || code=$?
 done

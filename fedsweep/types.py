@@ -1,4 +1,4 @@
-"""The nouns of federated fine-tuning. Nothing here computes."""
+"""The data types of federated fine-tuning, such as clients, updates and the server's state."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AdapterState: TypeAlias = "dict[str, Tensor]"
-"""Trainable tensors by their name in the FULL model: a client that holds blocks 0, 3, 7 keeps `blocks.0/3/7`."""
+"""Trainable tensors by their name in the full model: a client with blocks 0 and 3 has `blocks.0.*` and `blocks.3.*`."""
 
 ClientId = str
 
 
 @dataclass(frozen=True)
 class PixelStack:
-    """Several tensors of images as one, one after the other, without copying them."""
+    """Several tensors of images that are used as one concatenated tensor, without copying them."""
 
     parts: tuple[Tensor, ...]
 
@@ -26,15 +26,15 @@ class PixelStack:
         return sum(len(part) for part in self.parts)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
-        """Return the images of these rows (k,), like `Tensor.index_select`."""
-        import torch  # loaded already where there are tensors
+        """Return the images at `rows` (k,) in a new tensor, like `Tensor.index_select` along dimension 0."""
+        import torch  # already imported if there are tensors
 
         places = self.places(rows)
         grouped = torch.cat([part.index_select(dim, own) for part, _, own in places])
         return grouped.index_select(dim, torch.cat([here for _, here, _ in places]).argsort())
 
     def places(self, rows: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return (part, positions in `rows` (k,) that fall into it, row numbers in the part) for each part."""
+        """Return for each part: the part, the positions in `rows` (k,) of its images, and their row numbers."""
         starts = [0, *accumulate(map(len, self.parts))]
         within = [((start <= rows) & (rows < end)).nonzero().flatten() for start, end in pairwise(starts)]
         return [(part, here, rows[here] - start) for part, here, start in zip(self.parts, within, starts, strict=False)]
@@ -42,10 +42,10 @@ class PixelStack:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Decoded images and their labels, in host memory or mapped from a file, shared by all that select from them.
+    """Decoded images and their labels, in host memory or in a memory-mapped file.
 
-    `images` is uint8 (m, 3, height, width); example i is `images[rows[i]]` with label `labels[i]`, int64 (n,), so that
-    a subset copies no pixels. `rows` is None where the examples are all images in their order.
+    `images` is uint8 (m, 3, height, width), and `labels` is int64 (n,). Example i is `images[rows[i]]` with label
+    `labels[i]`, so that subsets share the pixels. If `rows` is None, the examples are all images in their order.
     """
 
     images: Tensor | PixelStack
@@ -57,18 +57,18 @@ class ImageSet:
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """The tensors that hold its images."""
+        """The tensors that contain the images of this set."""
         return self.images.parts if isinstance(self.images, PixelStack) else (self.images,)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return a copy of the images (k, 3, height, width) at `index` (k,), and their labels (k,)."""
         rows = index if self.rows is None else self.rows[index]
-        # Copies whole images; indexing by `[rows]` would copy them byte by byte, eight times slower.
+        # index_select copies whole images; indexing with `[rows]` copies byte by byte and is eight times slower.
         return self.images.index_select(0, rows), self.labels[index]
 
     def places(self, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return (tensor of images, positions in `index` (k,) that fall into it, row numbers in it) for each tensor."""
-        import torch  # loaded already where there are tensors
+        """Return for each tensor: the tensor, the positions in `index` (k,) of its images, and their row numbers."""
+        import torch  # already imported if there are tensors
 
         rows = index if self.rows is None else self.rows[index]
         if isinstance(self.images, PixelStack):
@@ -76,26 +76,26 @@ class ImageSet:
         return [(self.images, torch.arange(len(rows)), rows)]
 
     def select(self, index: Tensor) -> ImageSet:
-        """Return the examples at `index`, without copying pixels."""
+        """Return the examples at `index` as a set that shares the pixels."""
         return ImageSet(self.images, self.labels[index], index if self.rows is None else self.rows[index])
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield all examples in order, `size` at a time; views if the images lie in order."""
+        """Yield the images and labels of all examples in order, `size` at a time; as views if `rows` is None."""
         for start in range(0, len(self), size):
             here = slice(start, start + size)
             if self.rows is not None:
                 yield self.images.index_select(0, self.rows[here]), self.labels[here]
             else:
-                images: Any = self.images  # a stack of tensors always comes with rows
+                images: Any = self.images  # a PixelStack always has rows
                 yield images[here], self.labels[here]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples of an image set, with their known outputs of a frozen model.
+    """Examples of an image set, with known intermediate outputs of a frozen model.
 
-    `tokens` (k, ...) are the output of the first `done` steps of the walk; without them the walk begins with the
-    pixels. `side_inputs` are the other values that a method knows of each image, one row (...) per image.
+    `tokens` (k, ...) are the outputs after the first `done` blocks of the forward pass; if None, the forward pass
+    begins with the pixels. `side_inputs` are further inputs that a method has for each image, one row (...) per image.
     """
 
     source: ImageSet
@@ -109,13 +109,13 @@ class Batch:
 
     @property
     def images(self) -> Tensor:
-        """A copy of their pixels, uint8 (k, 3, height, width)."""
+        """A copy of the pixels of these examples, uint8 (k, 3, height, width)."""
         return self.source.take(self.index)[0]
 
 
 @dataclass(frozen=True)
 class Domain:
-    """One style of images with its own train and test split."""
+    """One domain, that is, one style of images, with its training and test images."""
 
     name: str
     train: ImageSet
@@ -124,7 +124,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """All domains of a data set and the digest of their content; no client has images of those `held_out`."""
+    """The domains of a data set, a digest of their content, and the `held_out` domains that no client has."""
 
     name: str
     class_names: tuple[str, ...]
@@ -135,11 +135,11 @@ class FederatedData:
 
 @dataclass(frozen=True)
 class Client:
-    """One participant: its images and `capacity`, the number of blocks that fit on it (L_i).
+    """A client: its images and its `capacity`, the number of blocks that fit on it (L_i).
 
-    `validation` is the share that it holds back from its training, to steer it by, and `test` the share that only its
-    evaluation uses; None if the partition asks for none. `synthetic` are the images of its domain that the server has
-    made and sent it once.
+    `validation` are images held back from training to control it, and `test` are images used only for evaluation. Both
+    are None unless the partition has such a share. `synthetic` are images of the client's domain that the server has
+    generated and sent to the client once.
     """
 
     id: ClientId
@@ -153,10 +153,10 @@ class Client:
 
 @dataclass(frozen=True)
 class LayerAllocation:
-    """One row of FedRA's allocation matrix M: the blocks that a client runs, and those of them it trains, ascending.
+    """A client's row of FedRA's allocation matrix M: the blocks that it holds and those that it trains, ascending.
 
-    Of the tensors outside the blocks, a client holds and trains all but those whose names begin with one of
-    `excluded_prefixes`: heads deeper than it reaches, BRICKs of other domains.
+    The client also holds and trains all tensors outside the blocks, except those whose names begin with one of
+    `excluded_prefixes`, such as heads after deeper blocks and BRICKs (FedBRICK's block replacements) of other domains.
     """
 
     held: tuple[int, ...]
@@ -172,10 +172,11 @@ class LayerAllocation:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """A client's message to the server: the tensors it trained, under their names in the full model.
+    """A client's update for the server: the tensors that it trained, by their names in the full model.
 
-    `private` are tensors that it trained and does not send; no cost of the wire counts them. `extra` are tensors that
-    it sends besides, which are no part of a model. `local_copy`, if a method asks for it, is its whole trained model.
+    `private` are trained tensors that the client does not send, so communication costs do not count them. `extra` are
+    further tensors that it sends but that are not part of a model. `local_copy` is the client's whole trained model, if
+    the method needs it.
     """
 
     client: ClientId
@@ -190,11 +191,11 @@ class ClientUpdate:
 
 @dataclass(frozen=True)
 class ServerState:
-    """Everything that a run must remember between rounds; a method with memory extends it.
+    """The state of a run between rounds. Methods with more state extend this class.
 
-    `layers` are the blocks of the server's own model, which evaluation runs (all of them, except in `all_small`).
-    `client_memory` and `server_memory` are the base optimizer's. `gamma_star` is FedRA's Gamma* so far: the smallest
-    number of clients that held an active block in any round; None before the first.
+    `layers` are the blocks of the server's model, with which it is evaluated: all blocks, except in `all_small`.
+    `client_memory` and `server_memory` belong to the base optimizer. `gamma_star` is FedRA's Gamma* so far, that is,
+    the smallest number of clients that held an active block in any round, or None before the first round.
     """
 
     adapter: AdapterState
@@ -206,7 +207,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """State and metrics after `round` rounds (0: the untuned model); only `seconds` are not reproducible."""
+    """The state and metrics after `round` rounds, where 0 is the untuned model. Only `seconds` is not reproducible."""
 
     round: int
     state: ServerState

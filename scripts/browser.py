@@ -1,6 +1,7 @@
-"""Headless Chromium for tests and screenshots: it opens an address, waits for text, and shows what is drawn.
+"""Headless Chromium for tests and screenshots: it opens a page, waits for text, and takes pictures.
 
-Spoken to over two pipes in the DevTools protocol (https://chromedevtools.github.io/devtools-protocol/).
+Chromium is controlled over two pipes with the DevTools protocol
+(https://chromedevtools.github.io/devtools-protocol/).
 """
 
 from __future__ import annotations
@@ -19,44 +20,47 @@ from types import TracebackType
 from typing import Any, Self
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-"""Where the browser is, if it is installed."""
+"""The path of the browser, or None if it is not installed."""
 OPTIONS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe",
-    # As with a mouse; without one, charts show their tools all the time.
+    # Pretend that there is a mouse; without one, charts always show their tools.
     "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",
 ]  # fmt: skip
 
 VISITED = {"mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true"}
-"""What MLflow's page keeps of a visit: its assistant does not open by itself again."""
+"""Entries of local storage with which MLflow's page does not open its assistant by itself."""
 
 UNFOLD = "document.querySelectorAll(`[col-id*='Run Name'] a`).length > 1 || "
 UNFOLD += "(document.querySelector(`[col-id*='Run Name'] button`)?.click(), false)"
-"""On MLflow's page of runs: open the first parent, until it is open. A click before the page is ready goes astray."""
+"""JavaScript that expands the first parent run on MLflow's page, and is true once it is expanded.
+
+It must be repeated, because a click before the page is ready has no effect.
+"""
 
 
 class Browser:
-    """One page of one browser."""
+    """A browser with one page."""
 
     def __init__(self, width: int = 1600, height: int = 1000, storage: dict[str, str] | None = None) -> None:
-        """Start it.
+        """Start the browser.
 
         Args:
-            width: of the page, pixels.
-            height: of the page, pixels.
-            storage: what each site finds in its local storage, as if the user had been there before.
+            width: Width of the page in pixels.
+            height: Height of the page in pixels.
+            storage: Entries of local storage that every site finds, as if the user had visited it before.
 
         Raises:
-            RuntimeError: no Chromium is installed.
+            RuntimeError: Chromium is not installed.
         """
         if CHROMIUM is None:
             raise RuntimeError("chromium is not installed")
         self._profile = tempfile.TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True)
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        high = [fcntl.fcntl(one, fcntl.F_DUPFD, 20) for one in (theirs_in, theirs_out)]  # clear of 3 and 4
+        high = [fcntl.fcntl(one, fcntl.F_DUPFD, 20) for one in (theirs_in, theirs_out)]  # so that they are not 3 or 4
 
-        def connect() -> None:  # the browser reads commands from 3 and answers on 4
+        def connect() -> None:  # the browser reads commands from descriptor 3 and writes answers to 4
             os.dup2(high[0], 3)
             os.dup2(high[1], 4)
 
@@ -97,24 +101,24 @@ class Browser:
         self._profile.cleanup()
 
     def resize(self, width: int, height: int) -> None:
-        """Draw the page at another size."""
+        """Change the size of the page to `width` by `height` pixels."""
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def open(self, url: str, *texts: str, patience: float = 90) -> str:
-        """Go to an address and wait until all these texts are drawn; returns the page's text.
+        """Open an address, wait until the page shows all `texts`, and return the text of the page.
 
         Raises:
-            TimeoutError: they are not, within so many seconds.
+            TimeoutError: The page does not show them within `patience` seconds.
         """
-        self._ask("Page.navigate", url="about:blank")  # a change behind the # alone would not load anything
+        self._ask("Page.navigate", url="about:blank")  # a new fragment (#...) alone would not load the page
         self._ask("Page.navigate", url=url)
         return self.wait(*texts, patience=patience)
 
     def wait(self, *texts: str, patience: float = 90) -> str:
-        """Wait until all these texts are drawn; returns the page's text.
+        """Wait until the page shows all `texts`, and return the text of the page.
 
         Raises:
-            TimeoutError: they are not, within so many seconds.
+            TimeoutError: The page does not show them within `patience` seconds.
         """
         end = time.monotonic() + patience
         while True:
@@ -127,28 +131,28 @@ class Browser:
             time.sleep(0.2)
 
     def text(self) -> str:
-        """All text of the page, that of drawings included, with single spaces."""
+        """Return all text of the page, SVG drawings included, with single spaces."""
         drawn = "[...document.querySelectorAll('svg text')].map(one => one.textContent).join(' ')"
         return " ".join(str(self.run(f"(document.body ? document.body.innerText : '') + ' ' + {drawn}")).split())
 
     def until(self, script: str, patience: float = 60) -> None:
-        """Wait until an expression of JavaScript is true.
+        """Wait until a JavaScript expression is true.
 
         Raises:
-            TimeoutError: it is not, within so many seconds.
+            TimeoutError: The expression is not true within `patience` seconds.
         """
         end = time.monotonic() + patience
         while not self.run(script):
             if time.monotonic() > end:
-                raise TimeoutError(f"not true of the page: {script}; it shows:\n{self.text()[:3000]}")
+                raise TimeoutError(f"the page does not satisfy {script}; it shows:\n{self.text()[:3000]}")
             time.sleep(0.2)
 
     def run(self, script: str) -> Any:
-        """The value of an expression of JavaScript."""
+        """Return the value of a JavaScript expression."""
         return self._ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def shot(self, path: Path) -> None:
-        """Draw what is seen into a PNG."""
+        """Write a picture of the visible page to a PNG file."""
         path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
 
     def _ask(self, method: str, **params: Any) -> dict[str, Any]:
@@ -164,10 +168,10 @@ class Browser:
         return dict(answer["result"])
 
     def _read(self) -> dict[str, Any]:
-        """The next message.
+        """Return the next message of the browser.
 
         Raises:
-            TimeoutError: the browser says nothing for a minute, or has ended.
+            TimeoutError: The browser has ended, or has sent no message for a minute.
         """
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._in], [], [], 60)

@@ -1,10 +1,10 @@
-"""Print random docstrings and sentences of the documentation, to be read without the code.
+"""Print random docstrings and sentences of the documentation, to be judged without the code.
 
 uv run python scripts/sample_prose.py 60 7                      # 60 of each, drawn with seed 7
-uv run python scripts/sample_prose.py 60 7 fedsweep/report docs/guides   # only from these files and folders
+uv run python scripts/sample_prose.py 60 7 fedsweep/report docs/guides   # only from these places
 
-Mark each entry: A, clear on first reading; B, needs a second reading; C, unclear even with its signature. At least
-85 % should be A and none C.
+Mark each entry A (clear on first reading), B (needs a second reading) or C (unclear even with its signature). At least
+85 % should be A, and none C.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def files(places: Iterable[str], suffix: str) -> list[Path]:
 
 
 def main() -> None:
-    """Print the samples that the command line asks for."""
+    """Print the samples selected on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("n", type=int, help="number of docstrings, and of sentences; 0 prints all")
+    parser.add_argument("n", type=int, help="number of docstrings and number of sentences to print; 0 prints all")
     parser.add_argument("seed", type=int)
     parser.add_argument("places", nargs="*", default=DEFAULT, help="files and folders of the repository")
     given = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Screenshots of a sweep's report and of MLflow's page over it, for the documentation.
+"""Take the documentation's screenshots of a sweep's report and of its pages in MLflow.
 
-    python scripts/screenshots.py                       runs `ablations/lora_rank`, four to six minutes on two cores
-    python scripts/screenshots.py --store mlruns        of the newest sweep in a store
+    python scripts/screenshots.py                       run `ablations/lora_rank` first (4 to 6 minutes on 2 cores)
+    python scripts/screenshots.py --store mlruns        use the newest sweep in a results folder
     python scripts/screenshots.py --store mlruns --sweep 20260101-120000-ab12
 
-Needs Chromium. Nothing but loopback is asked.
+The script needs Chromium. It uses no network besides this machine's loopback interface.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fedsweep.tracking.ui import answers
 SPACE = "ablations/lora_rank"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 COLOURS = 64
-"""Of a picture's palette: a page has few, and a file of a few of them is a third of the size."""
+"""The number of colours in a picture's palette, which makes the file three times smaller."""
 HIDE_PATH = "[...document.querySelectorAll('body *')].filter(one => one.textContent.startsWith('Path: '))"
 HIDE_PATH += ".forEach(one => one.style.visibility = 'hidden')"
-"""Where artifacts lie on the machine of whoever takes the picture."""
+"""JavaScript that hides the local paths of artifacts."""
 FEDSWEEP = [sys.executable, "-m", "fedsweep.cli"]
 
 
 def main() -> None:
-    """Run what is missing, serve it on loopback, and take the pictures."""
+    """Run the sweep unless a results folder is given, serve MLflow's page, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, help="a store with a sweep; without it, one is run")
-    parser.add_argument("--sweep", help="its id; the newest by default")
-    parser.add_argument("--into", type=Path, default=IMAGES, help="the folder for the pictures")
+    parser.add_argument("--store", type=Path, help="results folder with a sweep; by default, a new sweep is run")
+    parser.add_argument("--sweep", help="id of the sweep; the newest by default")
+    parser.add_argument("--into", type=Path, default=IMAGES, help="folder for the pictures")
     given = parser.parse_args()
     given.into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -68,13 +68,13 @@ def main() -> None:
 
 
 def links(server: subprocess.Popen[bytes], port: int) -> dict[str, str]:
-    """The addresses that `fedsweep ui` prints, by their label, once something answers there."""
+    """Wait until the server of `fedsweep ui` answers, and return the links that it prints, by label."""
     found: dict[str, str] = {}
     for line in map(bytes.decode, server.stdout or ()):
         if line.startswith("  "):
             label, _, address = line.strip().partition(": ")
             found[label] = address
-        if "trials side by side" in found:  # the last
+        if "trials side by side" in found:  # the last link
             break
     if not answers(server, "127.0.0.1", port):
         raise SystemExit("fedsweep ui ended before its page answered")
@@ -82,7 +82,7 @@ def links(server: subprocess.Popen[bytes], port: int) -> dict[str, str]:
 
 
 def take(addresses: dict[str, str], into: Path) -> None:
-    """The five pictures."""
+    """Take the five pictures of MLflow's page."""
     base = addresses["what it found"].partition("#")[0]
     page, _, query = addresses["what it found"].partition("?")
     with Browser(1500, 1120, VISITED) as browser:
@@ -108,7 +108,7 @@ def take(addresses: dict[str, str], into: Path) -> None:
 
 
 def shrink(path: Path) -> None:
-    """A palette in place of 24 bits a pixel."""
+    """Replace the 24-bit colours of a picture by a palette."""
     with Image.open(path) as whole:
         whole.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 

@@ -1,4 +1,4 @@
-"""What the scripts that train small CLIPs share: tokens from captions, shape, contrast, training, checkpoint, card."""
+"""Code shared by the scripts that train small CLIP models: vocabulary, configuration, loss, training, checkpoint."""
 
 import hashlib
 import json
@@ -24,13 +24,13 @@ from fedsweep.pretraining.augmentation import AugmentationConfig
 from fedsweep.types import ImageSet
 
 CONTEXT = 32
-"""Tokens of the longest text."""
+"""The maximum number of tokens of a text."""
 START, END = "<|startoftext|>", "<|endoftext|>"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one network is trained; AdamW with a warm-up and a cosine."""
+    """The hyperparameters of a training with AdamW, warm-up and cosine decay."""
 
     epochs: int
     batch: int
@@ -42,7 +42,7 @@ class Recipe:
 
 
 class Captioned(nn.Module):
-    """A CLIP with its tokenizer: images (n, 3, h, w) in [0, 1] and names (m,) to logits (n, m)."""
+    """A CLIP with its tokenizer, which maps images (n, 3, h, w) in [0, 1] and m class names to logits (n, m)."""
 
     def __init__(self, clip: Any, tokenizer: Any, names: Sequence[str]) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class Captioned(nn.Module):
         self._tokens: dict[str, Any] = {}
 
     def forward(self, images: Tensor, template: str) -> Tensor:
-        """Cosines, scaled, of the images with all names in this sentence."""
+        """Return the scaled cosine similarities of the images and of all names, inserted into `template`."""
         logits: Tensor = self.output(images, template).logits_per_image
         return logits
 
     def output(self, images: Tensor, template: str) -> Any:
-        """All that transformers' CLIP says of the images and of all names in this sentence."""
+        """Return the output of transformers' CLIP for the images and for all names, inserted into `template`."""
         if template not in self._tokens:
             texts = [template.format(name) for name in self.names]
             self._tokens[template] = self.tokenizer(texts, padding=True, return_tensors="pt")
@@ -63,9 +63,10 @@ class Captioned(nn.Module):
 
 
 def write_vocabulary(folder: Path, captions: Iterable[str], size: int) -> None:
-    """CLIP's kind of byte-level pair encoding, learnt from our own captions; any other text falls apart into bytes.
+    """Learn a byte-level pair encoding like CLIP's from captions, and write it to a folder.
 
-    Pairs of letters that are equally frequent are merged in any order, so that tokens may differ from run to run.
+    Other texts are encoded byte by byte. Pairs of letters with the same frequency are merged in any order, so that
+    tokens may differ between runs.
     """
     tokenizer = Tokenizer(BPE(end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = Each([Whitespace(), ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -85,7 +86,7 @@ def write_vocabulary(folder: Path, captions: Iterable[str], size: int) -> None:
 
 
 def encoder(width: int, blocks: int, mlp: int, activation: str = "quick_gelu") -> dict[str, Any]:
-    """One of the two encoders, of four heads; its MLPs are `mlp` times as wide."""
+    """Return the configuration of an encoder with four heads and MLPs of width `mlp * width`."""
     return {
         "hidden_size": width,
         "intermediate_size": mlp * width,
@@ -98,7 +99,7 @@ def encoder(width: int, blocks: int, mlp: int, activation: str = "quick_gelu") -
 def clip_config(
     vision: Mapping[str, Any], text: Mapping[str, Any], size: int, patch: int, projection: int, tokenizer: CLIPTokenizer
 ) -> CLIPConfig:
-    """A CLIP of these encoders for images of `size` pixels and the tokenizer's texts."""
+    """Return the configuration of a CLIP with these encoders, for images of `size` pixels and the tokenizer's texts."""
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     words = {"vocab_size": len(tokenizer), "max_position_embeddings": CONTEXT, "pad_token_id": special["eos_token_id"]}
     both = {"projection_dim": projection}
@@ -110,9 +111,13 @@ def clip_config(
 
 
 def contrast(logits: Tensor, matches: Tensor, smoothing: float) -> Tensor:
-    """The contrast of images and captions in both directions; `matches` (n, m) is 1 where an image goes with a caption.
+    """Return CLIP's contrastive loss: the mean of its image-to-caption and caption-to-image cross-entropies.
 
-    All captions of an image share its weight, and all images of a caption that caption's.
+    Args:
+        logits: Similarities of images and captions, (n, m).
+        matches: 1 if an image matches a caption, else 0, (n, m). Matching captions of an image share its weight, and
+            matching images of a caption share the caption's weight.
+        smoothing: Label smoothing of the images' targets.
     """
     rows = matches / matches.sum(1, keepdim=True)
     columns = (matches / matches.sum(0).clamp(min=1)).T
@@ -129,9 +134,15 @@ def train(
     loss_of: Callable[[Tensor, Tensor, torch.Generator], Tensor],
     at_epoch: Callable[[int, float], None],
 ) -> float:
-    """Train on pixels (n, 3, h, w) in [0, 1] and their labels; the seconds that it took.
+    """Train a network and return the duration in seconds.
 
-    `at_epoch` is called behind the first step of each epoch, with how many are done and that step's loss.
+    Args:
+        name: Label of the progress bar.
+        network: The network to train.
+        train_set: The training images.
+        recipe: The hyperparameters.
+        loss_of: The loss of pixels (n, 3, h, w) in [0, 1] and labels (n,), with a generator for its random choices.
+        at_epoch: Called after the first step of each epoch, with the number of finished epochs and the step's loss.
     """
     matrices = [one for one in network.parameters() if one.ndim > 1]
     others = [one for one in network.parameters() if one.ndim < 2]
@@ -162,7 +173,7 @@ def train(
 
 
 def write_clip(folder: Path, clip: Any, size: int) -> None:
-    """The weights in half precision, the shape and the normalisation, as transformers has them."""
+    """Write a CLIP's weights in half precision, its configuration and its normalisation in transformers' format."""
     clip.half().save_pretrained(folder)
     clip.float()
     settings = {
@@ -175,7 +186,7 @@ def write_clip(folder: Path, clip: Any, size: int) -> None:
 
 
 def write_card(path: Path, weights: Path, recipe: Recipe, facts: Mapping[str, Any]) -> None:
-    """What the weights are, and their digest."""
+    """Write a JSON card with the facts, the recipe and the digest of a weights file."""
     card = {
         **facts,
         "mean": [0.5] * 3,

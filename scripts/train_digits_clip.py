@@ -1,10 +1,11 @@
-"""Train the CLIP-shaped models and the gate's trunk that ship with fedsweep, on MNIST's digits and their names.
+"""Train the small CLIP models and the gate's trunk that ship with fedsweep, on MNIST digits and their names.
 
     fedsweep data prepare mnist --root DIR --size 16     # DIR: a folder with mnist.parquet
     python scripts/train_digits_clip.py base             # or patch8, large, trunk; 10 to 30 minutes each on one core
 
-Everything is drawn from one seed. Training images are varied as for `fedsweep pretrain digits_vit`, and none is of a
-domain of the experiments. What is written is a checkpoint as transformers saves it, in half precision, with a card.
+All random choices derive from one seed. Training images are augmented as in `fedsweep pretrain digits_vit`, and none
+belongs to a domain of the experiments. The output is a checkpoint in transformers' format, in half precision, with a
+JSON card.
 """
 
 import argparse
@@ -56,20 +57,20 @@ SHAPES = {
     "large": {"width": 96, "blocks": 8, "patch": 4},
 }
 NAMES = [*map(str, range(10)), *WORDS]
-"""Two of each digit: its sign and its word."""
+"""Two names for each digit: its numeral and its word."""
 VOCABULARY = 700
 EPOCHS = {"base": 60, "patch8": 60, "large": 45, "trunk": 25}
 
 
 def recipe(what: str) -> Recipe:
-    """How one of them is trained."""
+    """Return the hyperparameters of the model `what`."""
     augmentation = GlyphAugmentation(bold=1.4)
     return Recipe(EPOCHS[what], batch=128, lr=1e-3, decay=0.05, smoothing=0.1, seed=0, augmentation=augmentation)
 
 
 @torch.inference_mode()
 def accuracy(network: nn.Module, images: ImageSet) -> float:
-    """Share of right answers; a CLIP's are zero-shot, by the digits' signs in a sentence."""
+    """Return the accuracy on a set of images; that of a CLIP is zero-shot, with the digits' numerals in a prompt."""
     right = 0
     for pixels, labels in images.batches(500):
         if isinstance(network, Captioned):
@@ -81,7 +82,7 @@ def accuracy(network: nn.Module, images: ImageSet) -> float:
 
 
 def main() -> None:
-    """Train one of them and write it among the weights that ship."""
+    """Train the model given on the command line, and write it to the folder of shipped weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=EPOCHS)
     what = parser.parse_args().what

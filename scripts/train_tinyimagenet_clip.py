@@ -1,11 +1,11 @@
-"""Train a small CLIP at 64 px on Tiny-ImageNet's photographs and the names of their classes, for the data folder.
+"""Train a small CLIP at 64 px on Tiny-ImageNet's photographs and the names of their classes.
 
     fedsweep data prepare tinyimagenet --root DIR --size 64
-    python scripts/train_tinyimagenet_clip.py            # some 50 minutes on one core
+    python scripts/train_tinyimagenet_clip.py            # about 50 minutes on one core
 
-It writes `backbones/tinyimagenet_clip` into the data folder, a checkpoint as transformers saves it, in half precision,
-with a card; nothing of it may be handed on, as Tiny-ImageNet has no licence for that. Each class is called by its own
-name and by broader words, such as dog or house. What training draws it draws from one seed.
+The output is `backbones/tinyimagenet_clip` in the data folder: a checkpoint in transformers' format, in half precision,
+with a JSON card. Do not distribute it, because Tiny-ImageNet has no licence that would allow that. Captions contain the
+name of a class or a broader word, such as dog or house. All random choices derive from one seed.
 """
 
 import argparse
@@ -53,7 +53,7 @@ TEMPLATES = (
     "one sees a {}",
 )
 PROMPT = "a photo of a {}"
-"""The sentence in which the card's accuracies are measured."""
+"""The prompt for the accuracies in the card."""
 BROADER = {
     "antelope": ("gazelle",),
     "ball": ("basketball", "rugby ball", "volleyball"),
@@ -139,20 +139,21 @@ BROADER = {
     "vegetable": ("bell pepper", "cauliflower", "mushroom"),
     "water": ("lakeside", "seashore"),
 }
-"""Everyday words, and the classes of Tiny-ImageNet that show such a thing, by their names in WordNet."""
+"""Everyday words, each with the classes of Tiny-ImageNet (by their WordNet names) that show such a thing."""
 SIZE, PATCH, PROJECTION, VOCABULARY = 64, 16, 128, 2000
 VISION = encoder(width=128, blocks=6, mlp=2, activation="gelu")
 TEXT = encoder(width=64, blocks=4, mlp=2, activation="gelu")
 COLOURLESS, OUTLINED = 0.1, 0.15
-"""Shares of the training images that are made grey, and of those that only their outlines are left of."""
+"""The shares of training images that are turned into grey images, and into outline drawings."""
 AUGMENTATION = ImageAugmentation(crop_area=(0.5, 1.0))
 RECIPE = Recipe(epochs=10, batch=128, lr=1e-3, decay=0.05, smoothing=0.1, seed=0, augmentation=AUGMENTATION)
 
 
 class Taught(Captioned):
-    """A CLIP whose image encoder also feeds a classifier, which is not kept.
+    """A CLIP with an additional classifier on its image encoder during training.
 
-    The texts alone teach slowly from scratch: they start out nearly equal, and images can only tell apart what they do.
+    The classifier speeds up training from scratch: at first, the encodings of all texts are nearly equal, so that the
+    contrastive loss alone gives the image encoder little to learn. It is not saved.
     """
 
     def __init__(self, clip: Any, tokenizer: Any, names: Sequence[str], classes: int) -> None:
@@ -161,29 +162,31 @@ class Taught(Captioned):
 
 
 def names_of(class_names: Sequence[str]) -> list[str]:
-    """The classes' own names, written as a backbone writes them in its prompts, and the broader words behind them."""
+    """Return the names of the classes, as a backbone writes them in prompts, followed by the broader words."""
     return [*map(readable, class_names), *BROADER]
 
 
 def captions(class_names: Sequence[str]) -> list[str]:
-    """All texts that training shows, as CLIP's tokenizer sees them: in small letters."""
+    """Return all captions of the training, in lower case like the input of CLIP's tokenizer."""
     return [template.format(name).lower() for template in TEMPLATES for name in names_of(class_names)]
 
 
 def matches(class_names: Sequence[str]) -> Tensor:
-    """Which names each class has: (classes, names), where its own come first and then the broader words.
+    """Return which names match which classes, as 0 or 1: (classes, names).
+
+    The columns are the names of the classes followed by the broader words.
 
     Raises:
-        UserError: the classes have other names than WordNet's.
+        UserError: The classes do not have their WordNet names.
     """
     if unknown := {name for below in BROADER.values() for name in below} - set(class_names):
-        raise UserError(f"the classes must have their names in WordNet, but none is called `{min(unknown)}`.")
+        raise UserError(f"the classes must have their WordNet names, but no class is named `{min(unknown)}`.")
     known = [[name in below for below in BROADER.values()] for name in class_names]
     return torch.cat([torch.eye(len(class_names)), torch.tensor(known).float()], dim=1)
 
 
 def drawn(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Some of the images in grey, and some as dark outlines on white."""
+    """Return the images, a few of them turned into grey images and a few into dark outlines on white."""
     chance = torch.rand(len(pixels), generator=generator)
     some = chance < COLOURLESS + OUTLINED
     grey = (pixels[some] * torch.tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True)
@@ -200,9 +203,9 @@ def drawn(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def accuracies(network: Captioned, images: ImageSet, goes: Tensor) -> tuple[float, float]:
-    """Zero-shot: the share of images that their class's own name wins, and of those with broader words that one wins.
+    """Return the zero-shot accuracy among class names, and the accuracy among broader words.
 
-    Own names compete with own names, and broader words with broader words.
+    The second is over the images whose class has a broader word; any matching word counts as correct.
     """
     classes, own, broader, with_broader = len(goes), 0, 0, 0
     for pixels, labels in images.batches(500):
@@ -215,9 +218,9 @@ def accuracies(network: Captioned, images: ImageSet, goes: Tensor) -> tuple[floa
 
 
 def main() -> None:
-    """Train it and write it into the data folder."""
+    """Train the CLIP and write it to the data folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=RECIPE.epochs, help="%(default)s unless given")
+    parser.add_argument("--epochs", type=int, default=RECIPE.epochs, help="number of epochs (default: %(default)s)")
     recipe = replace(RECIPE, epochs=parser.parse_args().epochs)
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
@@ -235,8 +238,8 @@ def main() -> None:
     def loss_of(pixels: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         template = TEMPLATES[int(torch.randint(len(TEMPLATES), (), generator=generator))]
         said = network.output(drawn(pixels, generator), template)
-        # Words of many classes have to win by more, or person would win everywhere: the logit adjustment of Menon et
-        # al., arXiv:2007.07314.
+        # The logit adjustment of Menon et al. (arXiv:2007.07314) gives words of many classes a handicap; otherwise,
+        # "person" would win for most images.
         captioned = contrast(said.logits_per_image + goes.sum(0).log(), goes[labels], recipe.smoothing)
         logits = network.classifier(said.vision_model_output.pooler_output)
         return captioned + F.cross_entropy(logits, labels, label_smoothing=recipe.smoothing)

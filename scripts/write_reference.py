@@ -1,7 +1,7 @@
-"""Writes docs/reference/ from the code: the verbs of the command line, and every hyperparameter's field.
+"""Write docs/reference/ from the code: the commands with their options, and all hyperparameters.
 
 uv run python scripts/write_reference.py           # write
-uv run python scripts/write_reference.py --check   # exit 1 where a page is not what the code says
+uv run python scripts/write_reference.py --check   # exit with code 1 if a page is out of date
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false
 
 
 def pages() -> dict[str, str]:
-    """The text of every page, by file name."""
+    """Return the text of every page by file name."""
     return {"cli.md": command_line(), "hyperparameters.md": hyperparameters()}
 
 
 def command_line() -> str:
-    """One section per verb, from typer's own objects."""
+    """Return the page on the command line, with a section for each command from typer's objects."""
     group = typer.main.get_command(app)
     lines = ["# Command line", "", GENERATED, "", f"{group.help}", ""]
-    lines += ["A mistake in what you ask for is one sentence on stderr and exit code 2. Ctrl-C is 130.", ""]
+    lines += [
+        "After a mistake in your input, one sentence is on stderr and the exit code is 2. After Ctrl-C, it is 130.",
+        "",
+    ]
     for verb, command in _verbs(group):
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         options = [one for one in command.params if one.param_type_name == "option"]
@@ -49,12 +52,12 @@ def command_line() -> str:
         rows = [[f"`{_placeholder(one)}`", one.help, ""] for one in arguments]
         rows += [[f"`{', '.join(one.opts)}`", one.help, _default(one)] for one in options]
         if rows:
-            lines += [*_table(["", "what it is", "default"], rows), ""]
+            lines += [*_table(["", "description", "default"], rows), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _verbs(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All verbs in order, those of a group under both words, e.g. `data show`."""
+    """Yield all commands in order by name; the name of a group's command has two words, e.g. `data show`."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _verbs(command, f"{prefix}{name} ")
@@ -74,12 +77,12 @@ def _default(option: Any) -> str:
 
 
 def hyperparameters() -> str:
-    """One table per part of a run, and the entries of a search space."""
+    """Return the page on hyperparameters: those of a run, of a search space and of a pre-training."""
     lines = ["# Hyperparameters", "", GENERATED, ""]
     lines += [
-        "One dotted name each, the same in an experiment file, in a search space, on the command line, in MLflow."
+        "Each hyperparameter has one dotted name in experiments, in search spaces, on the command line and in MLflow."
     ]
-    lines += ["`fedsweep show fedra_digits` prints all of them with their values.", ""]
+    lines += ["`fedsweep show fedra_digits` prints all hyperparameters of an experiment with their values.", ""]
     rows = [row for name, field in RunConfig.model_fields.items() if not _records(field) for row in [_row(name, field)]]
     lines += ["## the run itself", "", *_fields_table(rows), ""]
     for part, field in RunConfig.model_fields.items():
@@ -87,7 +90,7 @@ def hyperparameters() -> str:
             lines += [*_section(part, record), ""]
     lines += ["# Search spaces", "", "The entries of a file under `search_spaces/`.", ""]
     rows = [_row(name, field) for name, field in SearchSpace.model_fields.items()]
-    about = "An entry of `space` has exactly one kind of values; `step` and `when` may stand beside it."
+    about = "An entry of `space` has exactly one kind of values; `step` and `when` are optional additions."
     lines += [*_fields_table(rows), "", "## axes", "", about, ""]
     lines += [*_fields_table([_row(name, field) for name, field in Axis.model_fields.items()]), ""]
     for part, field in SearchSpace.model_fields.items():
@@ -105,18 +108,18 @@ def hyperparameters() -> str:
 
 
 def _section(part: str, record: type[Config]) -> list[str]:
-    """A record's heading, what it is, and its fields."""
+    """Return a section of the page: the heading, description and fields of a record."""
     named = record.model_fields.get("name")
     heading = f"## {part}" if named is None else f"## {part}: {named.default}"
     rows = list(_rows(part, record))
     about = " ".join((record.__doc__ or "").split())
     if named is not None:
-        about += f" Chosen by `{part}.name: {named.default}`."
+        about += f" Selected with `{part}.name: {named.default}`."
     return [heading, "", about, *(["", *_fields_table(rows)] if rows else [])]
 
 
 def _rows(part: str, record: type[Config], of: str = "") -> Iterator[list[str]]:
-    """A row for each field, and below it those of a record that it holds, unless that has a section of its own."""
+    """Yield a row for each field of a record, followed by those of a nested record without a section of its own."""
     described = {one for field in RunConfig.model_fields.values() for one in _records(field)}
     for name, field in record.model_fields.items():
         if name != "name":
@@ -129,7 +132,7 @@ def _rows(part: str, record: type[Config], of: str = "") -> Iterator[list[str]]:
 
 
 def _records(field: FieldInfo) -> list[type[Config]]:
-    """The records that a field may hold."""
+    """Return the types of records that a field can contain."""
     kinds = (field.annotation, *get_args(field.annotation))
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
 
@@ -138,7 +141,7 @@ def _row(name: str, field: FieldInfo) -> list[str]:
     if field.is_required():
         default = "required"
     else:
-        # A factory that looks at other values has no default of its own, and an empty container says nothing.
+        # A factory that depends on other values has no fixed default, and an empty container is not worth showing.
         own = not field.default_factory_takes_validated_data
         there = field.get_default(call_default_factory=True) if own else None
         given = getattr(there, "name", None) if isinstance(there, Config) else there
@@ -153,7 +156,7 @@ def _row(name: str, field: FieldInfo) -> list[str]:
 
 
 def _kind(annotation: Any) -> str:
-    """A type in plain words."""
+    """Return a type as words for readers."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if annotation in PLAIN:
         return PLAIN[annotation]
@@ -175,14 +178,14 @@ def _kind(annotation: Any) -> str:
 
 
 def _rules(metadata: list[Any]) -> list[str]:
-    """A field's bounds, as one phrase or none."""
+    """Return a field's bounds as a list of one phrase, or an empty list."""
     bounds = [(sign, getattr(rule, attribute, None)) for rule in metadata for attribute, sign in RULES.items()]
     rules = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
     return [" and ".join(rules)] if rules else []
 
 
 def _fields_table(rows: list[list[str]]) -> list[str]:
-    return _table(["name", "value", "default", "what it is"], rows)
+    return _table(["name", "value", "default", "description"], rows)
 
 
 def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
@@ -191,18 +194,18 @@ def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def main() -> None:
-    """Write the pages, or compare them."""
+    """Write the pages, or with `--check` compare them with the code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with code 1 if a page is out of date")
     check = parser.parse_args().check
     stale = [name for name, text in pages().items() if not _same(FOLDER / name, text)]
     if check and stale:
-        raise SystemExit(f"docs/reference is stale: {', '.join(stale)}; run scripts/write_reference.py")
+        raise SystemExit(f"docs/reference is out of date: {', '.join(stale)}; run scripts/write_reference.py")
     if not check:
         FOLDER.mkdir(parents=True, exist_ok=True)
         for name in stale:
             (FOLDER / name).write_text(pages()[name], encoding="utf-8")
-    print("written: " + ", ".join(stale) if stale else "docs/reference is current")
+    print("written: " + ", ".join(stale) if stale else "docs/reference is up to date")
 
 
 def _same(path: Path, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Equality to the last bit, and what memory is shared."""
+"""Comparison of values bit by bit, and of the memory that they share."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -13,7 +13,7 @@ from fedsweep.types import AdapterState, RoundResult
 
 
 def identical(first: Any, second: Any) -> bool:
-    """The same types, names and bits, through dataclasses, dicts and tuples."""
+    """Return whether two values are bit-identical, including those nested in dataclasses, dicts and tuples."""
     if type(first) is not type(second):
         return False
     if isinstance(first, Tensor):
@@ -28,19 +28,19 @@ def identical(first: Any, second: Any) -> bool:
 
 
 def identical_rounds(first: Iterable[RoundResult], second: Iterable[RoundResult]) -> bool:
-    """The same rounds, states and metrics; only `seconds` may differ."""
+    """Return whether two runs have bit-identical rounds, except for `seconds`."""
     one, other = ([(result.round, result.state, dict(result.metrics)) for result in run] for run in (first, second))
     return bool(one) and identical(one, other)
 
 
 def unkept(federation: Federation) -> Federation:
-    """The same federation, but what its frozen parts make of images is computed whenever it is asked for."""
+    """Return the same federation without a cache for the activations of frozen blocks."""
     reader = replace(federation.trainer.reader, kept=FrozenRows())
     return replace(federation, trainer=replace(federation.trainer, reader=reader))
 
 
 def tensors_in(node: Any) -> Iterator[Tensor]:
-    """All tensors within dataclasses, dicts, lists and tuples."""
+    """Yield all tensors nested in dataclasses, dicts, lists and tuples."""
     if isinstance(node, Tensor):
         yield node
     elif is_dataclass(node):
@@ -54,22 +54,22 @@ def tensors_in(node: Any) -> Iterator[Tensor]:
 
 
 def memory(node: Any) -> set[int]:
-    """Addresses of the memory behind all tensors of a node."""
+    """Return the memory addresses of all tensors in a value."""
     return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(node)}
 
 
 def copied(state: AdapterState) -> AdapterState:
-    """A deep copy."""
+    """Return a deep copy."""
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def frozen(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of every tensor that training must not touch, buffers included."""
+    """Return copies of all tensors that training must not change, including buffers."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor.detach().clone() for name, tensor in tensors.items() if not tensor.requires_grad}
 
 
 def moved(before: AdapterState, after: AdapterState) -> set[str]:
-    """Names of the tensors that differ."""
+    """Return the names of the tensors that differ."""
     assert set(before) == set(after)
     return {name for name in before if not torch.equal(before[name], after[name])}

@@ -58,10 +58,10 @@ def is_quick(path: Path) -> bool:
 
 
 class QuickCollection:
-    """Collects the modules of the quick tier alone, in `fedsweep/` too: importing others imports torch."""
+    """A plugin that collects only the modules of the quick tier, because others import torch; also in `fedsweep/`."""
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Ignore what is not quick, except for the folders above."""
+        """Ignore files that are not quick, but not the folders above them."""
         name = f"{collection_path.relative_to(ROOT).as_posix()}/" if collection_path != ROOT else ""
         return None if is_quick(collection_path) or any(one.startswith(name) for one in QUICK) else True
 
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A process that only hands tests out needs no fixtures, nor the seconds in which their libraries load."""
+    """Load the fixtures of torch, except in a process that only distributes tests, to save their import time."""
     alone = config.option.showfixtures or not config.getoption("numprocesses", None)
     if only_quick(config):
         config.pluginmanager.register(QuickCollection())
@@ -85,19 +85,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was imported out of every later garbage collection: millions of objects that live to the end."""
+    """Exclude the millions of imported objects, which live until the end, from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Let them go again, or libraries in C++ report leaks at the end."""
+    """Include imported objects in garbage collection again, because C++ libraries would report leaks otherwise."""
     gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def clean_process(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
-    """No variable of ours or of our libraries from the shell; at the end of the quick tier, no torch."""
+    """Remove environment variables of fedsweep and its libraries; check that the quick tier has not imported torch."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(OUTSIDE)]:
             patch.delenv(name)
@@ -108,7 +108,7 @@ def clean_process(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest
 
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PNGs of a sixteenth of the pixels: to pack them takes most of what it takes to draw them."""
+    """Write PNG files with a sixteenth of the pixels, because compressing them takes most of the time of a figure."""
     from fedsweep.report.figures import canvas
 
     monkeypatch.setattr(canvas, "DPI", canvas.DPI // 4)

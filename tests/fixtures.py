@@ -1,4 +1,4 @@
-"""Fixtures of the engine's tests: a tiny run on random weights, so that no test depends on the shipped ones."""
+"""Fixtures with small runs on random weights, so that tests do not depend on the shipped weights."""
 
 import hashlib
 import json
@@ -43,13 +43,13 @@ EXPERIMENT = Path(__file__).parents[1] / "experiments" / "fedra_digits.yaml"
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Keep torch to one thread, so that sums have one order and test processes leave one another their cores."""
+    """Limit torch to one thread, so that sums have a fixed order and test processes do not compete for cores."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A weights file and its card as `fedsweep pretrain digits_vit` writes them, but untrained.
+    """Write a weights file and its card like `fedsweep pretrain digits_vit`, but with untrained weights.
 
     All tensors are drawn wide enough for every block to change the logits visibly.
     """
@@ -67,14 +67,14 @@ def random_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def random_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a CLIP of 12 narrow blocks for images and 4 for text, untrained, as transformers writes it."""
+    """Write an untrained CLIP checkpoint with 12 narrow blocks for images and 4 for text, in transformers' format."""
     folder = tmp_path_factory.mktemp("clip")
     write_clip(folder, image_size=16, patch_size=4)
     return folder
 
 
 def write_clip(folder: Path, image_size: int, patch_size: int, width: int = 16) -> None:
-    """A CLIP for images of this size, with random weights, as a checkpoint in the folder."""
+    """Write a CLIP checkpoint for images of this size with random weights to a folder."""
     tokens = clip_backbone.SHIPPED / "digits_clip"
     folder.mkdir(exist_ok=True)
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "preprocessor_config.json"):
@@ -94,7 +94,7 @@ def write_clip(folder: Path, image_size: int, patch_size: int, width: int = 16) 
 
 @pytest.fixture(scope="session")
 def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with what the experiments on PACS name: a set of noise in PACS's shape, random ViT and CLIP."""
+    """Write a data folder for the experiments on PACS: noise images in the shape of PACS, a random ViT and CLIP."""
     folder = tmp_path_factory.mktemp("data")
     root = tmp_path_factory.mktemp("pacs")
     rng = np.random.default_rng(0)
@@ -120,7 +120,7 @@ def pacs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def new_store(tmp_path_factory: pytest.TempPathFactory) -> NewStore:
-    """Make a store with an empty MLflow database in a folder: to create one takes more than a second."""
+    """Copy an empty MLflow database into a results folder, because creating one takes more than a second."""
     from fedsweep.tracking import Destination
 
     root = tmp_path_factory.mktemp("empty")
@@ -136,13 +136,13 @@ def new_store(tmp_path_factory: pytest.TempPathFactory) -> NewStore:
 
 @pytest.fixture(scope="session")
 def parsed() -> dict[str, Any]:
-    """YAML texts that were parsed before, and the engine's digest."""
+    """Return a cache of parsed YAML texts and of the digest of fedsweep's engine."""
     return {}
 
 
 @pytest.fixture
 def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that hundreds of tests look at are parsed, and the engine's files hashed, for the first of them."""
+    """Parse YAML files and hash the engine's files only once, because hundreds of tests need them."""
 
     def parse(text: str, where: str) -> Any:
         if text not in parsed:
@@ -160,13 +160,13 @@ def read_once(parsed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def listed() -> dict[tuple[Path, str], dict[str, Path]]:
-    """What `available` found in a working directory."""
+    """Return a cache of the results of `available`, by working directory."""
     return {}
 
 
 @pytest.fixture
 def listed_once(listed: dict[tuple[Path, str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look through the folders of YAML files once, in a module whose tests write none."""
+    """Search the folders for YAML files only once, in a module whose tests write none."""
     looked = paths.available
 
     def available(kind: paths.Kind) -> dict[str, Path]:
@@ -179,20 +179,20 @@ def listed_once(listed: dict[tuple[Path, str], dict[str, Path]], monkeypatch: py
 
 @pytest.fixture
 def pacs(pacs_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The data folder of this test is `pacs_folder`."""
+    """Use `pacs_folder` as the data folder of a test."""
     monkeypatch.setenv("FEDSWEEP_DATA", str(pacs_folder))
     return pacs_folder
 
 
 @pytest.fixture(scope="session")
 def experiment() -> RunConfig:
-    """The shipped experiment as it stands."""
+    """Return the unchanged shipped experiment."""
     return RunConfig.of(read_yaml(EXPERIMENT), EXPERIMENT.name)
 
 
 @pytest.fixture
 def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    """The shipped experiment in miniature: random weights, three clients, two rounds of two steps on eight images."""
+    """Return a small experiment: random weights, three clients, two rounds of two steps with eight images."""
     monkeypatch.setattr(vit, "WEIGHTS", random_weights)
     small = {"federation.rounds": 2, "federation.depths": [12, 6, 3], "data.domains": ["plain", "inverted", "noisy"]}
     few = {"local.steps": 2, "local.batch_size": 8, "data.test_fraction": 0.1}
@@ -201,7 +201,7 @@ def tiny(experiment: RunConfig, random_weights: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="session")
 def built_models() -> dict[tuple[Any, ...], Mould]:
-    """Models with adapters, by what they were built from: to insert the adapters takes longer than many a test."""
+    """Return a cache of models with adapters by their configuration, because inserting adapters is slow."""
     return {}
 
 

@@ -12,7 +12,7 @@ WIDTH, LONGEST, START, END, VOCABULARY = 16, 32, 607, 608, 609
 
 
 def write_pipeline(folder: Path, seed: int = 0) -> Path:
-    """A StableDiffusionPipeline of random weights for images of 32 pixels, with digits_clip's tokens."""
+    """Write a StableDiffusionPipeline with random weights for images of 32 pixels, with digits_clip's tokenizer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
@@ -64,7 +64,7 @@ def write_pipeline(folder: Path, seed: int = 0) -> Path:
 
 
 def write_embedding(path: Path, vectors: int = 1, seed: int = 5, width: int = WIDTH) -> Path:
-    """A textual inversion of so many vectors."""
+    """Write a textual inversion (a learnt token) with the given number of vectors."""
     drawn = 3 * torch.randn(vectors, width, generator=torch.Generator().manual_seed(seed))
     save_file({"<learned>": drawn[0] if vectors == 1 else drawn}, path)
     return path

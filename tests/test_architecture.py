@@ -1,4 +1,4 @@
-"""`docs/architecture.md` names rooms, modules and objects that exist."""
+"""`docs/architecture.md` names packages, modules and objects that exist."""
 
 import importlib
 import re
@@ -15,19 +15,19 @@ ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {
 
 
 def section(title: str) -> str:
-    """The text below a heading of the second level."""
+    """Return the text below a heading of the second level."""
     return re.split(r"^## ", PAGE, flags=re.MULTILINE)[[*re.findall(r"^## (.+)$", PAGE, re.MULTILINE)].index(title) + 1]
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of a page's tables, without their headings."""
+    """Return the cells of all tables in a text, row by row, without headings."""
     cells = [[one.strip() for one in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     rules = [place for place, row in enumerate(cells) if set(row[0]) <= {"-", ":", " "}]
     return [row for place, row in enumerate(cells) if place not in rules and place + 1 not in rules]
 
 
 def resolve(name: str) -> object:
-    """The module, or the object in a module, that a dotted name means below `fedsweep`."""
+    """Return the module or object with this dotted name below `fedsweep`."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -40,7 +40,7 @@ def resolve(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
-def test_every_room_has_its_line():
+def test_every_package_has_a_line():
     rooms = [row[0].strip("`") for row in rows(section("Rooms"))]
     assert sorted(rooms) == sorted(ROOMS)
     layers = re.search(r"^```text\n(.*?)^```$", section("Rooms"), re.DOTALL | re.MULTILINE)
@@ -64,7 +64,7 @@ def test_the_steps_of_a_sweep_can_be_imported():
         resolve(step)
 
 
-def test_the_walk_of_a_hyperparameter_names_what_can_be_imported():
+def test_the_names_on_the_path_of_a_hyperparameter_can_be_imported():
     stations = rows(section("The walk of `lora.rank`"))
     names = [name for row in stations[1:] for name in re.findall(r"`([\w.]+)`", row[1])]
     assert len(names) >= len(stations)

@@ -1,4 +1,4 @@
-"""Documents say what the code does: commands parse, references are current, links and verbs are there."""
+"""The documentation agrees with the code: its commands parse, its reference is up to date, its links work."""
 
 import importlib.util
 import re
@@ -39,12 +39,12 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def blocks(text: str, *languages: str) -> list[str]:
-    """The code blocks of a page in any of the languages."""
+    """Return the code blocks of a page in the given languages."""
     return [body for language, body in BLOCK.findall(text) if language in languages]
 
 
 def commands(path: Path) -> list[str]:
-    """The fedsweep commands that a page's blocks or examples, or a YAML's comments, show."""
+    """Return the fedsweep commands in the code blocks and examples of a page, or in the comments of a YAML file."""
     text = path.read_text()
     if path.suffix == ".yaml":
         lines = [line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#")]
@@ -60,7 +60,7 @@ def commands(path: Path) -> list[str]:
 SHOWN = {path.relative_to(ROOT).as_posix(): found for path in [*PAGES, *YAMLS] if (found := commands(path))}
 
 
-def test_commands_are_seen():
+def test_commands_are_found():
     where = set(SHOWN)
     assert sum(map(len, SHOWN.values())) >= 400
     assert {"README.md", "docs/guides/first_sweep.md", "docs/guides/your_own_search_space.md"} < where
@@ -69,7 +69,7 @@ def test_commands_are_seen():
 
 
 def parse(command: str) -> tuple[str, dict[str, Any]]:
-    """A command's verb, e.g. `run` or `data show`, and what it is given, as the command line would parse it."""
+    """Return a command's name, e.g. `run` or `data show`, and its parsed arguments."""
     _, verb, *words = shlex.split(command, comments=True)
     parser = VERBS[verb]
     if below := getattr(parser, "commands", None):
@@ -78,7 +78,7 @@ def parse(command: str) -> tuple[str, dict[str, Any]]:
 
 
 def check(command: str) -> None:
-    """Parse a command, and resolve all that it names, without running it."""
+    """Parse a command and resolve all names in it, without running it."""
     verb, given = parse(command)
     changes = parse_overrides(given.get("overrides") or [])
     match verb:
@@ -109,7 +109,7 @@ def check(command: str) -> None:
 
 
 def plan(space: str, changes: dict | None = None, options: dict | None = None) -> Plan:
-    """The plan of a search space, read once however many commands name it; of a large grid, some arms are resolved."""
+    """Return the cached plan of a search space; for a large grid, only some arms are resolved."""
     key = (Path.cwd(), space, repr(changes or {}), repr(options or {}))
     resolve_all = ResolvedSpace.resolve_all
 
@@ -129,7 +129,7 @@ def resolve(experiment: str, changes: dict) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
-    """A folder with the files that the pages tell a reader to write: YAML blocks that begin with their path."""
+    """Write the files that the pages ask readers to create: YAML blocks that begin with a path."""
     folder = tmp_path_factory.mktemp("written")
     for page in PAGES:
         for body in blocks(page.read_text(), "yaml"):
@@ -143,7 +143,7 @@ def written(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def working_directory(written, monkeypatch, pacs) -> Path:
-    """That folder, and the test is in it."""
+    """Change the working directory to the folder `written`."""
     monkeypatch.chdir(written)
     return written
 
@@ -162,7 +162,7 @@ def test_the_commands_of_a_page_work(working_directory, page):
     "command",
     ["fedsweep run fedra_digits lora.rnk=4", "fedsweep tune ablations/lora_rank --sample 3", "fedsweep show nothing"],
 )
-def test_a_command_that_would_not_work_is_noticed(working_directory, command):
+def test_an_invalid_command_is_detected(working_directory, command):
     with pytest.raises((UserError, cli._UsageError)):
         check(command)
 
@@ -178,7 +178,7 @@ def test_the_files_that_a_guide_shows_are_valid(working_directory):
             assert Plan.read("/".join(parts), {}, {}).num_trials > 1
 
 
-def test_references_are_current():
+def test_the_reference_is_up_to_date():
     spec = importlib.util.spec_from_file_location("write_reference", ROOT / "scripts" / "write_reference.py")
     assert spec is not None
     assert spec.loader is not None
@@ -198,7 +198,7 @@ def test_every_hyperparameter_is_in_the_reference():
     assert [name for name in names if f"| `{name}` |" not in text] == []
 
 
-def test_every_verb_is_documented():
+def test_every_command_is_documented():
     reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
     prose = "".join(path.read_text() for path in PAGES if "reference" not in path.parts)
     names = [f"{name} {below}".strip() for name, one in VERBS.items() for below in getattr(one, "commands", [""])]
@@ -230,7 +230,7 @@ def test_the_readme_starts_with_its_two_commands():
     assert shown[1] == "pip install uv && uv run pytest\n"
 
 
-def test_the_rooms_are_those_of_the_contracts():
+def test_the_documented_packages_are_those_of_the_import_contracts():
     text = (ROOT / "docs" / "architecture.md").read_text()
     contract = re.search(r"^layers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
     assert contract is not None
@@ -240,12 +240,12 @@ def test_the_rooms_are_those_of_the_contracts():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_page_has_no_machine_path_and_its_links_lead_somewhere(page):
+def test_a_page_has_no_local_path_and_its_links_work(page):
     text = page.read_text()
     assert re.findall(r"(?<![\w.])(?:/work|/home|/root|/tmp|/Users|[A-Z]:\\)[/\\]?\S*", text) == []
     for link in re.findall(r"\]\(([^)#]+)", text):
         assert link.startswith("https://") or (page.parent / link).exists(), link
 
 
-def test_all_pages_are_seen():
+def test_all_pages_are_found():
     assert len(PAGES) == 36

@@ -1,4 +1,4 @@
-"""Import contracts, each broken by a planted import, and the heavy packages that an import loads."""
+"""Import contracts, each tested with an import that breaks it, and the heavy packages that modules load."""
 
 import subprocess
 import sys
@@ -17,13 +17,13 @@ HEAVY = ("mlflow", "optuna", "ray", "torch", "timm", "transformers", "torchvisio
 
 
 def loaded(module: str) -> set[str]:
-    """The heavy packages that importing a module loads."""
+    """Return the heavy packages that importing a module loads."""
     code = f"import sys, {module}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
-def test_what_reads_and_lists_does_not_load_torch():
+def test_modules_for_reading_and_listing_do_not_load_torch():
     package = Path(fedsweep.__file__).parent
     rooms = [path for room in ("common", "results") for path in (package / room).rglob("*.py")]
     assert len(rooms) > 20
@@ -36,8 +36,8 @@ def test_a_worker_and_the_live_table_load_torch_only_when_they_need_it():
     assert loaded("fedsweep.sweep.running.display") == set()
 
 
-def test_every_room_has_a_layer():
-    """A room that the contract of layers leaves out would not be held to it."""
+def test_every_package_has_a_layer():
+    """The contract on layers would not apply to a package that it does not list."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["name"] == "An import goes only down")
     layered = {room.strip() for layer in layers for room in layer.split("|")}
@@ -52,7 +52,7 @@ DOWN = "An import goes only down"
 RUN = "A run reaches neither Ray, Optuna nor MLflow"
 PLANTED = [
     ("fedsweep.common.config", "fedsweep.results.table_columns", {DOWN}),
-    ("fedsweep.report.table", "fedsweep.tracking.parent_and_child_runs", {DOWN}),  # rooms side by side
+    ("fedsweep.report.table", "fedsweep.tracking.parent_and_child_runs", {DOWN}),  # packages in the same layer
     ("fedsweep.sweep.space.axes", "fedsweep.sweep.plan.plan", {"Within the sweep, an import goes only down"}),
     (
         "fedsweep.methods.fedra",
@@ -68,7 +68,7 @@ PLANTED = [
         "fedsweep.federation.build_and_run",
         "fedsweep.tracking.parent_and_child_runs",
         {DOWN, RUN},
-    ),  # one contract's exception is no gap in another
+    ),  # an exception in one contract is not an exception in another
     ("fedsweep.common.config", "torch", {"No torch below the data: help, list and report do without"}),
     (
         "fedsweep.common.files",
@@ -103,10 +103,10 @@ def broken() -> Callable[..., set[str]]:
 
 
 @pytest.mark.parametrize(("importer", "imported", "contracts"), PLANTED)
-def test_a_planted_import_breaks_its_contract_and_no_other(broken, importer, imported, contracts):
+def test_an_added_import_breaks_only_its_contract(broken, importer, imported, contracts):
     assert broken(importer, imported) == contracts
 
 
-def test_every_contract_has_a_planted_import():
+def test_every_contract_has_an_import_that_breaks_it():
     written = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     assert {name for *_, names in PLANTED for name in names} == {one["name"] for one in written}

@@ -1,4 +1,4 @@
-"""Names stay within their folders, and nothing that somebody hands over is unpickled or run."""
+"""Names cannot lead out of their folders, and files from others are never unpickled or executed."""
 
 import ast
 import json
@@ -38,24 +38,24 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_a_name_does_not_leave_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_name_cannot_lead_out_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     root = tmp_path / "a" / "store"
     for kind in ("sweeps", "artifacts", "trials"):
         (root / kind).mkdir(parents=True)
         (root / kind / "link").symlink_to(tmp_path)
     store = Store(root)
-    with pytest.raises(UserError, match=r"^a name must stay within .*, but `.*` does not\.$"):
+    with pytest.raises(UserError, match=r"^a name must refer to a path inside .*, but `.*` does not\.$"):
         inside(root / "sweeps", name)
-    with pytest.raises(UserError, match="must stay within"):
+    with pytest.raises(UserError, match="must refer to a path inside"):
         store.sweep(name, "s1")
     if "link" not in name:
-        with pytest.raises(UserError, match="must stay within"):
+        with pytest.raises(UserError, match="must refer to a path inside"):
             store.sweep("x", name)
-        with pytest.raises(UserError, match="must stay within"):
+        with pytest.raises(UserError, match="must refer to a path inside"):
             store.sweep("x", "s1").trial(name)
     client = SimpleNamespace(get_experiment_by_name=lambda name: None)
     monkeypatch.setattr(Destination, "client", lambda self: client)
-    with pytest.raises(UserError, match="must stay within"):
+    with pytest.raises(UserError, match="must refer to a path inside"):
         _ = Runs(Destination.of(root), name).experiment.id
     for kind in ("experiments", "search_spaces", "pretrain"):
         with pytest.raises(UserError, match="there is no"):
@@ -68,7 +68,7 @@ def test_other_names_are_paths_below_it(tmp_path: Path, name: str) -> None:
     assert Store(tmp_path).sweep(name, "s1").folder == tmp_path.resolve() / "sweeps" / name / "s1"
 
 
-def test_a_store_may_be_a_link_as_a_whole(tmp_path: Path) -> None:
+def test_the_results_folder_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk" / "sweeps").mkdir(parents=True)
     (tmp_path / "mlruns").mkdir()
     (tmp_path / "mlruns" / "sweeps").symlink_to(tmp_path / "disk" / "sweeps")
@@ -76,14 +76,14 @@ def test_a_store_may_be_a_link_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [one for one in ELSEWHERE if one])
-def test_the_name_of_a_data_set_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_name_of_a_data_set_cannot_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("FEDSWEEP_DATA", str(tmp_path / "data"))
     (tmp_path / "data").mkdir()
     with pytest.raises(UserError, match="there is no prepared data set"):
         load(PreparedData(name="prepared", set=name, size=8, domains=("a",)))
 
 
-def test_the_domains_of_a_data_set_from_elsewhere_are_no_paths(tmp_path: Path) -> None:
+def test_the_domains_of_a_foreign_data_set_cannot_be_paths(tmp_path: Path) -> None:
     folder = tmp_path / "x-8"
     folder.mkdir()
     (tmp_path / "secret.arrow").write_bytes(b"12345")
@@ -93,7 +93,7 @@ def test_the_domains_of_a_data_set_from_elsewhere_are_no_paths(tmp_path: Path) -
         crop_pct=1.0, format=1,
     )  # fmt: skip
     (folder / CARD).write_text(json.dumps(card.model_dump(mode="json")))
-    with pytest.raises(UserError, match="must stay within"):
+    with pytest.raises(UserError, match="must refer to a path inside"):
         read_card(folder)
 
 
@@ -111,7 +111,7 @@ NEVER_CALLED = {"eval", "exec", "compile", "read_pickle", "to_pickle", "unsafe_l
 
 
 def faults(source: str) -> Iterator[str]:
-    """What in a module could run what a file says."""
+    """Return the calls in a module that could execute the content of a file."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names if one.name.split(".")[0] in {*NEVER_IMPORTED, "joblib"})
@@ -161,11 +161,11 @@ def _fault_of(call: ast.Call) -> Iterator[str]:
         "import os; os.system(text)",
     ],
 )
-def test_what_would_unpickle_or_run_is_seen(source: str) -> None:
+def test_code_that_would_unpickle_or_execute_is_detected(source: str) -> None:
     assert list(faults(source))
 
 
-def test_nothing_that_is_handed_over_is_unpickled_or_run() -> None:
+def test_no_module_unpickles_or_executes_files() -> None:
     modules = sorted(PACKAGE.rglob("*.py"))
     assert len(modules) > 100
     found = {path.relative_to(PACKAGE).as_posix(): list(faults(path.read_text())) for path in modules}

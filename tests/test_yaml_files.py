@@ -1,4 +1,4 @@
-"""Every experiment and search space that ships: complete, valid in every arm, described, with its command."""
+"""The shipped experiments and search spaces: complete, valid in every arm, with a description and a command."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def name_of(path: Path) -> str:
     return "/".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removeprefix("pretrain/")
 
 
-def test_all_files_are_seen():
+def test_all_files_are_found():
     assert (len(EXPERIMENTS), len(SPACES), len(PRETRAININGS)) == (20, 173, 2)  # a new file changes this line
     assert {path.suffix for path in EXPERIMENTS + SPACES + PRETRAININGS} == {".yaml"}
 
@@ -78,7 +78,7 @@ def test_a_pre_training_resolves_and_names_every_hyperparameter(path):
 @pytest.mark.parametrize("path", SPACES, ids=name_of)
 def test_every_arm_of_a_search_space_resolves(path):
     assert available("search_spaces")[name_of(path)] == path
-    # All arms, or all ends of a sampled range; what differs by seed is the same in every space.
+    # All arms, or all bounds of sampled ranges, with one seed; seeds have the same effect in every space.
     plan = Plan.read(name_of(path), {}, {"seeds": [0]})
     assert plan.num_trials * len(read_yaml(path)["seeds"]) >= 2
     if plan.sampled is not None:
@@ -101,7 +101,7 @@ def test_every_arm_of_a_search_space_resolves(path):
         assert len(trials) == plan.num_trials == len({trial.key for trial in trials})
 
 
-def test_every_file_begins_with_what_it_is_and_how_to_start_it():
+def test_every_file_begins_with_a_description_and_a_command():
     for verb, paths in {"run": EXPERIMENTS, "tune": SPACES, "pretrain": PRETRAININGS}.items():
         for path in paths:
             lines = path.read_text().splitlines()
@@ -111,7 +111,7 @@ def test_every_file_begins_with_what_it_is_and_how_to_start_it():
             assert any(f"{line} ".startswith(f"fedsweep {verb} {name_of(path)} ") for line in comments), path
 
 
-def test_the_experiment_on_pacs_takes_the_backbone_that_is_pre_trained_for_it():
+def test_the_experiment_on_pacs_uses_the_backbone_pre_trained_for_it():
     trained = PretrainConfig.of(read_yaml(ROOT / "experiments" / "pretrain" / "tinyimagenet_vit.yaml"), "test").backbone
     used = RunConfig.of(read_yaml(ROOT / "experiments" / "fedra_pacs.yaml"), "test").backbone
     assert used.pretrained == "backbones/tinyimagenet_vit.safetensors"
@@ -120,13 +120,13 @@ def test_the_experiment_on_pacs_takes_the_backbone_that_is_pre_trained_for_it():
 
 
 def changed(one: str, other: str) -> set[str]:
-    """Names of the hyperparameters in which two experiments differ."""
+    """Return the names of the hyperparameters in which two experiments differ."""
     left, right = (flat(RunConfig.of(read_yaml(ROOT / "experiments" / f"{name}.yaml"), name)) for name in (one, other))
     return {name for name in left | right if left.get(name) != right.get(name)}
 
 
 @pytest.mark.parametrize("data", ["domainnet", "nico"])
-def test_the_released_experiments_differ_from_the_paper_in_what_their_first_lines_say(data):
+def test_the_first_lines_of_released_experiments_list_their_differences_from_the_paper(data):
     names = {"backbone.model", "backbone.mean", "backbone.std", "lora.patch_embed", "local.steps"}
     assert changed(f"fedra_{data}", f"fedra_{data}_released") == names | {"aggregation.weights"}
 
@@ -139,7 +139,7 @@ def test_the_experiments_of_the_paper_differ_in_their_images_only():
 
 
 def printed(name: str) -> dict[str, dict[str, float]]:
-    """What a paper printed, by arm."""
+    """Return a paper's printed values by arm."""
     arms = read_yaml(PAPERS / f"{name}.yaml")["reference"]["arms"]
     return {json.dumps(one["arm"], sort_keys=True): one["values"] for one in arms}
 
@@ -148,7 +148,7 @@ def arm(**names: object) -> str:
     return json.dumps({name.replace("__", "."): value for name, value in names.items()}, sort_keys=True)
 
 
-def test_the_files_with_numbers_of_a_paper_are_seen():
+def test_the_files_with_values_of_a_paper_are_found():
     arms = {"fedag": 39, "fedra": 84, "fedbrick": 28, "fedms": 24}
     assert {path.parent.name for path in COMPARED} == set(arms)
     counted = ["papers/fedbrick/table3", *(f"papers/fedms/{name}" for name in ("fig7", "table1", "table2", "table4"))]
@@ -164,7 +164,7 @@ OF_DOMAINS = [path for path in COMPARED if path.parent.name in ("fedra", "fedbri
 
 
 @pytest.mark.parametrize("path", OF_DOMAINS, ids=name_of)
-def test_a_paper_s_numbers_are_of_every_arm_and_domain_and_average_to_what_it_printed(path):
+def test_values_of_a_paper_cover_all_arms_and_domains_and_agree_with_its_averages(path):
     space = SearchSpace.of(read_yaml(path), path.name)
     reference = printed(name_of(path).removeprefix("papers/"))
     assert list(reference) == [json.dumps(one, sort_keys=True) for one in space.arms(dict)]
@@ -173,19 +173,19 @@ def test_a_paper_s_numbers_are_of_every_arm_and_domain_and_average_to_what_it_pr
     assert len(domains) == 6
     for values in reference.values():
         assert list(values) == ["accuracy/mean", *domains]
-        # Both print two decimals, of the average too; none of their rows is off by more than their rounding.
+        # Both papers print two decimals for values and averages, so averages can differ by the rounding only.
         assert values["accuracy/mean"] == pytest.approx(sum(values[name] for name in domains) / 6, abs=0.011)
 
 
 @pytest.mark.parametrize("path", OF_CLIENTS, ids=name_of)
-def test_numbers_of_fedms_are_of_the_clients_mean_which_is_compared(path):
+def test_values_of_fedms_are_of_the_compared_metric_the_clients_mean(path):
     space = SearchSpace.of(read_yaml(path), path.name)
     for values in printed(name_of(path).removeprefix("papers/")).values():
         assert list(values) == [space.objective.metric] == ["accuracy/clients/mean"]
 
 
 @pytest.mark.parametrize("data", ["office_home", "imageclef", "domainnet"])
-def test_numbers_of_fedag_are_of_every_arm_and_every_domain_that_is_held_out(data):
+def test_values_of_fedag_cover_all_arms_and_held_out_domains(data):
     path = PAPERS / "fedag" / f"table2_{data}.yaml"
     space = SearchSpace.of(read_yaml(path), path.name)
     experiment = read_yaml(ROOT / "experiments" / f"{space.experiment}.yaml")
@@ -201,7 +201,7 @@ def test_numbers_of_fedag_are_of_every_arm_and_every_domain_that_is_held_out(dat
 
 @pytest.mark.parametrize("table", ["table1", "table2"])
 @pytest.mark.parametrize("data", WIDTHS)
-def test_what_fedag_is_compared_with_has_its_parameters_its_prompt_and_its_steps(table, data):
+def test_baselines_of_fedag_have_its_parameters_prompt_and_steps(table, data):
     plan = Plan.read(f"papers/fedag/{table}_{data}", {}, {})
     arms = {one["arm"]: plan.resolve(one, seed=0) for one in plan.arms}
     assert len(arms) == 11
@@ -218,11 +218,11 @@ def test_what_fedag_is_compared_with_has_its_parameters_its_prompt_and_its_steps
 
 
 def count_adapter(width: int, hidden: int | None) -> int:
-    """Parameters of an adapter, counted from shapes."""
+    """Return the number of parameters of an adapter, counted from shapes."""
     return sum(one.numel() for one in FeatureAdapter(width, hidden, torch.device("meta"), 0, "counted").parameters())
 
 
-def test_tables_of_fedag_agree_where_they_print_the_same_run():
+def test_tables_of_fedag_agree_on_common_runs():
     inside, outside, components = (printed(f"fedag/table{number}_domainnet") for number in (1, 2, 3))
     full = components[arm(without=[])]
     assert full == inside[arm(arm="FedAG")] | outside[arm(arm="FedAG")]
@@ -237,7 +237,7 @@ def test_the_experiments_of_fedag_differ_in_their_images_only():
     assert small <= {"data", "backbone", "method", "federation"}
 
 
-def test_numbers_of_fedms_agree_where_it_prints_the_same_run():
+def test_values_of_fedms_agree_on_common_runs():
     default = printed("fedms/table3_eurosat")[arm(method__gate__trained="adapter")]
     assert default in printed("fedms/fig4_eurosat").values()  # alpha is 1
     slow = printed("fedms/fig12_ucf101")[arm(optimizer__lr=2e-5)]["accuracy/clients/mean"]
@@ -249,7 +249,7 @@ WITH_BASELINES = [path for path in SPACES if "promptfl" in path.read_text() and 
 
 
 @pytest.mark.parametrize("path", WITH_BASELINES, ids=name_of)
-def test_beside_its_baselines_fedms_is_that_of_the_experiment(path):
+def test_fedms_next_to_its_baselines_is_the_experiment_itself(path):
     plan = Plan.read(name_of(path), {}, {})
     arms = [(one, plan.resolve(one, seed=0)) for one in plan.arms]
     assert {config.method.name for _, config in arms} == {"fedms", "ft", "lfft", "promptfl"}
@@ -260,7 +260,7 @@ def test_beside_its_baselines_fedms_is_that_of_the_experiment(path):
         assert (config.method == plan.base.method) == (config.method.name == "fedms")
 
 
-def test_tables_of_fedra_agree_where_they_print_the_same_run():
+def test_tables_of_fedra_agree_on_common_runs():
     table1, table4, table6 = (printed(f"fedra/table{number}_nico") for number in (1, 4, 6))
     assert table4[arm(method="all_large")] == table1[arm(method="all_large")]
     assert table4[arm(method={"name": "all_small", "depth": 3})] == table1[arm(method="all_small")]
@@ -272,7 +272,7 @@ def test_tables_of_fedra_agree_where_they_print_the_same_run():
     assert list(kept.values()) == [values for name, values in table3.items() if '"fedra"' in name]
 
 
-def test_the_guide_names_every_search_space_of_the_paper():
+def test_the_guide_names_every_search_space_of_the_papers():
     text = (ROOT / "docs" / "guides" / "papers.md").read_text()
     _, fedag, fedbrick, fedms, fedra = re.split(r"^## Fed(?:AG|BRICK|MS|RA)$", text, flags=re.MULTILINE)
     for paper, section, count in (

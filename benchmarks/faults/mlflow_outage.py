@@ -1,11 +1,11 @@
-"""A sweep on an MLflow server over PostgreSQL, which is away for a while in the middle: is anything missing or doubled?
+"""Check that a sweep loses and duplicates nothing in MLflow if the server is down for a while.
 
     python -m benchmarks.faults.mlflow_outage
     python -m benchmarks.faults.mlflow_outage --away 5 --rounds 6
 
-Four trials run side by side. The server is killed once the sweep is well under way, and started again. Then each value
-of each metric of each trial in MLflow is compared with the sweep's files. Exit code 1 where anything differs.
-Needs PostgreSQL's programs, and psycopg2 for MLflow's server.
+Four trials run in parallel. The MLflow server, which uses PostgreSQL, is killed during the sweep and started again
+later. Then all metrics of all trials in MLflow are compared with the sweep's files. The exit code is 1 if anything
+differs. The script needs PostgreSQL's programs, and psycopg2 for the MLflow server.
 """
 
 import argparse
@@ -27,7 +27,7 @@ NAME = "outage"
 
 
 def compare(folder: Path, url: str) -> tuple[dict[str, int], list[str]]:
-    """What was compared, and every difference between the server and the sweep's files."""
+    """Return the numbers of compared items by kind, and all differences between MLflow and the sweep's files."""
     sweep = newest(folder, NAME)
     manifest, trials = sweep.manifest(), sweep.trials()
     client = MlflowClient(tracking_uri=url)
@@ -46,7 +46,7 @@ def compare(folder: Path, url: str) -> tuple[dict[str, int], list[str]]:
             continue
         told = mine[0].data.tags.get("fedsweep.outcome"), mine[0].data.tags.get("fedsweep.round")
         if told != (trial.outcome.outcome, str(trial.outcome.round)):
-            differences.append(f"trial {trial.plan.key}: MLflow says {told}, the store {trial.outcome}")
+            differences.append(f"trial {trial.plan.key}: {told} in MLflow, {trial.outcome} in the results folder")
         expected: dict[str, list[tuple[int, float]]] = {}
         for record in trial.history:
             for metric, value in {**record.metrics, "seconds/round": record.seconds}.items():
@@ -62,7 +62,7 @@ def compare(folder: Path, url: str) -> tuple[dict[str, int], list[str]]:
 
 
 def play(folder: Path, server: Server, away: float, rounds: int, say: Any = print) -> list[str]:
-    """Run the sweep, take the server away in its middle, and return the differences."""
+    """Run the sweep, stop the server for `away` seconds during it, and return the differences."""
     space = {
         **GRID,
         "fixed": {**GRID["fixed"], "federation.rounds": rounds},
@@ -87,8 +87,8 @@ def play(folder: Path, server: Server, away: float, rounds: int, say: Any = prin
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # Ray's processes too
     say(out.strip().splitlines()[-1] if out.strip() else err)
-    if "not whole in MLflow" in err + out:  # the server came back after the sweep had waited for it long enough
-        say("the sweep ended before the server answered; --resume brings it what it lacks")
+    if "incomplete in MLflow" in err + out:  # the sweep had stopped waiting for the server
+        say("the sweep ended before the server answered; a resume completes the metrics in MLflow")
         launch(folder, "tune", NAME, "--resume")
     counted, differences = compare(folder, server.url)
     say("compared: " + ", ".join(f"{number} {name}" for name, number in counted.items()))
@@ -98,7 +98,7 @@ def play(folder: Path, server: Server, away: float, rounds: int, say: Any = prin
 
 
 def main() -> int:
-    """Play it in a temporary folder."""
+    """Run the check in a temporary folder, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--away", type=float, default=20, help="seconds before the server is started again")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of each trial")
@@ -111,7 +111,7 @@ def main() -> int:
         with postgres() as database, mlflow_server(folder / "mlflow", database) as server:
             (folder / "work").mkdir()
             differences = play(folder / "work", server, given.away, given.rounds)
-    print("\n".join(differences) if differences else "nothing is missing, nothing is doubled")
+    print("\n".join(differences) if differences else "nothing is missing, nothing is duplicated")
     return bool(differences)
 
 

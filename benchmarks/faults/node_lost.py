@@ -1,10 +1,11 @@
-"""A sweep on a Ray cluster of three nodes on this machine, one killed in the middle, against the same sweep on one.
+"""Compare a sweep on a Ray cluster that loses one of its three nodes with the same sweep on one machine.
 
     python -m benchmarks.faults.node_lost
     python -m benchmarks.faults.node_lost --rounds 20 --out benchmarks/results/NAME.json
 
-Every node is a raylet with one core; a node is killed with all its workers as soon as the trials have the given number
-of rounds on disk. Both sweeps run through the command line. The script fails when a table or a history differs.
+All nodes are raylets with one core on this machine. One node is killed with all its workers as soon as the trials have
+written the given number of rounds to disk. Both sweeps run through the command line. The script fails if a table or a
+history differs.
 """
 
 import argparse
@@ -24,10 +25,10 @@ NAME = "node_lost"
 
 
 def lose_a_node(folder: Path, after: int) -> None:
-    """Run the sweep on three nodes, and kill one on which a trial runs once there are that many rounds.
+    """Run the sweep on three nodes, and kill a busy node once `after` rounds are on disk.
 
     Raises:
-        SystemExit: the sweep did not end well.
+        SystemExit: The sweep failed.
     """
     with ray_cluster(3) as cluster:
         process = start(folder, "tune", NAME, "--address", cluster.address)
@@ -39,13 +40,18 @@ def lose_a_node(folder: Path, after: int) -> None:
 
 
 def main() -> None:
-    """Run both sweeps and compare."""
+    """Run both sweeps, and compare their histories and tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--kill-after", type=int, default=3, help="rounds on disk, over all trials")
+    parser.add_argument(
+        "--kill-after",
+        type=int,
+        default=3,
+        help="number of rounds on disk, over all trials, after which the node is killed",
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # the cluster of this script lives for minutes
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # the cluster of this script exists for minutes only
     console, seconds = Console(), {}
     with tempfile.TemporaryDirectory() as root:
         one, lost = Path(root) / "one machine", Path(root) / "node lost"
@@ -57,7 +63,7 @@ def main() -> None:
         expected, found = (histories(newest(folder, NAME)) for folder in (one, lost))
         same_table = table(one, NAME) == table(lost, NAME)
     equal = {trial: found.get(trial) == record for trial, record in expected.items()}
-    shown = Table("trial", "outcome", "rounds", "equal to the last bit")
+    shown = Table("trial", "outcome", "rounds", "bit-identical")
     for trial, (outcome, history) in expected.items():
         shown.add_row(trial, str(outcome and outcome[0]), str(len(history) - 1), "yes" if equal[trial] else "NO")
     console.print(shown)

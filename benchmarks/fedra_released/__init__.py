@@ -1,1 +1,1 @@
-"""FedRA's released code beside fedsweep; see `__main__`."""
+"""A comparison of FedRA's released code with fedsweep; see `__main__`."""

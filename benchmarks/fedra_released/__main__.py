@@ -1,15 +1,19 @@
-"""FedRA's released code and fedsweep side by side on the CPU: the same numbers after a round, time and memory.
+"""Compare FedRA's released code with fedsweep on the CPU: numerical agreement, time and memory.
 
     git clone https://github.com/leondada/FedRA DIR
     uv run python -m benchmarks.fedra_released --code DIR
     uv run python -m benchmarks.fedra_released --code DIR --out benchmarks/results/NAME.json
 
-ViT-Ti/16 at 224 px with random weights, six clients of 12 to 3 blocks. Agreement: two rounds from the same adapters and
-heads, with the same allocations and the same images in the same batches; fedsweep does what the released code does and
-the paper does not say (LoRA in the patch embedding, uniform weights, the cap on local steps; DepthFL's places of heads,
-ramp and one last head for all). Dropout is off there, for its masks cannot be matched. The exit status is 1 where a
-tensor differs by more than the tolerance, or did not move. Speed and memory: FedRA with dropout as released, all sides
-in turn at every client, on one thread; memory in a process of its own.
+The model is ViT-Ti/16 at 224 px with random weights, and there are six clients with 12 to 3 blocks.
+
+Agreement: both sides run two rounds from the same adapters and heads, with the same allocations and batches. fedsweep
+is configured like the released code where that differs from the paper or the paper gives no details: LoRA in the patch
+embedding, uniform weights, and a limit on local steps; for DepthFL, the positions of the heads, the ramp, and one last
+head for all clients. Dropout is off, because its random masks cannot be matched. The exit code is 1 if a tensor differs
+by more than the tolerance, or has not changed during training.
+
+Time and memory: FedRA runs with the released dropout, on one thread. All sides take turns at every client. Memory is
+measured in a separate process for each side.
 """
 
 import argparse
@@ -34,19 +38,21 @@ console = Console(stderr=True, highlight=False)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         f"python -m {__package__}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--code", type=Path, required=True, help="a clone of the authors' repository")
-    made.add_argument("--repeats", type=int, default=3, help="timed rounds of each side; 0 for agreement alone")
+    made.add_argument("--code", type=Path, required=True, help="clone of the authors' repository")
+    made.add_argument(
+        "--repeats", type=int, default=3, help="number of timed rounds of each side; 0 checks the agreement only"
+    )
     made.add_argument("--out", type=Path)
     made.add_argument("--peak-of", choices=["nothing", *timing.SIDES], help=argparse.SUPPRESS)
     return made
 
 
 def compare(code: Path) -> dict[str, list[agreement.Groups]]:
-    """The agreement of every method."""
+    """Return the agreement after each round, by method."""
     compared = {}
     for name, comparison in COMPARISONS.items():
         with console.status(f"agreement: {name}"):
@@ -55,12 +61,12 @@ def compare(code: Path) -> dict[str, list[agreement.Groups]]:
 
 
 def measure(code: Path, repeats: int) -> dict[str, Any]:
-    """Times and memory."""
+    """Return the times and the peak memory of all sides."""
     return {"cpu": timing.time_in_turn(code, repeats, console), "peak_mib": timing.memory(code)}
 
 
 def provenance(code: Path, repeats: int) -> dict[str, Any]:
-    """What the figures hold for."""
+    """Return the machine, versions and settings of the measurements."""
     return {
         "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} x {platform.machine()}, one thread",
@@ -71,13 +77,13 @@ def provenance(code: Path, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare, time, measure, print, and write the figures."""
+    """Check the agreement, measure time and memory, and print or write the results."""
     command = parser()
     given = command.parse_args()
     torch.set_num_threads(1)
     code = given.code.resolve()
     if missing := [name for name in SOURCES if not (code / name).is_file()]:
-        command.error(f"--code {given.code} has no {', '.join(missing)}")
+        command.error(f"--code {given.code} does not contain {', '.join(missing)}")
     with without_cuda():
         if given.peak_of:
             print(timing.peak(given.peak_of, code))
@@ -92,7 +98,7 @@ def main() -> None:
         figures = provenance(code, given.repeats) | {"agreement": compared} | timed
         given.out.write_text(json.dumps(figures, indent=2) + "\n")
     if not all(agreement.agree(groups) for rounds in compared.values() for groups in rounds):
-        console.print(f"The two sides differ by more than {TOLERANCE:g}, or a tensor did not move.")
+        console.print(f"The two sides differ by more than {TOLERANCE:g}, or a tensor has not changed.")
         sys.exit(1)
 
 

@@ -1,4 +1,4 @@
-"""The same numbers after a round: how far the tensors of the two sides are apart."""
+"""The largest differences between the tensors of the two sides after a round."""
 
 import math
 from pathlib import Path
@@ -12,11 +12,11 @@ from .released import Comparison, Released
 from .setting import BATCH, PLAYED, TOLERANCE, UNEQUAL, Batch, normalised
 
 Groups = dict[str, dict[str, float]]
-"""By group of tensors: their number, the largest difference, and how far they moved from the start."""
+"""For each group of tensors: their number, their largest difference, and their largest change from the start."""
 
 
 def agreement(code: Path, comparison: Comparison) -> list[Groups]:
-    """Both sides through the same rounds: what is found after each."""
+    """Run the same rounds on both sides, and return the comparison of their tensors after each round."""
     ours = Fedsweep(comparison.method, 0.0, UNEQUAL)
     theirs = Released(code, comparison, ours.weights(), 0.0)
     start = ours.state.adapter
@@ -32,7 +32,7 @@ def agreement(code: Path, comparison: Comparison) -> list[Groups]:
         for name, tensor in theirs.adapter(list(start)).items():
             group = groups.setdefault(_group(name), {"tensors": 0, "difference": 0.0, "moved": 0.0})
             group["tensors"] += 1
-            # Not by max(a, b), which a NaN would pass.
+            # Not with max(a, b), which can ignore a NaN.
             for key, other in (("difference", ours.state.adapter[name]), ("moved", start[name])):
                 group[key] = np.maximum(group[key], (tensor - other).abs().max().item()).item()
         found.append(groups)
@@ -40,7 +40,10 @@ def agreement(code: Path, comparison: Comparison) -> list[Groups]:
 
 
 def _whole_epoch(seen: list[Batch], images: int) -> list[Batch]:
-    """A loader of what a client of ours saw; what lies beyond the cap on steps would spoil whoever looks at it."""
+    """Return a released client's loader: the batches that fedsweep's client saw, then NaN up to the length of an epoch.
+
+    The limit on local steps keeps the released code from reading the NaN batches; otherwise, its tensors become NaN.
+    """
     epoch = math.ceil(images / BATCH)
     if len(seen) != min(epoch, math.ceil(min(UNEQUAL) / BATCH) + 1):
         raise RuntimeError(f"{len(seen)} batches of a client with {images} images were seen")
@@ -50,19 +53,19 @@ def _whole_epoch(seen: list[Batch], images: int) -> list[Batch]:
 
 
 def _group(name: str) -> str:
-    """The tensor's place in any block, e.g. `attn.proj.lora_A`."""
+    """Return a tensor's name within its block, e.g. `attn.proj.lora_A`."""
     parts = name.removesuffix(".weight").removesuffix(".default").removeprefix("backbone.").split(".")
     return ".".join(part for part in parts if part != "blocks" and not part.isdigit())
 
 
 def agree(groups: Groups) -> bool:
-    """Whether all differences are within the tolerance, of tensors that moved by far more than that."""
+    """Return whether all tensors differ by at most the tolerance and have changed by far more than the tolerance."""
     return all(one["difference"] <= TOLERANCE and one["moved"] > 10 * TOLERANCE for one in groups.values())
 
 
 def table(compared: dict[str, list[Groups]]) -> Table:
-    """The largest differences, by method and group."""
-    made = Table("method", "tensors", "", *(f"round {n}" for n in PLAYED), "moved", title="Largest differences")
+    """Return a table of the largest differences by method and group of tensors."""
+    made = Table("method", "tensors", "", *(f"round {n}" for n in PLAYED), "change", title="Largest differences")
     for method, rounds in compared.items():
         for group, last in rounds[-1].items():
             differences = [f"{one[group]['difference']:.1e}" for one in rounds]

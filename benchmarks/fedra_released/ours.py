@@ -1,4 +1,4 @@
-"""Our side: the model, the clients and their images, and a round of a method in its parts."""
+"""The side of fedsweep: the model, the clients with their images, and the steps of a round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from .setting import BATCH, CLASSES, DEPTHS, LAYERS, MEAN, RAMP, RATE, STD, TEST
 
 
 class Fedsweep:
-    """A method with six clients, its state, and what trains them."""
+    """A method with six clients, their trainer, and the server's state."""
 
     def __init__(
         self, method: FederatedMethod, dropout: float, images: Sequence[int], patch_embed: bool = True
@@ -53,25 +53,25 @@ class Fedsweep:
         self.state = method.init(self.model, self.clients, self.server)
 
     def weights(self) -> dict[str, Tensor]:
-        """The frozen weights in timm's naming, without the head."""
+        """Return the frozen weights under timm's names, without the head."""
         tensors = {name.removeprefix("backbone."): tensor for name, tensor in self.model.state_dict().items()}
         plain = {name.replace(".base_layer", ""): tensor for name, tensor in tensors.items()}
         return {name: tensor for name, tensor in plain.items() if ".lora_" not in name and "head" not in name}
 
     def allocate(self, number: int) -> Mapping[ClientId, LayerAllocation]:
-        """The method's own allocations of a round."""
+        """Return the method's allocations for a round."""
         return self.method.allocate(self.state, self.clients, self.server, np.random.default_rng(number))
 
     def train(self, number: int, rows: Mapping[ClientId, LayerAllocation], cohort: list[Client]) -> list[ClientUpdate]:
-        """The sessions of some of the clients."""
+        """Train the clients of a cohort, and return their updates."""
         return self.method.local_updates(self.state, cohort, rows, self.trainer.at(number + 1))
 
     def aggregate(self, updates: list[ClientUpdate]) -> None:
-        """The end of a round."""
+        """Aggregate the updates into the server's state."""
         self.state = self.method.aggregate(self.state, updates, self.server)
 
     def play(self, number: int, matrix: np.ndarray | None) -> list[list[Batch]]:
-        """A round with this matrix, or the method's own: the batches that each client saw."""
+        """Run a round with the allocation `matrix`, or the method's own if None; return the batches of each client."""
         rows = self.allocate(number)
         if matrix is not None:
             given = [LayerAllocation.of(np.flatnonzero(row).tolist()) for row in matrix]
@@ -85,14 +85,14 @@ class Fedsweep:
         return seen
 
     def evaluate(self) -> None:
-        """An evaluation of the global model."""
+        """Evaluate the global model."""
         self.model.load_adapter(self.state.adapter)
         domains = [Domain("test", self.test, self.test)]
         evaluate(lambda images: predicted(self.method, self.state, self.trainer.reader, images), domains)
 
 
 def _draw_weights(model: LayeredModel, generator: torch.Generator) -> None:
-    """Weights that matter: timm's fresh ones and a B of zeros hardly move anything in a few steps."""
+    """Draw weights large enough for visible changes; timm's initial weights and B = 0 change little in a few steps."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and ".lora_A." not in name:
             std = 0.02 if ".lora_B." in name or "embed" in name else 1.5 * parameter[0].numel() ** -0.5
@@ -101,7 +101,7 @@ def _draw_weights(model: LayeredModel, generator: torch.Generator) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Watched(ImageSet):
-    """Images that remember which of them were taken."""
+    """An image set that records the batches taken from it."""
 
     taken: list[Batch]
 

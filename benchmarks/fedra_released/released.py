@@ -1,4 +1,4 @@
-"""Their side: the authors' modules behind shims, and how their main loop plays each method."""
+"""The side of the released code: adapters for the authors' modules, and the calls of their main loop by method."""
 
 import importlib
 import sys
@@ -29,10 +29,10 @@ EVERYONE = list(range(len(DEPTHS)))
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method of ours, and how the released main loop plays it.
+    """A method of fedsweep, and the calls with which the released main loop runs it.
 
-    `deal(server, round)` gives what each client loads, and the allocation matrix where it was drawn;
-    `train(client, server, round, fewest)` and `aggregate(server, updates)` call theirs.
+    `deal(server, round)` returns the tensors that each client loads, and the allocation matrix if one was drawn.
+    `train(client, server, round, fewest)` and `aggregate(server, updates)` call the released code.
     """
 
     method: FederatedMethod
@@ -43,13 +43,13 @@ class Comparison:
 
 
 class Released:
-    """Their server and their clients, each with a model of its own."""
+    """The released server and clients, each with its own model."""
 
     def __init__(self, code: Path, comparison: Comparison, weights: dict[str, Tensor], dropout: float) -> None:
         self._comparison = comparison
         client, server, utils, builder = _released_modules(code)
         self._evaluation = utils.evaluation
-        # They run on a GPU's ViT-B/16 with weights from the hub, and set LoRA's dropout in the code.
+        # The released code uses ViT-B/16 with downloaded weights and a fixed LoRA dropout; replace all three.
         builder.VPT_ViT = partial(builder.VPT_ViT, embed_dim=WIDTH, num_heads=HEADS)
         builder.timm = SimpleNamespace(
             create_model=lambda name, pretrained: SimpleNamespace(state_dict=lambda: weights)
@@ -63,7 +63,7 @@ class Released:
         self._clients = [client.Client([], num_layers=depth, **heads) for depth in DEPTHS]
 
     def load(self, adapter: AdapterState) -> None:
-        """Give the server these adapters and head."""
+        """Load adapters and a head into the server's model."""
         unknown = self._server.global_model.load_state_dict(
             {_their_name(name): tensor for name, tensor in adapter.items()}, strict=False
         ).unexpected_keys
@@ -71,33 +71,33 @@ class Released:
             raise KeyError(f"not tensors of the released model: {', '.join(unknown)}")
 
     def adapter(self, names: Sequence[str]) -> AdapterState:
-        """The server's adapters and head under our names."""
+        """Return the server's adapters and head under fedsweep's names."""
         tensors = self._server.global_model.state_dict()
         return {name: tensors[_their_name(name)].clone() for name in names}
 
     def deal(self, number: int) -> tuple[list[dict[str, Tensor]], np.ndarray | None]:
-        """What each client loads in a round, and the allocation matrix where it was drawn."""
+        """Return the tensors that each client loads in a round, and the allocation matrix if one was drawn."""
         return self._comparison.deal(self._server, number)
 
     def train(self, place: int, number: int, part: dict[str, Tensor], loaders: list[list[Batch]]) -> None:
-        """A client's session, from what the server dealt."""
+        """Train a client, starting from the tensors that it loads."""
         client = self._clients[place]
         client.load_para(part)
         client.dataloader = loaders[place]
         self._comparison.train(client, self._server, number, min(map(len, loaders)))
 
     def aggregate(self) -> None:
-        """The end of a round."""
+        """Aggregate the clients' tensors on the server."""
         self._comparison.aggregate(self._server, [client.get_para() for client in self._clients])
 
     def evaluate(self, loader: list[Batch]) -> None:
-        """An evaluation of the global model."""
+        """Evaluate the global model."""
         self._evaluation(self._server.global_model, [loader])
 
 
 @contextmanager
 def without_cuda() -> Iterator[None]:
-    """Theirs moves everything to a GPU; here it stays."""
+    """Disable the released code's moves of tensors and modules to a GPU during the context."""
     with (
         patch.object(torch.Tensor, "cuda", lambda tensor: tensor),
         patch.object(torch.nn.Module, "cuda", lambda module: module),
@@ -106,8 +106,8 @@ def without_cuda() -> Iterator[None]:
 
 
 def _released_modules(code: Path) -> list[Any]:
-    """Their modules, fresh. Only while they are imported do their common names stand in the path."""
-    import peft  # noqa: F401  # before theirs: one of their folders is called like a package that it asks for
+    """Import and return the released modules. Their generic names are in the module path during the import only."""
+    import peft  # noqa: F401  # before the released modules, one of whose folders has the name of a package that peft imports
 
     with patch.object(sys, "path", [str(code), *sys.path]), patch.dict(sys.modules):
         for name in ("client", "server", "utils", "models"):
@@ -120,7 +120,7 @@ def _with_dropout(config: Callable[..., Any], dropout: float) -> Callable[..., A
 
 
 def _their_name(name: str) -> str:
-    """The full model's names differ in their beginning; heads between blocks are numbered."""
+    """Return the released code's name of a tensor: another prefix, and numbered heads between blocks."""
     if name.startswith("heads."):
         _, depth, tensor = name.split(".")
         return f"back.base_model.model.mid_head.{BETWEEN.index(int(depth))}.{tensor}"
@@ -128,7 +128,7 @@ def _their_name(name: str) -> str:
 
 
 def _deal_random(server: Any, number: int) -> tuple[list[dict[str, Tensor]], np.ndarray]:
-    np.random.seed(number)  # theirs draws from the global stream
+    np.random.seed(number)  # the released code draws from the global stream
     with redirect_stdout(None):  # and prints the matrix
         parts = server.get_para_range(EVERYONE, number)
     return parts, server.lastA
@@ -157,6 +157,8 @@ def _average(server: Any, updates: list[dict[str, Tensor]]) -> None:
 DEPTHFL = DepthFL(heads=BETWEEN, own_head="shared", prediction="last", ramp=1.0)
 COMPARISONS = {
     "fedra": Comparison(FedRA(), _deal_random, _train_plain, _fill),
-    "inclusivefl": Comparison(InclusiveFL(beta=0), _deal_prefixes, _train_plain, _average),  # as their loop plays it
+    "inclusivefl": Comparison(
+        InclusiveFL(beta=0), _deal_prefixes, _train_plain, _average
+    ),  # as in the released main loop
     "depthfl": Comparison(DEPTHFL, _deal_prefixes, _train_heads, _average, heads_every=3),
 }

@@ -1,4 +1,4 @@
-"""CPU time of a round of FedRA on every side, in turn; peak memory, each side in a process of its own."""
+"""The CPU time of a FedRA round on each side, and its peak memory in a separate process."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from .released import COMPARISONS, EVERYONE, Released
 from .setting import BATCH, DEPTHS, DROPOUT, EQUAL, EVALUATIONS, TESTED, normalised
 
 SIDES = ("released", "fedsweep", "fedsweep, paper")
-"""The last without LoRA in the patch embedding, as the paper has it and fedsweep by default."""
+"""The compared sides. The last one has no LoRA in the patch embedding, like the paper and fedsweep's default."""
 
 LABELS = {
     "training_ms_per_layer_sample": "training, ms / (layer x image)",
@@ -30,11 +30,11 @@ LABELS = {
 }
 
 Step = tuple[str, Callable[[], object]]
-"""A part of a round, named by what it counts as."""
+"""The kind of a step of a round (server, training or evaluation), and a function that runs the step."""
 
 
 def player(side: str, code: Path) -> Callable[[int], Iterator[Step]]:
-    """A function that gives the steps of a round on one side; all sides have the same ones."""
+    """Return a function that yields the steps of a round on one side; all sides have the same steps."""
     ours = Fedsweep(COMPARISONS["fedra"].method, DROPOUT, EQUAL, patch_embed=side != "fedsweep, paper")
     return _player_released(code, ours) if side == "released" else partial(_play_ours, ours)
 
@@ -67,9 +67,9 @@ def _player_released(code: Path, ours: Fedsweep) -> Callable[[int], Iterator[Ste
 
 
 def time_in_turn(code: Path, repeats: int, console: Console) -> dict[str, dict[str, dict[str, float]]]:
-    """CPU times of each side, from the median and the least of each step over the rounds but the first.
+    """Return the CPU times of each side: for each step, the median and the minimum over all rounds but the first.
 
-    The sides take turns at every step, so that what else the machine does meets them alike.
+    The sides take turns at every step, so that other load on the machine affects all of them equally.
     """
     sides = {side: player(side, code) for side in SIDES}
     seconds: dict[str, list[list[float]]] = {side: [] for side in SIDES}
@@ -103,7 +103,7 @@ def _times(kinds: list[str], seconds: np.ndarray) -> dict[str, float]:
 
 
 def memory(code: Path) -> dict[str, float]:
-    """Peak MiB of a process that plays a round of one side, and of one that only imports."""
+    """Return the peak MiB of a process that runs one round, by side, and of a process that only imports modules."""
     peaks = {}
     for side in ("nothing", "released", "fedsweep"):
         command = [sys.executable, "-m", str(__package__), "--code", str(code), "--peak-of", side]
@@ -112,7 +112,7 @@ def memory(code: Path) -> dict[str, float]:
 
 
 def peak(side: str, code: Path) -> float:
-    """The most MiB that this process has had in memory, after a round of a side or of `nothing`."""
+    """Run one round of a side, or nothing if `side` is `nothing`, and return this process's peak memory in MiB."""
     if side != "nothing":
         for _, step in player(side, code)(0):
             step()
@@ -121,8 +121,8 @@ def peak(side: str, code: Path) -> float:
 
 
 def table(timed: dict[str, Any]) -> Table:
-    """Times and peaks, by side."""
-    made = Table("median (least)", *SIDES, title="CPU time on one thread, and memory")
+    """Return a table of times and peak memory by side."""
+    made = Table("median (minimum)", *SIDES, title="CPU time on one thread, and memory")
     median, least = timed["cpu"]["median"], timed["cpu"]["least"]
     for key, label in LABELS.items():
         made.add_row(label, *(f"{median[side][key]:.2f} ({least[side][key]:.2f})" for side in SIDES))

@@ -1,4 +1,4 @@
-"""The command line; heavy imports are inside functions, so that `--help` answers at once."""
+"""The command line. Heavy packages are imported inside functions, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Hyperparameter tuning and ablations for federated fine-tuning of foundation models.\n\n"
-    "Start with `fedsweep tune ablations/lora_rank`: twelve federated runs, a table, and `fedsweep ui`.",
+    "Start with `fedsweep tune ablations/lora_rank`, which runs twelve federated trainings and prints a table of "
+    "results. Then `fedsweep ui` shows all recorded metrics in MLflow.",
 )
 for verb in (verbs.run, tune, report, compare, verbs.ui):
     app.command()(verb)
@@ -39,23 +40,24 @@ _command = get_command(app)
 
 
 def main() -> None:
-    """Run the command line; print a UserError as one sentence and exit with code 2."""
+    """Run the command line; print the message of a UserError on stderr and exit with code 2."""
     try:
         code = _command(sys.argv[1:] or ["--help"], prog_name="fedsweep", standalone_mode=False)
     except UserError as error:
         _end(str(error), 2)
     except _UsageError as error:
         words = " ".join(error.format_message().split()).rstrip(".").replace(". Did you mean", "; did you mean")
+        words = words.replace(": Input should be", ": it must be")
         where = error.ctx.command_path if error.ctx else "fedsweep"
-        hint = "" if words.endswith("?") else f"; `{where} --help` shows what it takes."
+        hint = "" if words.endswith("?") else f"; see `{where} --help`."
         _end(f"{words[0].lower()}{words[1:]}{hint}", 2)
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of a pipe has gone, as after `| head`
+    except BrokenPipeError:  # the reader of the pipe has ended, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except UnreachableError as error:
-        _end(f"the store does not answer: {error}.", 1)
+        _end(f"the remote results folder does not answer: {error}.", 1)
     except OSError as error:
         if not disk_is_full(error):
             raise

@@ -1,4 +1,4 @@
-"""Tables of parameters and bytes that are counted without training; no number is cut."""
+"""Tables of parameters and bytes, which are counted without training and printed in full."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,11 +12,11 @@ from fedsweep.sweep.plan.plan import Plan
 from fedsweep.sweep.space.search_space import Parameters
 
 GAP = 3  # width of the border and padding between two columns
-NARROWEST = 80  # least width of a table; in a narrower terminal its lines wrap
+NARROWEST = 80  # minimum width of a table; in a narrower terminal, its lines wrap
 
 
 def show_counts(plan: Plan) -> None:
-    """Print the parameters of each arm's model, with those of a paper, and of a client per depth and stage."""
+    """Print the parameters of each arm's model, with a paper's values, and those of a client by depth and stage."""
     measure, console = plan.space.measure, result_console()
     classes = measure.classes if isinstance(measure, Parameters) else 0
     arms = plan.arms
@@ -25,13 +25,13 @@ def show_counts(plan: Plan) -> None:
     console.width = max(console.width, NARROWEST)
     for table in (*models(arms, counted, plan.reference, console.width), *clients(arms, counted)):
         console.print(table)
-    console.print(f"Counted from shapes, with a head of {classes} classes; nothing was trained, nothing is recorded.")
+    console.print(f"Counted from tensor shapes, with a head for {classes} classes. Nothing was trained or recorded.")
     if plan.reference is not None:
         console.print(f"Paper: {plan.reference.source}.")
 
 
 def models(arms: Sequence[Arm], counted: Sequence[Counted], reference: Reference | None, width: int) -> Iterator[Table]:
-    """Yield tables that fit `width`: a column per arm, a row per count and, below it, the paper's value."""
+    """Yield tables at most `width` wide, with a column per arm, a row per count and rows of the paper's values."""
     found: list[Mapping[str, float]] = [{**one.parameters, **one.shares} for one in counted]
     asked = reference.metrics() if reference else []
     present = [name for name in COUNTS if any(name in one for one in found)]
@@ -66,7 +66,7 @@ def row_name(metric: str) -> str:
 
 
 def clients(arms: Sequence[Arm], counted: Sequence[Counted]) -> tuple[Table, Table]:
-    """Return tables of parameters held and trained, and of bytes sent; a row per depth and stage of a client."""
+    """Return two tables with a row per client depth and stage: parameters held and trained, and bytes sent."""
     bricks = any(client.bricks for one in counted for client in one.clients)
     heads = ["parameters\nheld", *(["BRICKs\nof these", "%\nmore"] if bricks else []), "trained", "% of the\nbackbone"]
     held = _of_clients(heads)

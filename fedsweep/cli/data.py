@@ -26,40 +26,43 @@ if TYPE_CHECKING:
     from fedsweep.preparation.prepare import Prepared
 
 
-app = Typer(name="data", no_args_is_help=True, help="Prepare data sets and look at them.")
+app = Typer(name="data", no_args_is_help=True, help="Prepare and inspect data sets.")
 
-OutOption = Annotated[Path | None, Option(metavar="PNG", help="where the picture goes")]
+OutOption = Annotated[Path | None, Option(metavar="PNG", help="PNG file to write")]
 
 
 @app.command()
 def prepare(
-    name: Annotated[str, Argument(metavar="NAME", help="what the set will be called, e.g. `pacs`")],
-    root: Annotated[Path, Option(metavar="DIR", help="folder that the images lie in")],
-    layout: Annotated[str | None, Option(help="one that `fedsweep data list` names; else found by itself")] = None,
-    size: Annotated[int, Option(help="height and width of the decoded images, pixels")] = 224,
+    name: Annotated[str, Argument(metavar="NAME", help="name for the prepared data set, e.g. `pacs`")],
+    root: Annotated[Path, Option(metavar="DIR", help="folder with the images")],
+    layout: Annotated[
+        str | None, Option(help="layout of the folder, one of `fedsweep data list`; detected by default")
+    ] = None,
+    size: Annotated[int, Option(help="height and width of the decoded images in pixels")] = 224,
     backbone: Annotated[
-        str | None, Option(metavar="TIMM_NAME", help="crop and resize as timm evaluates this model")
+        str | None, Option(metavar="TIMM_NAME", help="resize and crop as timm does to evaluate this model")
     ] = None,
     test_fraction: Annotated[
-        float, Option(help="share of each class held out for testing, where the data set says nothing")
+        float, Option(help="share of each class held out for testing, if the data set has no split of its own")
     ] = 0.2,
-    classes: Annotated[int | None, Option(help="take only the first so many classes")] = None,
-    skip_corrupt: Annotated[bool, Option("--skip-corrupt", help="leave out images that cannot be decoded")] = False,
+    classes: Annotated[int | None, Option(help="number of classes to prepare, from the first; all by default")] = None,
+    skip_corrupt: Annotated[bool, Option("--skip-corrupt", help="skip images that cannot be decoded")] = False,
     workers: WorkersOption = None,
-    force: Annotated[bool, Option("--force", help="replace a prepared set of that name and size")] = False,
+    force: Annotated[bool, Option("--force", help="replace an existing data set of the same name and size")] = False,
 ) -> None:
-    """Decode a data set once, so that all trials read its pixels from one memory map.
+    """Decode the images of a data set once, so that all trials can share them in memory.
 
-    The short side is resized to `--size` (bicubic) and the centre is cropped; `--backbone` follows a model's own
-    evaluation instead. Palette, grey and CMYK become RGB, alpha is dropped, EXIF orientation is ignored, as torchvision
-    does it. A split that comes with the data is kept. The same command goes on where it was stopped.
+    The short side of each image is resized to `--size` pixels (bicubic) and the centre is cropped. With `--backbone`,
+    images are resized and cropped as timm does to evaluate that model. As in torchvision, palette, grey and CMYK images
+    become RGB, the alpha channel is dropped and EXIF orientation is ignored. If the data set has its own split into
+    training and test images, that split is used. After an interruption, run the same command again to continue.
 
     Example: `fedsweep data prepare pacs --root pacs-64 --size 64`
     """
     from fedsweep.preparation.plan import Options, make_plan
 
     processes, console = worker_count(workers), progress_console()
-    with console.status("looking at the files"):  # DomainNet has 0.6 million
+    with console.status("listing the images"):  # DomainNet has 0.6 million
         plan = make_plan(Options(name, size, layout, backbone, test_fraction, classes), root)
 
     from fedsweep.preparation.prepare import prepare as make_store
@@ -75,7 +78,10 @@ def _resumable(done: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"fedsweep: stopped; what is {done} is kept, and the same command goes on from there.", file=sys.stderr)
+        print(
+            f"fedsweep: stopped; the images {done} so far are kept. To continue, run the same command again.",
+            file=sys.stderr,
+        )
         raise
 
 
@@ -88,20 +94,22 @@ def _print_prepared(made: Prepared, plan: Plan) -> None:
     console.print(summary(card), "")
     console.print(f"Layout {card.layout}; {split_words(card)}.")
     if plan.listing.absent:
-        console.print(f"Not there, and left out: {', '.join(plan.listing.absent)}.")
+        console.print(f"Not in the folder, and left out: {', '.join(plan.listing.absent)}.")
     if card.skipped:
         named = ", ".join(card.skipped[:10]) + (" ..." if len(card.skipped) > 10 else "")
-        console.print(f"Skipped {len(card.skipped)} that cannot be decoded: {named}")
+        console.print(f"Images that cannot be decoded, and were skipped: {len(card.skipped)} ({named})")
     verb = "Already prepared" if made.already else "Prepared"
     console.print(f"{verb}: {relative(made.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")
     if made.already and card.made_with != MADE_WITH:
-        console.print(f"It was decoded with {card.made_with}; here is {MADE_WITH}, `--force` decodes anew with it.")
-    console.print("In an experiment:", "", f"  {experiment_lines(card)}", sep="\n", soft_wrap=True)
+        console.print(
+            f"It was decoded with {card.made_with}, but {MADE_WITH} is installed; use `--force` to decode it again."
+        )
+    console.print("To use it in an experiment:", "", f"  {experiment_lines(card)}", sep="\n", soft_wrap=True)
 
 
 @app.command("list")
 def list_stores() -> None:
-    """Name the data sets that are prepared, and the layouts that `prepare` reads.
+    """List the prepared data sets, and the folder layouts that `data prepare` can read.
 
     Example: `fedsweep data list`
     """
@@ -117,25 +125,34 @@ def list_stores() -> None:
     if cards:
         console.print(stores_table(cards), "")
     elif not damaged:
-        console.print(f"Nothing is prepared in {relative(data_folder())} yet.", "", sep="\n")
+        console.print(f"No data set is prepared in {relative(data_folder())} yet.", "", sep="\n")
     for sentence in damaged:
         console.print(f"Damaged: {sentence}", "", sep="\n", style="yellow")
     for folder in unfinished():
-        console.print(f"Unfinished: {relative(folder)}; the same `fedsweep data prepare` goes on.", "", sep="\n")
+        console.print(
+            f"Unfinished: {relative(folder)}. To continue, run the same `fedsweep data prepare` command again.",
+            "",
+            sep="\n",
+        )
     console.print(layouts_table())
 
 
 @app.command()
 def show(
-    name: Annotated[str, Argument(metavar="NAME", help="a prepared data set, e.g. `pacs`")],
-    size: Annotated[int | None, Option(help="which, where it is prepared at several sizes")] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="prepared data set, e.g. `pacs`")],
+    size: Annotated[
+        int | None, Option(help="image size in pixels, if the data set is prepared at several sizes")
+    ] = None,
     out: OutOption = None,
-    every: Annotated[bool, Option("--all", help="a row for each class, even of more than 40")] = False,
-    verify: Annotated[bool, Option("--verify", help="read all pixels and compute the digest again")] = False,
+    every: Annotated[bool, Option("--all", help="list every class, even if there are more than 40")] = False,
+    verify: Annotated[
+        bool, Option("--verify", help="read all pixels and check that their digest is unchanged")
+    ] = False,
 ) -> None:
-    """Count a prepared set's images per domain and class, and draw a contact sheet of them.
+    """Print the number of images per domain and class of a prepared data set, and draw sample images.
 
-    Look at the sheet: a wrong crop or a wrong label is seen at once. It goes beside the set, or where `--out` says.
+    The contact sheet of sample images makes a wrong crop or a wrong label easy to see. It is written next to the data
+    set, or to the file given by `--out`.
 
     Example: `fedsweep data show pacs --size 64 --verify`
     """
@@ -153,17 +170,17 @@ def show(
             found = stored_digest(folder, card)
     if verify and found != card.digest:
         raise UserError(
-            f"{folder} has changed since it was prepared: its digest is {found[:12]}, but its card says "
-            f"{card.digest[:12]}; `fedsweep data prepare {card.name} --root DIR --size {card.size} --force` would make "
-            "it again."
+            f"{folder} has changed since it was prepared: its digest is {found[:12]}, but its card records "
+            f"{card.digest[:12]}; run `fedsweep data prepare {card.name} --root DIR --size {card.size} --force` to "
+            "prepare it again."
         )
     console = result_console()
     console.print(f"{headline(card)}: train / test")
     console.print(counts_table(card, label_counts(folder, card), every), "")
     if not every and len(card.class_names) > MOST_ROWS:
-        console.print(f"`--all` lists the {len(card.class_names)} classes.")
+        console.print(f"Use `--all` to list all {len(card.class_names)} classes.")
     how = f"{card.interpolation}, {card.crop_mode} crop of {card.crop_pct:g}"
-    console.print(f"Layout {card.layout}; {how}; {split_words(card)}; {len(card.skipped)} skipped.")
+    console.print(f"Layout {card.layout}; {how}; {split_words(card)}; skipped images: {len(card.skipped)}.")
     console.print(f"Digest {card.digest}{' (verified)' if verify else ''}", soft_wrap=True)
     path = out or folder.with_name(f"{folder.name}.png")
     shown = contact_sheet(folder, card, path)
@@ -172,19 +189,20 @@ def show(
 
 @app.command()
 def partition(
-    name: Annotated[str, Argument(metavar="NAME", help="an experiment or a search space")],
+    name: Annotated[str, Argument(metavar="NAME", help="experiment or search space")],
     overrides: Overrides = None,
     out: OutOption = None,
 ) -> None:
-    """Show which client holds how many images of which class, as a table and as a picture.
+    """Show the number of images of each class on each client, as a table and a picture.
 
-    A search space gets a panel for each partition that its arms have, drawn with its first seed. The skew is the mean
-    total-variation distance of the clients' labels from those of their domain: 0 where all are alike.
+    For a search space, the picture has one panel for each different partition among its arms, drawn with the first
+    seed. The skew is the mean total-variation distance between the labels of a client and those of its domain. It is 0
+    if all clients of a domain have the same distribution of labels.
 
     Example: `fedsweep data partition ablations/lora_rank federation.rounds=5`
     """
     changes = parse_overrides(overrides or [])
-    kind, _ = find_either(name)  # a wrong name is told before torch is imported
+    kind, _ = find_either(name)  # report a wrong name before importing torch, which is slow
 
     from fedsweep.preparation.figures import draw_partitions
     from fedsweep.sweep.plan.plan import Plan as SweepPlan
@@ -206,7 +224,7 @@ DECIDES = ("data", "partition", "seed")  # the parts of an experiment that deter
 
 
 def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]:
-    """Return one panel per distinct partition, and the names of the classes."""
+    """Return one panel for each different partition among the experiments, and the names of the classes."""
     from fedsweep.federation.build_and_run import split
     from fedsweep.preparation.figures import Panel
 
@@ -230,7 +248,7 @@ def _panels(configs: Iterable[RunConfig]) -> tuple[list[Panel], tuple[str, ...]]
 
 
 def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
-    """Return a table of images, classes and skew by client."""
+    """Return a table of a partition: the images, classes and label skew of each client."""
     from fedsweep.preparation.figures import class_counts, distances, skew
 
     clients, classes = panel.clients, len(class_names)
@@ -249,20 +267,21 @@ def _partition_table(panel: Panel, class_names: tuple[str, ...]) -> Table:
 
 @app.command()
 def generate(
-    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="one whose `synthetic` is diffusers")],
+    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="experiment with `synthetic.name: diffusers`")],
     overrides: Overrides = None,
     device: DeviceOption = "cpu",
     workers: WorkersOption = None,
 ) -> None:
-    """Make the synthetic images of an experiment with its text-to-image model, and prepare them.
+    """Generate the synthetic images of an experiment with its text-to-image model, and prepare them.
 
-    The same command goes on where it was stopped, and a larger `synthetic.share` only adds. The images are a function
-    of the model, the prompt and `synthetic.seed`: all runs and methods share them.
+    The images depend only on the model, the prompt and `synthetic.seed`, so all runs and methods share them. After an
+    interruption, run the same command again to continue. With a larger `synthetic.share`, only the additional images
+    are generated.
 
     Example: `fedsweep data generate fedag_animals --device cuda`
     """
     changes = parse_overrides(overrides or [])
-    find("experiments", experiment)  # a wrong name is told before torch is imported
+    find("experiments", experiment)  # report a wrong name before importing torch, which is slow
     checked_device(device)
     processes = worker_count(workers)
 
@@ -272,7 +291,7 @@ def generate(
 
     console = progress_console()
     generation = plan_generation(read_experiment(experiment, changes), f"experiment {experiment}")
-    with _resumable("made"):
+    with _resumable("generated"):
         with ImageBar(console, "generating", "generated") as bar:
             made = make_images(generation, device, bar)
         with ImageBar(console) as bar:
@@ -280,5 +299,5 @@ def generate(
     console, card = result_console(), prepared.card
     console.print(headline(card))
     console.print(summary(card), "")
-    console.print(f"Generated: {relative(generation.folder)}, {made} of {len(generation.images)} images made now")
+    console.print(f"Generated: {relative(generation.folder)}, {made} of {len(generation.images)} images are new")
     console.print(f"Prepared: {relative(prepared.folder)}, {megabytes(card.bytes)} MB, digest {card.digest[:12]}")

@@ -28,26 +28,28 @@ def export(
         str,
         Argument(
             metavar="TRIAL",
-            help="a trial's key or how it begins, `SPACE[@SWEEP][:ARM]`, or an experiment that was run",
+            help="a trial's key or its first characters, `SPACE[@SWEEP][:ARM]`, or an experiment that was run",
         ),
     ],
-    to: Annotated[Path, Option("--to", metavar="DIR", help="the folder that is made; it must be new or empty")],
+    to: Annotated[Path, Option("--to", metavar="DIR", help="folder to write; it must be new or empty")],
     client: Annotated[
-        str | None, Option(help="a client's own model, where the method gives it one, instead of the global one")
+        str | None,
+        Option(help="export this client's own model instead of the global one, if the method trains client models"),
     ] = None,
     unfinished: Annotated[
-        bool, Option("--unfinished", help="take a trial also as it stands before its end, or after a pruning")
+        bool, Option("--unfinished", help="also accept a trial that is not finished, or was pruned")
     ] = False,
     register: Annotated[
-        str | None, Option(metavar="NAME", help="also make it a version of this model in MLflow's registry")
+        str | None,
+        Option(metavar="NAME", help="also register it as a version of this model in MLflow's model registry"),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
-    """Write a trained model as a folder that timm or transformers and PEFT load without fedsweep.
+    """Write a trained model to a folder that timm, or transformers and PEFT, can load without fedsweep.
 
-    Of several trials that the name means, the best by the sweep's objective is taken. What is in the folder is loaded
-    again and compared with the run's own evaluation before the folder gets its name.
+    If TRIAL matches several trials, the best one by the sweep's objective is exported. The exported model is then
+    loaded again, and the export fails if its predictions differ from those of the run's model.
 
     Example: `fedsweep export ablations/lora_rank:lora.rank=4 --to rank4`
     """
@@ -73,33 +75,33 @@ def export(
     arm = f"{named.record.plan.label}, " if card.origin.arm else ""
     console.print(f"Exported {card.what} ({arm}seed {card.seed}){taken}.", soft_wrap=True)
     scores = [f"{name} {score:.2%}" for name, score in card.scores.items()][:1] or ["not tested in the run"]
-    console.print(f"After round {card.round} ({card.outcome}), {scores[0]}: {relative(target)}")
+    console.print(f"Written to {relative(target)}: state after round {card.round} ({card.outcome}), {scores[0]}.")
     if register is not None:
         with progress_console().status("registering in MLflow"):
             version = registration.add(target, *version_of(card))
         console.print(f"Registered in MLflow as {register}, version {version}.")
-    console.print(f"{relative(target / 'README.md')} has the lines that load it without fedsweep.", soft_wrap=True)
+    console.print(f"{relative(target / 'README.md')} shows how to load it without fedsweep.", soft_wrap=True)
 
 
 def version_of(card: ExportCard) -> tuple[str, dict[str, str]]:
-    """Return the artifact folder of a model version, distinct for each round and client, and its tags."""
+    """Return the name of a model version's artifact folder, unique for its round and client, and the version's tags."""
     whose = f"-{card.origin.client}" if card.origin.client else ""
     tags = {"method": card.method, "seed": str(card.seed), "round": str(card.round), "trial": card.origin.key}
     return f"export-{card.round}{whose}", {f"fedsweep.{name}": value for name, value in tags.items()}
 
 
 def predict(
-    folder: Annotated[Path, Argument(metavar="DIR", help="what `fedsweep export` has made")],
-    images: Annotated[Path, Argument(metavar="IMAGES", help="a folder of pictures, with all folders below it")],
-    form: Annotated[str, Option("--format", help="`table`, `csv` or `json`")] = "table",
-    top: Annotated[int, Option(min=1, help="so many classes of each picture, the most probable first")] = 1,
-    output: Annotated[Path | None, Option(metavar="FILE", help="write there instead of printing")] = None,
+    folder: Annotated[Path, Argument(metavar="DIR", help="folder written by `fedsweep export`")],
+    images: Annotated[Path, Argument(metavar="IMAGES", help="folder of images; subfolders are searched too")],
+    form: Annotated[str, Option("--format", help="output format: `table`, `csv` or `json`")] = "table",
+    top: Annotated[int, Option(min=1, help="number of classes to list for each image, the most probable first")] = 1,
+    output: Annotated[Path | None, Option(metavar="FILE", help="file to write instead of printing")] = None,
 ) -> None:
-    """Classify the pictures of a folder with an export.
+    """Classify the images of a folder with an exported model.
 
-    They are decoded, resized and cut as those were that it was tuned on. A picture that cannot be read is named, and
-    the others are classified all the same; the exit code is then 1. Where each lies in a folder called as a class, the
-    accuracy is said too.
+    The images are decoded, resized and cropped like those that the model was tuned on. If an image cannot be read, its
+    name is printed, the others are still classified, and the exit code is 1. If every image is in a folder named after
+    its class, the accuracy is printed too.
 
     Example: `fedsweep predict rank4 photos --format csv --output photos.csv`
     """
@@ -119,7 +121,9 @@ def predict(
             write_atomically(output.absolute(), text.encode())
         except OSError as error:
             raise UserError(f"`--output` {output} cannot be written: {error.strerror or error}.") from None
-        console.print(f"{len(found.images)} images in {relative(output.absolute())}", soft_wrap=True)
+        console.print(
+            f"Predictions for {len(found.images)} images written to {relative(output.absolute())}", soft_wrap=True
+        )
     elif form == "table":
         header, *rows = table_rows(found)
         table = Table(*header, box=None)
@@ -129,7 +133,7 @@ def predict(
     else:
         sys.stdout.write(text)
     if found.accuracy is not None and form != "json":
-        sentence = f"Accuracy {found.accuracy:.2%} of {len(found.images)} images, by the names of their folders."
+        sentence = f"Accuracy {found.accuracy:.2%} on {len(found.images)} images, with their folders as labels."
         print(sentence, file=sys.stdout if form == "table" and output is None else sys.stderr)
     for name, reason in found.broken.items():
         print(f"fedsweep: {images / name} cannot be read: {reason}.", file=sys.stderr)
@@ -138,7 +142,7 @@ def predict(
 
 
 def table_rows(found: Predictions) -> list[list[str]]:
-    """Return a header and a row per picture: its path, then name and probability of each predicted class."""
+    """Return a header row and a row per image: its path, then the name and probability of each predicted class."""
     most = max((len(guesses) for guesses in found.images.values()), default=1)
     numbers = ["", *(f" {place}" for place in range(2, most + 1))]
     header = ["path", *(f"{name}{number}" for number in numbers for name in ("class", "probability"))]
@@ -150,14 +154,14 @@ def table_rows(found: Predictions) -> list[list[str]]:
 
 
 def as_csv(found: Predictions) -> str:
-    """Return predictions as CSV with a header."""
+    """Return predictions as CSV text with a header row."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(table_rows(found))
     return text.getvalue()
 
 
 def as_text(found: Predictions) -> str:
-    """Return predictions as left-aligned columns."""
+    """Return predictions as text in left-aligned columns."""
     rows = table_rows(found)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
@@ -165,7 +169,7 @@ def as_text(found: Predictions) -> str:
 
 
 def as_json(found: Predictions) -> str:
-    """Return predictions, unreadable pictures and accuracy as one JSON object."""
+    """Return predictions, unreadable images and accuracy as the text of one JSON object."""
     images = [
         {"path": name, "predictions": [{"class": one.name, "probability": one.probability} for one in guesses]}
         for name, guesses in found.images.items()

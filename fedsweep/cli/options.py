@@ -15,20 +15,24 @@ if TYPE_CHECKING:
     from fedsweep.federation.build_and_run import Device
     from fedsweep.federation.run_config import RunConfig
 
-Overrides = Annotated[list[str] | None, Argument(metavar="[NAME=VALUE]...", help="dotted changes, e.g. `lora.rank=4`")]
-_STORE = "folder for results and MLflow's database, or a URI such as `s3://BUCKET/RUNS` for results"
+Overrides = Annotated[
+    list[str] | None, Argument(metavar="[NAME=VALUE]...", help="values to change, by dotted name, e.g. `lora.rank=4`")
+]
+_STORE = "results folder, which also holds MLflow's database, or a URI such as `s3://BUCKET/RUNS`"
 StoreOption = Annotated[str, Option("--store", envvar="FEDSWEEP_STORE", metavar="FOLDER|URI", help=_STORE)]
-_COLUMNS = "what the table shows beside the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7`, any metric"
+_COLUMNS = "columns of the table besides the objective: `worst_domain`, `megabytes_up`, `rounds_to=0.7` or any metric"
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="NAME,...", help=_COLUMNS)]
-_MLFLOW = "http(s) address of an MLflow server to record on, or `store`: the store's own database"
+_MLFLOW = "http(s) address of the MLflow server to use; `store` uses the database in the results folder"
 MlflowOption = Annotated[str | None, Option("--mlflow", envvar="FEDSWEEP_MLFLOW", metavar="ADDRESS", help=_MLFLOW)]
 DEFAULT_STORE = "mlruns"
-DeviceOption = Annotated[str, Option("--device", help="`cpu` or `cuda`")]
-WorkersOption = Annotated[int | None, Option("--workers", help="processes that decode; all cores by default")]
+DeviceOption = Annotated[str, Option("--device", help="device for training: `cpu` or `cuda`")]
+WorkersOption = Annotated[
+    int | None, Option("--workers", help="number of processes that decode images; one per core by default")
+]
 
 
 def listed(given: str) -> list[str]:
-    """Split a list at its commas.
+    """Return the items of a comma-separated list.
 
     >>> listed("worst_domain, loss/train")
     ['worst_domain', 'loss/train']
@@ -37,7 +41,7 @@ def listed(given: str) -> list[str]:
 
 
 def check_format(given: str, known: tuple[str, ...]) -> None:
-    """Raise UserError unless the format is known."""
+    """Raise UserError unless the value of `--format` is one of `known`."""
     if given not in known:
         raise UserError(
             f"`--format` must be {', '.join(known[:-1])} or {known[-1]}, but it is `{given}`{near(given, known) or '.'}"
@@ -45,7 +49,7 @@ def check_format(given: str, known: tuple[str, ...]) -> None:
 
 
 def checked_device(device: str) -> Device:
-    """Return the device, or raise UserError if it is unknown (before importing torch) or unavailable."""
+    """Return the device, or raise UserError if it is unknown or unavailable; torch is imported for `cuda` only."""
     if device == "cpu":
         return "cpu"
     if device != "cuda":
@@ -53,12 +57,12 @@ def checked_device(device: str) -> Device:
     import torch
 
     if not torch.cuda.is_available():
-        raise UserError("`--device` is cuda, but torch sees no GPU.")
+        raise UserError("`--device` is cuda, but torch finds no GPU.")
     return "cuda"
 
 
 def worker_count(workers: int | None) -> int:
-    """Return the number of processes that decode images, by default all cores; raise UserError if below 1."""
+    """Return the number of processes that decode images, one per core by default; raise UserError if it is below 1."""
     if workers is not None and workers < 1:
         raise UserError(f"`--workers` must be at least 1, but it is {workers}.")
     from joblib import cpu_count
@@ -67,7 +71,7 @@ def worker_count(workers: int | None) -> int:
 
 
 def read_experiment(name: str, changes: Mapping[str, Json]) -> RunConfig:
-    """Return an experiment with changes applied; an unknown name raises UserError before torch is imported."""
+    """Return an experiment with `changes` applied; raise UserError for an unknown name before importing torch."""
     path, where = find("experiments", name), f"experiment {name}"
     from fedsweep.federation.run_config import RunConfig
 

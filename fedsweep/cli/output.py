@@ -1,4 +1,4 @@
-"""Output of the commands: consoles, plans, and where results are recorded."""
+"""Console output of the commands: plans, results, and their location."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedsweep.sweep.space.axes import Axis
     from fedsweep.tracking import Destination, Recorder
 
-PIPED_WIDTH = 120  # width without a terminal: enough for every column of the table
+PIPED_WIDTH = 120  # width without a terminal, enough for all columns of the results table
 
 
 def progress_console() -> Console:
@@ -47,12 +47,12 @@ def _console(file: TextIO) -> Console:
 
 
 def relative(path: Path) -> str:
-    """Return the path relative to the working directory if it is below it."""
+    """Return a path as text, relative to the working directory if the path is inside it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def page_command(store: str, server: str | None = None) -> str:
-    """Return the command that opens MLflow's page for a store or on a server, given the environment."""
+    """Return the `fedsweep ui` command for a results folder or MLflow server, without options that are defaults."""
     words, named = ["fedsweep", "ui"], os.environ.get("FEDSWEEP_MLFLOW")
     if Path(store) != Path(os.environ.get("FEDSWEEP_STORE", DEFAULT_STORE)):
         words += ["--store", store]
@@ -71,11 +71,12 @@ def duration(seconds: float) -> str:
 
 
 def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, around: Arm | None = None) -> Table:
-    """Return a table of a grid's arms, or of a sampled search's ranges, with the conditions of axes below it.
+    """Return a table of a grid's arms, or of a sampled search's ranges if `arms` is None.
 
-    With `around`, arms are described by their differences from this arm only.
+    The caption lists the conditions under which an axis applies. If `around` is given, the label of each arm shows only
+    its differences from that arm.
     """
-    conditions = [f"{key} only where {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
+    conditions = [f"{key} only if {axis.shown_conditions()}" for key, axis in axes.items() if axis.when]
     caption = Text("\n".join(conditions), style="none") if conditions else None
     columns = ("#", "arm") if arms is not None else ("hyperparameter", "sampled from")
     table = Table(*columns, title=name, title_justify="left", caption=caption, caption_justify="left")
@@ -90,15 +91,15 @@ def plan_table(name: str, axes: Mapping[str, Axis], arms: Sequence[Arm] | None, 
 
 
 def show_recorded(console: Console, config: RunConfig, folder: Path, page_command: str) -> None:
-    """Print where a run is recorded, the command for MLflow's page, and a warning about stand-in images."""
-    picture = " with `tsne.png`" if config.evaluation.tsne_classes else ""
-    console.print(f"Recorded in {relative(folder)}{picture} and MLflow; `{page_command}` opens it.")
+    """Print the location of a run's results, and a warning if the run used stand-ins for synthetic images."""
+    picture = " (with `tsne.png`)" if config.evaluation.tsne_classes else ""
+    console.print(f"Recorded in {relative(folder)}{picture} and in MLflow; run `{page_command}` to open MLflow.")
     if made := stand_in(config.marks()):
         console.print(warning(made), style="yellow")
 
 
 def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None) -> None:
-    """Print arms, trials and rounds and, if `estimate`, their time, based on measuring one round now."""
+    """Print a plan's arms, trials and rounds and, if `estimate` is set, run one round to estimate the total time."""
     from fedsweep.sweep.cluster.cluster import HERE
     from fedsweep.sweep.running.time_estimate import estimate as measured
     from fedsweep.sweep.running.time_estimate import side_by_side
@@ -108,77 +109,85 @@ def show_plan(plan: Plan, estimate: bool = True, cluster: Cluster | None = None)
     console.print(plan_table(plan.name, plan.space.space, plan.arms if plan.sampled is None else None, around))
     rounds, most = plan.base.federation.rounds, side_by_side(plan, cluster or HERE)
     packed = plan.space.resources.gpus_per_trial == "auto"
-    side = f"as many at a time as fit, up to {most}" if packed else f"{most} at a time"
+    side = f"as many trials in parallel as fit, at most {most}" if packed else f"{most} in parallel"
     console.print(
-        f"{plan.num_trials} trials around {plan.space.experiment}, of {rounds} rounds ({plan.num_trials * rounds} in "
-        f"all), seeds {', '.join(map(str, plan.space.seeds))}, search {plan.space.search.name}, scheduler "
-        f"{plan.space.scheduler.name}, {side}."
+        f"{plan.num_trials} trials of {plan.space.experiment} with {rounds} rounds each "
+        f"({plan.num_trials * rounds} rounds in all), {side}.\nSeeds: {', '.join(map(str, plan.space.seeds))}; "
+        f"search: {plan.space.search.name}; scheduler: {plan.space.scheduler.name}."
     )
     if estimate:
         with console.status("measuring one round"):
             seconds, fit = measured(plan, most, cluster or HERE)
-        together = f" with {fit} at a time" if packed else ""
-        console.print(f"About {duration(seconds)}{together}, from one round of the experiment measured now.")
+        together = f" with {fit} trials in parallel" if packed else ""
+        console.print(f"Estimated time: {duration(seconds)}{together}, from measuring one round of the experiment.")
 
 
 def show_sweep(result: SweepResult, page_command: str) -> None:
-    """Print the report, its location and anything missing; exit with the status of the sweep unless it is 0."""
+    """Print the locations of a sweep's results and any errors; exit with the sweep's status unless it is 0."""
     console, session, tally = result_console(), result.session, result.tally
     name, folder = session.plan.name, relative(result.folder)
     if result.report_error is not None and not disk_is_full(result.report_error):
-        console.print(f"The report could not be made: {one_line(result.report_error)}.", style="yellow")
+        console.print(f"The report could not be written: {one_line(result.report_error)}.", style="yellow")
     report = relative(result.folder / "report") if (result.folder / "report").exists() else "none yet"
     console.print(f"Report: {report}   MLflow: {page_command}   Sweep: {result.folder.name}")
     show_undelivered(console, session.recorder, page_command)
     if result.disk_full:
-        console.print(f"No more can be written in {folder}: the disk is full.", style="yellow")
+        console.print(f"Nothing more can be written to {folder}: the disk is full.", style="yellow")
     if session.remote_error:
-        console.print(f"The sweep ended early, or is not whole in its store: {session.remote_error}.", style="yellow")
+        console.print(
+            f"The sweep ended early, or its remote results are incomplete: {session.remote_error}.", style="yellow"
+        )
     else:
         show_unsent(console, session.sweep.remote, result.folder)
     if session.interrupted:
         console.print(
-            f"Stopped with {tally['finished']} of {session.plan.num_trials} trials finished; "
-            "the same command with --resume goes on."
+            f"Stopped with {tally['finished']} of {session.plan.num_trials} trials finished. "
+            "To continue, run the same command with --resume."
         )
     elif tally["failed"]:
-        console.print(f"{tally['failed']} trials failed; their tracebacks are in MLflow and in {folder}.")
+        failed = "1 trial" if tally["failed"] == 1 else f"{tally['failed']} trials"
+        console.print(f"{failed} failed; see the tracebacks in MLflow and in {folder}.")
     elif result.disk_full:
-        console.print(f"All trials have ended; `fedsweep report {name}` makes the report once there is room.")
+        console.print(
+            f"All trials have ended. Free some disk space, then run `fedsweep report {name}` to write the report."
+        )
     elif result.report_error is not None:
-        console.print(f"All trials have ended and are recorded; `fedsweep report {name}` tries again.")
+        console.print(f"All trials have ended and are recorded; run `fedsweep report {name}` to try again.")
     if result.status:
         raise SystemExit(result.status)
 
 
 def show_unsent(console: Console, remote: Remote, folder: Path) -> bool:
-    """Print a warning if files are missing in a remote store, and return whether any are."""
+    """Print a warning if files could not be uploaded to the remote results folder; return whether there are any."""
     if not remote.unsent:
         return False
     reason = next(iter(remote.unsent.values()))
-    console.print(f"The store did not take all of {relative(folder)}: {reason}.", style="yellow")
+    console.print(
+        f"Some files of {relative(folder)} could not be uploaded to the remote results folder: {reason}.",
+        style="yellow",
+    )
     return True
 
 
 def show_undelivered(console: Console, recorder: Recorder, page_command: str) -> None:
-    """Print a warning if runs are missing in MLflow, with the reason and the command that delivers them."""
+    """Print a warning if runs are incomplete in MLflow, with the reason and the command that completes them."""
     if missing := recorder.unsynced:
-        why = recorder.outage or "MLflow refused them."
+        why = recorder.outage or "MLflow rejected them."
         runs = "run is" if len(missing) == 1 else "runs are"
         console.print(
-            f"{len(missing)} {runs} not whole in MLflow: {why} All is in the store; `{page_command} --deliver` brings "
-            "it there.",
+            f"{len(missing)} {runs} incomplete in MLflow: {why} The results folder has everything; run "
+            f"`{page_command} --deliver` to copy it to MLflow.",
             style="yellow",
         )
 
 
 def show_delivery(console: Console, store: Store, destination: Destination) -> None:
-    """Write everything in the store to MLflow, and print the result for each sweep and run."""
+    """Copy everything in the results folder to MLflow, and print the outcome for each sweep and run."""
     from fedsweep.sweep.running.display import delivering
     from fedsweep.tracking import deliver_all
 
     with delivering(console) as tell:
         for what, missing in deliver_all(store, destination, tell):
             reason = "".join(next(iter(missing.values()), "").strip().splitlines()[-1:])
-            left_out = f"{len(missing)} runs are not whole in MLflow: {reason}"
-            console.print(f"{what}: {left_out if missing else 'whole in MLflow'}")
+            left_out = f"{len(missing)} runs are incomplete in MLflow: {reason}"
+            console.print(f"{what}: {left_out if missing else 'complete in MLflow'}")

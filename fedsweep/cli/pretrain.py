@@ -17,10 +17,14 @@ from fedsweep.common.yaml_values import parse_overrides, read_yaml
 def pretrain(
     experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="a pre-training, e.g. `tinyimagenet_vit`")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, Option(help="weights file instead of `backbones/EXPERIMENT.safetensors`")] = None,
+    out: Annotated[
+        Path | None, Option(help="file to write instead of `backbones/EXPERIMENT.safetensors` in the data folder")
+    ] = None,
     device: DeviceOption = "cpu",
-    threads: Annotated[int | None, Option(min=1, help="CPU threads; the bits depend on it  [default: 1]")] = None,
-    resume: Annotated[bool, Option("--resume", help="go on from the last epoch that is on disk")] = False,
+    threads: Annotated[
+        int | None, Option(min=1, help="number of CPU threads; changes the weights slightly  [default: 1]")
+    ] = None,
+    resume: Annotated[bool, Option("--resume", help="continue after the last saved epoch")] = False,
 ) -> None:
     """Train a backbone from scratch on a prepared data set.
 
@@ -51,11 +55,11 @@ def pretrain(
                     table.add(record)
             card = write_result(session, experiment, target)
     except KeyboardInterrupt:
-        kept = f"{finished} of {config.epochs} epochs; the same command with --resume goes on."
+        kept = f"{finished} of {config.epochs} epochs. To continue, run the same command with --resume."
         console.print(f"Stopped after {kept}" if finished else "Stopped before the end of the first epoch.")
         raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of the rows has gone
+    except BrokenPipeError:  # the reader of the pipe has ended
         raise
-    except OSError as error:  # a full disk; what was whole before is still whole
+    except OSError as error:  # a full disk, for example; files written before are intact
         raise UserError(f"{target.parent} cannot be written: {error.strerror or error}.") from None
-    console.print(f"{card['validation_accuracy']:.2%} of the validation images; weights in {relative(target)}.")
+    console.print(f"Validation accuracy {card['validation_accuracy']:.2%}; weights written to {relative(target)}.")

@@ -29,15 +29,15 @@ FILES = {
 
 
 def report(
-    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
-    sweep: Annotated[str | None, Option("--sweep", help="the sweep's id; the newest by default")] = None,
+    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="search space, e.g. `ablations/lora_rank`")],
+    sweep: Annotated[str | None, Option("--sweep", help="id of the sweep; the newest by default")] = None,
     format: Annotated[
-        str, Option("--format", help=f"what is printed: `terminal`, {', '.join(f'`{one}`' for one in FILES)}")
+        str, Option("--format", help=f"format to print: `terminal`, {', '.join(f'`{one}`' for one in FILES)}")
     ] = "terminal",
     columns: ColumnsOption = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Make the table, the figures and the page of a sweep again from what is recorded.
+    """Rebuild a sweep's report (table, figures and HTML page) from its recorded results.
 
     Example: `fedsweep report ablations/lora_rank --columns worst_domain,megabytes_up,rounds_to=0.7 --format latex`
     """
@@ -46,7 +46,7 @@ def report(
     check_format(format, ("terminal", *FILES))
     if format == "parquet" and sys.stdout.isatty():
         raise UserError(
-            "`--format parquet` is no text: send it to a file, as in `... --format parquet > table.parquet`."
+            "`--format parquet` is binary; redirect it to a file, as in `... --format parquet > table.parquet`."
         )
     found = Store.at(store).find(space, sweep)
     manifest, trials = found.manifest(), found.trials()
@@ -70,12 +70,14 @@ def report(
 
 
 def compare(
-    first: Annotated[str, Argument(metavar="A", help="`SPACE[@SWEEP]`, or an arm of it: `...:lora.rank=4`")],
-    second: Annotated[str, Argument(metavar="B", help="the same of another sweep, or of another arm")],
+    first: Annotated[
+        str, Argument(metavar="A", help="a sweep as `SPACE[@SWEEP]`, or one of its arms as `SPACE[@SWEEP]:lora.rank=4`")
+    ],
+    second: Annotated[str, Argument(metavar="B", help="the sweep or arm to compare it with, in the same form")],
     format: Annotated[str, Option("--format", help="`terminal`, `markdown` or `csv`")] = "terminal",
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Compare two sweeps arm by arm, or two arms, paired over the seeds that both finished.
+    """Compare two sweeps arm by arm, or two arms, over the seeds that both have finished.
 
     Example: `fedsweep compare ablations/lora_rank:lora.rank=4 ablations/lora_rank:lora.rank=16`
     """
@@ -85,7 +87,7 @@ def compare(
     home = Store.at(store)
     (one, arm), (other, other_arm) = _side(home, first), _side(home, second)
     if bool(arm) != bool(other_arm):
-        raise UserError(f"`{first}` and `{second}` must both name an arm or both name a sweep.")
+        raise UserError(f"`{first}` and `{second}` must both name an arm, or both name a sweep.")
     found = Pairing.of(one, other, by_arm=not arm)
     if format == "csv":
         sys.stdout.write(found.csv())
@@ -96,12 +98,12 @@ def compare(
         console, section = result_console(), found.section()
         table, hidden = section.terminal(console.width, LEFT_OUT_FIRST)
         console.print(table, "", *map(Text, found.findings()), "", sep="\n")
-        more = f" Not shown for want of width: {', '.join(hidden)} (see `--format markdown`)." if hidden else ""
+        more = f" Columns that do not fit: {', '.join(hidden)} (see `--format markdown`)." if hidden else ""
         console.print(Text(section.explained + more, style="dim"))
 
 
 def _side(home: Store, given: str) -> tuple[Side, Arm]:
-    """Return the sweep that `SPACE[@SWEEP][:ARM]` names, and the arm's values; empty for a whole sweep."""
+    """Return the sweep named by `SPACE[@SWEEP][:ARM]`, and the arm's values or an empty dict without `:ARM`."""
     from fedsweep.report.compare_sweeps import Side
 
     where, colon, arm = given.partition(":")

@@ -19,7 +19,7 @@ from fedsweep.cli import options, output
 from fedsweep.cli.options import DEFAULT_STORE, DeviceOption, MlflowOption, Overrides, StoreOption
 from fedsweep.common.config import flat
 from fedsweep.common.errors import DivergenceError, UserError
-from fedsweep.common.paths import VERBS, available, find, find_either, summary
+from fedsweep.common.paths import VERBS, Kind, available, find, find_either, summary
 from fedsweep.common.yaml_values import parse_overrides
 from fedsweep.results import Store
 from fedsweep.results.history import RoundRecord
@@ -27,24 +27,28 @@ from fedsweep.results.history import RoundRecord
 if TYPE_CHECKING:
     from fedsweep.federation.run_config import RunConfig
 
+TITLES: dict[Kind, str] = {"experiments": "Experiments", "search_spaces": "Search spaces", "pretrain": "Pre-trainings"}
+
 
 def run(
-    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="an experiment, e.g. `fedra_digits`")],
+    experiment: Annotated[str, Argument(metavar="EXPERIMENT", help="experiment to run, e.g. `fedra_digits`")],
     overrides: Overrides = None,
-    as_json: Annotated[bool, Option("--json", help="print each round's exact metrics as a line of JSON")] = False,
+    as_json: Annotated[
+        bool, Option("--json", help="print the exact metrics of each round as one line of JSON")
+    ] = False,
     device: DeviceOption = "cpu",
     system_metrics: Annotated[
-        bool, Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
+        bool, Option("--system-metrics", help="record the CPU, memory and GPU use of each round in MLflow")
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
-    """Run one federated experiment and show each round.
+    """Run one federated experiment and print the accuracy after each round.
 
     Example: `fedsweep run fedra_digits seed=1 method=all_small`
     """
     changes = parse_overrides(overrides or [])
-    find("experiments", experiment)  # a wrong name is told before torch is imported
+    find("experiments", experiment)  # report a wrong name before importing torch, which is slow
     processor = options.checked_device(device)
 
     import torch
@@ -60,7 +64,7 @@ def run(
     home.check_writable()
     destination = Destination.of(home.root, mlflow)
     check_server(destination, experiment)
-    torch.set_num_threads(1)  # the sum of a product depends on the number of threads; one is what a trial has
+    torch.set_num_threads(1)  # as in a trial, because rounding depends on the number of threads
     with RoundTable(config, as_json) as table:
         try:
             trial, recorder = record_run(experiment, config, home, processor, table.add, destination, system_metrics)
@@ -75,17 +79,25 @@ def run(
 
 def ui(
     space: Annotated[
-        str | None, Argument(metavar="[SEARCH_SPACE]", help="whose newest sweep to point to; any by default")
+        str | None,
+        Argument(
+            metavar="[SEARCH_SPACE]",
+            help="search space whose newest sweep is linked; by default, the newest sweep of all",
+        ),
     ] = None,
-    sweep: Annotated[str | None, Option("--sweep", help="the sweep's id; the newest by default")] = None,
-    port: Annotated[int, Option(min=1, max=65535, help="port on this machine")] = 5000,
-    host: Annotated[str, Option(help="address to listen on; 0.0.0.0 for all of the network")] = "127.0.0.1",
-    open_browser: Annotated[bool, Option("--open", help="open the first address in a browser")] = False,
-    deliver: Annotated[bool, Option("--deliver", help="first bring MLflow up to what the store holds")] = False,
+    sweep: Annotated[str | None, Option("--sweep", help="id of the sweep; the newest by default")] = None,
+    port: Annotated[int, Option(min=1, max=65535, help="port of the local web page")] = 5000,
+    host: Annotated[
+        str, Option(help="address to listen on; 0.0.0.0 makes the page reachable from the network")
+    ] = "127.0.0.1",
+    open_browser: Annotated[bool, Option("--open", help="open the first link in a browser")] = False,
+    deliver: Annotated[
+        bool, Option("--deliver", help="first copy results that MLflow lacks from the results folder")
+    ] = False,
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
-    """Open MLflow's page over everything recorded, on this machine only; of a server, print the addresses in it.
+    """Serve MLflow's web page on this machine, or print links to your results on an MLflow server.
 
     Example: `fedsweep ui ablations/lora_rank --port 5001`
     """
@@ -93,7 +105,7 @@ def ui(
     from fedsweep.tracking.ui import check_free, page_links, page_url
 
     if sweep is not None and space is None:
-        raise UserError("`--sweep` names a sweep of a search space, which must stand before it.")
+        raise UserError("`--sweep` needs a search space, as in `fedsweep ui SEARCH_SPACE --sweep ID`.")
     home = Store.at(store)
     shown = home.find(space, sweep) if space is not None else None
     destination = Destination.of(home.root, mlflow)
@@ -102,10 +114,10 @@ def ui(
     if deliver or (home.uri and not destination.server):  # the database of a remote store is local
         output.show_delivery(output.progress_console(), home, destination)
     if not destination.server and not (home.root / "mlflow.db").exists():
-        start = "`fedsweep tune ablations/lora_rank` would be a start"
+        start = "start with `fedsweep tune ablations/lora_rank`"
         raise UserError(f"nothing is recorded in {home.where} yet; {start}.")
     url = destination.server or page_url(host, port)
-    print(f"MLflow on {url}{'' if destination.server else ' (Ctrl-C ends it)'}")
+    print(f"MLflow on {url}{'' if destination.server else ' (press Ctrl-C to stop)'}")
     links = page_links(home, url, destination, shown)
     for label, link in links.items():
         print(f"  {label}: {link}")
@@ -118,7 +130,7 @@ def ui(
 
 
 def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None) -> NoReturn:
-    """Run MLflow's server until it ends or Ctrl-C, and open `opened` in a browser once it answers."""
+    """Run MLflow's server until it ends or Ctrl-C is pressed; open `opened` in a browser once the server answers."""
     from fedsweep.tracking.ui import answers, server_command
 
     if not loopback:
@@ -133,7 +145,7 @@ def _serve(root: Path, host: str, port: int, loopback: bool, opened: str | None)
         if opened and answers(server, host, port):
             _open(opened)
         raise SystemExit(server.wait())
-    except KeyboardInterrupt:  # at a terminal, the server receives it too
+    except KeyboardInterrupt:  # in a terminal, the server receives the interrupt too
         server.terminate()
         server.wait()
         raise SystemExit(0) from None
@@ -143,27 +155,29 @@ def _open(address: str) -> None:
     import webbrowser
 
     if not webbrowser.open(address):
-        print("fedsweep: no browser was found; open the first address by hand.", file=sys.stderr)
+        print("fedsweep: no browser was found; open the first link yourself.", file=sys.stderr)
 
 
 def list_files() -> None:
-    """Name the experiments, search spaces and pre-trainings that are there.
+    """List the available experiments, search spaces and pre-trainings.
 
     Example: `fedsweep list`
     """
     console = output.result_console()
     for kind, verb in VERBS.items():
-        table = Table("name", "what it is", title=f"fedsweep {verb} NAME", title_justify="left", box=None)
+        table = Table(
+            "name", "description", title=f"{TITLES[kind]}: fedsweep {verb} NAME", title_justify="left", box=None
+        )
         for name, path in available(kind).items():
             table.add_row(name, summary(path))
         console.print(table, "")
 
 
 def show(
-    name: Annotated[str, Argument(metavar="NAME", help="an experiment or a search space")],
+    name: Annotated[str, Argument(metavar="NAME", help="experiment or search space")],
     overrides: Overrides = None,
 ) -> None:
-    """Print an experiment with all resolved values, or a search space's plan.
+    """Print all values of an experiment, or the arms and the number of trials of a search space.
 
     Example: `fedsweep show fedra_digits lora.rank=4`
     """
@@ -183,10 +197,10 @@ def show(
 
 
 class RoundTable:
-    """A live table of a run's rounds: rows on stdout, a progress bar with a time estimate on stderr."""
+    """A table of a run's rounds on stdout, with a progress bar and a time estimate on stderr."""
 
     def __init__(self, config: RunConfig, as_json: bool) -> None:
-        """Choose the columns: clients' own models if clients have test images, the global model, held-out domains."""
+        """Choose the columns: global model, held-out domains, and the clients' models if clients have test images."""
         self.as_json = as_json
         self.shown: dict[str, str] = {}
         if config.partition.test_share > 0:
@@ -200,7 +214,7 @@ class RoundTable:
         self.console = output.progress_console()
         done = TextColumn("round"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         left = TextColumn("left about"), TimeRemainingColumn()
-        in_terminal = sys.stdout.isatty()  # rows are printed above the bar; in a pipe they stay in the pipe
+        in_terminal = sys.stdout.isatty()  # print rows above the bar, but keep them on stdout if it is a pipe
         self.progress = Progress(*done, *left, console=self.console, transient=True, redirect_stdout=in_terminal)
         self.task = self.progress.add_task("rounds", total=config.federation.rounds)
 
@@ -216,7 +230,7 @@ class RoundTable:
             self.progress.stop()
 
     def add(self, record: RoundRecord) -> None:
-        """Print a round without its duration, so that repeated runs print the same."""
+        """Print a round without its duration, so that repeated runs print the same rows."""
         if self.as_json:
             print(json.dumps({"round": record.round, **record.metrics}), flush=True)
         else:

@@ -26,48 +26,61 @@ SPACE_OPTIONS = {
     "gpus_per_trial": "resources.gpus_per_trial",
     "system_metrics": "resources.system_metrics",
 }
-"""The entry of a search space that each option of `tune` changes."""
-ADDRESS = "where trials run: `local`, `auto` for the Ray cluster of this machine or RAY_ADDRESS, or HOST:PORT"
+"""The entry of a search space that each option of `tune` changes, by option."""
+ADDRESS = (
+    "where trials run: `local`, HOST:PORT of a Ray cluster, or `auto` for the cluster of this machine or RAY_ADDRESS"
+)
 
 
 def tune(
     context: Context,
-    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="e.g. `ablations/lora_rank`")],
+    space: Annotated[str, Argument(metavar="SEARCH_SPACE", help="search space to run, e.g. `ablations/lora_rank`")],
     overrides: Overrides = None,
-    experiment: Annotated[str | None, Option(help="start from this experiment instead of the file's")] = None,
-    seeds: Annotated[str | None, Option(help="seeds instead of the file's, e.g. `0,1,2,3,4`")] = None,
-    samples: Annotated[int | None, Option(help="configurations that a sampled search tries")] = None,
+    experiment: Annotated[str | None, Option(help="experiment to vary, instead of the file's")] = None,
+    seeds: Annotated[str | None, Option(help="seeds to run instead of the file's, e.g. `0,1,2,3,4`")] = None,
+    samples: Annotated[int | None, Option(help="number of configurations that a sampled search tries")] = None,
     warm_start: Annotated[
         str | None,
-        Option(metavar="SPACE[@SWEEP]", help="an earlier sweep, by its id or the newest, that TPE learns from"),
+        Option(
+            metavar="SPACE[@SWEEP]",
+            help="earlier sweep that TPE learns from; without `@SWEEP`, the newest of the space",
+        ),
     ] = None,
-    subsets: Annotated[str | None, Option(help="`one` component of `ablate` left out, or `all` sets of them")] = None,
+    subsets: Annotated[
+        str | None,
+        Option(help="with `ablate`: `one` leaves out one component at a time, `all` every combination"),
+    ] = None,
     design: Annotated[
-        str | None, Option(help="`full` grid, or `one_factor`: the baseline and each other value alone")
+        str | None, Option(help="`full` runs the whole grid, `one_factor` changes one value of the baseline at a time")
     ] = None,
     scheduler: Annotated[
-        str | None, Option(help="`none`, `asha`, `median`, `arms` or `pbt` instead of the file's")
+        str | None, Option(help="scheduler instead of the file's: `none`, `asha`, `median`, `arms` or `pbt`")
     ] = None,
-    cpus_per_trial: Annotated[float | None, Option(help="cores of a trial")] = None,
+    cpus_per_trial: Annotated[float | None, Option(help="CPU cores per trial")] = None,
     gpus_per_trial: Annotated[
-        str | None, Option(help="GPUs of a trial; 0.5 shares one between two, `auto` measures how many can")
+        str | None, Option(help="GPUs per trial: 0.5 lets two trials share one, `auto` measures how many fit on one")
     ] = None,
     system_metrics: Annotated[
-        bool | None, Option("--system-metrics", help="record CPU, memory and GPUs of each round in MLflow")
+        bool | None, Option("--system-metrics", help="record the CPU, memory and GPU use of each round in MLflow")
     ] = None,
     at_once: Annotated[
-        int | None, Option(min=1, help="trials side by side, at most; on a cluster that adds nodes, as many")
+        int | None,
+        Option(min=1, help="maximum number of parallel trials; a Ray cluster that can grow adds nodes for this many"),
     ] = None,
     columns: ColumnsOption = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="print arms, trials, rounds and an estimate only")] = False,
-    fresh: Annotated[bool, Option("--fresh", help="run also what an earlier sweep has already run")] = False,
-    resume: Annotated[bool, Option("--resume", help="go on with the newest sweep of this space")] = False,
-    sweep: Annotated[str | None, Option("--sweep", help="with --resume: the sweep's id")] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="only print the arms, the number of trials and an estimate of the time")
+    ] = False,
+    fresh: Annotated[
+        bool, Option("--fresh", help="run all trials again, even if an earlier sweep has finished the same ones")
+    ] = False,
+    resume: Annotated[bool, Option("--resume", help="resume the newest sweep of this search space")] = False,
+    sweep: Annotated[str | None, Option("--sweep", help="with --resume: id of the sweep to resume")] = None,
     address: Annotated[str, Option("--address", envvar="FEDSWEEP_ADDRESS", help=ADDRESS)] = "local",
     store: StoreOption = DEFAULT_STORE,
     mlflow: MlflowOption = None,
 ) -> None:
-    """Run a search space: every trial on Ray Tune, all rounds in MLflow, a table at the end.
+    """Run all trials of a search space on Ray Tune, record them in MLflow and print a table of results.
 
     Example: `fedsweep tune ablations/lora_rank federation.rounds=5 --seeds 0,1`
     """
@@ -106,7 +119,7 @@ def tune(
 
 
 def space_changes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options of `tune` as dotted changes to the search space."""
+    """Return the options of `tune` that the user gave, as changes to the search space by dotted name."""
     given = {dotted: options[name] for name, dotted in SPACE_OPTIONS.items() if options.get(name) is not None}
     if "seeds" in given:
         parsed = parse_yaml(f"[{given['seeds']}]", "`--seeds`")

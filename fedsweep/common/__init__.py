@@ -1,1 +1,1 @@
-"""Errors, configuration records, YAML, paths, files and locks, random streams and process usage. No torch."""
+"""Modules that all others use: errors, configuration, YAML, paths, files, random streams, process usage. No torch."""

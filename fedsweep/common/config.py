@@ -1,6 +1,7 @@
-"""Configuration: frozen pydantic records, whose fields have one dotted name (`lora.rank`) everywhere. No torch."""
+"""The base class of all configuration: frozen pydantic records with dotted field names (`lora.rank`). No torch."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
@@ -18,47 +19,68 @@ _WORDING = {
     "Input should be": "must be",
     "Tuple should have": "must have",
     "Dictionary should have": "must have",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid array": "a list",
+    "an object": "a mapping of names to values",
 }
-"""Our words for those of pydantic's messages."""
+"""Our replacements for phrases of pydantic's messages."""
+_COUNT = re.compile(r" after validation, not \d+")
+"""The end of pydantic's messages about a list's length; the value that follows shows it already."""
 
 
 class Config(BaseModel):
-    """Base of all configuration: frozen, strict about types, and closed to unknown names."""
+    """The base class of all configuration: immutable, strict about types, and without unknown names."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     what_a_name_is: ClassVar[str] = "a hyperparameter of this run"
-    """Description of a valid name, for the error message about an unknown one."""
+    """The kind of a valid name, for the error message about an unknown name."""
 
     @classmethod
     def of(cls, data: Mapping[str, Json], where: str) -> Self:
-        """Validate plain data, or raise UserError for the first error, with its dotted name, the rule and the value.
+        """Return the validated record of plain data.
 
-        A bare string stands for an object's `name`: ``{"method": "all_small"}``. Error messages begin with `where`.
+        A bare string sets the `name` of a nested record: ``{"method": "all_small"}``.
+
+        Args:
+            data: Values by name.
+            where: Origin of the data, with which error messages begin.
+
+        Raises:
+            UserError: For the first invalid value, with its dotted name, the rule and the value.
         """
         data = _spelt_out(cls, data)
         try:
-            # As JSON, so that a YAML list may fill a tuple while strictness still refuses "8" for 8 and true for 1.
+            # As JSON, so that a YAML list can fill a tuple, while strict types still reject "8" for 8 and true for 1.
             return cls.model_validate_json(json.dumps(data))
         except ValidationError as error:
             raise UserError(_sentence(error, data, cls, where)) from None
         except (TypeError, ValueError) as error:
-            raise UserError(f"{where} holds a value that no hyperparameter can take: {error}.") from None
+            raise UserError(f"{where} contains a value that no hyperparameter can have: {error}.") from None
 
     def override(self, changes: Mapping[str, Json], where: str) -> Self:
-        """Return a validated copy with dotted names changed, or raise UserError for an unknown name or a bad value.
+        """Return a validated copy with some values changed.
 
-        Objects are replaced before their fields: ``{"method": "depthfl", "method.heads": [4]}`` sets DepthFL's heads.
+        Records are replaced before their fields: ``{"method": "depthfl", "method.heads": [4]}`` sets DepthFL's heads.
+
+        Args:
+            changes: New values by dotted name.
+            where: Origin of the changes, with which error messages begin.
+
+        Raises:
+            UserError: For an unknown name or an invalid value.
         """
         data, homeless = self._changed(changes)
         for name, met in homeless.items():
             if any(known == name or known.startswith(f"{name}.") for known in flat(self)):
-                type(self).of(met, where)  # a change has replaced the parent, and is to blame
+                type(self).of(met, where)  # a change has replaced the parent by something invalid
             raise UserError(_unknown(name, _fields(type(self), met), type(self), where))
         return type(self).of(data, where)
 
     def tentative(self, changes: Mapping[str, Json]) -> dict[str, Json]:
-        """Return all values by dotted name, defaults included, after changes without validation; skip unknown names."""
+        """Return all values, defaults included, by dotted name after unvalidated `changes`; skip unknown names."""
         return flat(_spelt_out(type(self), self._changed(changes)[0], defaults=True))
 
     @model_validator(mode="after")
@@ -68,14 +90,14 @@ class Config(BaseModel):
         return self
 
     def _violations(self) -> Iterable[str]:
-        """Yield the violated rules between fields, each as a sentence; the first becomes the error message.
+        """Yield a sentence for each violated rule between fields. The first sentence becomes the error message.
 
-        Only the first is read: code after a `yield` may assume that its rule holds.
+        The generator is not continued after a `yield`, so later code may assume that all earlier rules hold.
         """
         return ()
 
     def _changed(self, changes: Mapping[str, Json]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the changed data and, by name, the data met by each change whose parent does not exist."""
+        """Return the changed data and, for each changed name without a parent record, the data before that change."""
         data: dict[str, Any] = self.model_dump(mode="json")
         homeless = {}
         for name in sorted(changes, key=lambda dotted: dotted.count(".")):
@@ -84,7 +106,7 @@ class Config(BaseModel):
             for parent in parents:
                 node = node.get(parent) if isinstance(node, dict) else None
             if isinstance(node, dict):
-                node[leaf] = deepcopy(changes[name])  # a deeper change must not reach into the caller's value
+                node[leaf] = deepcopy(changes[name])  # so that a change of a nested value does not modify the caller's
                 data = _spelt_out(type(self), data)
             else:
                 homeless[name] = data
@@ -92,7 +114,7 @@ class Config(BaseModel):
 
 
 def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, Json]:
-    """Return all resolved values, defaults included, by dotted name. Lists stay lists."""
+    """Return all values, defaults included, by dotted name. Lists are kept whole."""
     found: dict[str, Json] = {}
     for key, value in (config.model_dump(mode="json") if isinstance(config, Config) else config).items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
@@ -100,9 +122,10 @@ def flat(config: "Config | Mapping[str, Json]", prefix: str = "") -> dict[str, J
 
 
 def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
-    """Return the data with objects for bare strings and default records; with `defaults`, for all that is left out.
+    """Return the data with records in place of bare strings, and with default records added.
 
-    Pydantic's "before" validators could do this, but their results are no longer validated as JSON.
+    With `defaults`, the defaults of all other fields are added too. Pydantic's "before" validators could do this, but
+    pydantic would not validate their results as JSON.
     """
     if not isinstance(data, dict):
         return data
@@ -120,7 +143,7 @@ def _spelt_out(record: type[Config], data: Any, defaults: bool = False) -> Any:
 
 @cache
 def _objects(record: type[Config]) -> dict[str, list[type[Config]]]:
-    """Return the possible kinds of each field that holds a record."""
+    """Return the possible types of each field that holds a record, by field name."""
     return {field: records for field, info in record.model_fields.items() if (records := _records(info))}
 
 
@@ -139,7 +162,7 @@ def _unknown(name: str, known: Iterable[str], root: type[Config], where: str) ->
 
 
 def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Config], where: str) -> str:
-    """Return pydantic's first error as a sentence; a misspelt name precedes the missing one that it causes."""
+    """Return pydantic's first error as a sentence, but prefer an unknown name to the missing name that it causes."""
     found = error.errors(include_url=False)
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
     first = unknown[0] if unknown and found[0]["type"] == "missing" else found[0]
@@ -152,7 +175,9 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
     if kind == "value_error":
         rule = str(context["error"])
         home = name if isinstance(value, dict) else name.rpartition(".")[0]
-        if home and home != "backbone":  # a kind of backbone names its fields by where it usually stands
+        if (
+            home and home != "backbone"
+        ):  # the rules of a backbone name its fields `backbone.X`, but it may be nested elsewhere
             rule = rule.replace("`backbone.", f"`{home}.")
         return f"{where}: {rule}" if rule.endswith("?") else f"{where}: {rule}."
     if kind == "union_tag_invalid":
@@ -162,11 +187,14 @@ def _sentence(error: ValidationError, data: Mapping[str, Json], root: type[Confi
         return f"{where}: `{name}.name` {rule}{near(tag, expected) or '.'}"
     if kind == "union_tag_not_found":
         return f"{where}: `{name}` must have a `name`."
-    beside = [one for one in found if _dotted(one["loc"], data) == name]  # several for a union
+    beside = [
+        one for one in found if _dotted(one["loc"], data) == name
+    ]  # a union reports one error for each of its types
     infinite = [one["msg"] for one in beside if one["type"] == "finite_number" and isinstance(value, float)]
     rule = ", or ".join(infinite[:1] or [one["msg"] for one in beside])
     for theirs, ours in _WORDING.items():
         rule = rule.replace(theirs, ours)
+    rule = _COUNT.sub("", rule)
     shown = json.dumps(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
     return f"{where}: `{name}` {rule[0].lower()}{rule[1:]}, but it is {shown}."
 
@@ -179,7 +207,9 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
         if not isinstance(node, dict | list):
             break
         entries = node if isinstance(node, dict) else dict(enumerate(node))
-        kind_of_list = isinstance(node, list) and isinstance(part, str)  # where something else is allowed too
+        kind_of_list = isinstance(node, list) and isinstance(
+            part, str
+        )  # pydantic names the type if a union allows others too
         if not kind_of_list and (part in entries or entries.get("name") != part):
             parts.append(str(part))
             node = entries.get(part)
@@ -187,7 +217,7 @@ def _dotted(location: tuple[int | str, ...], data: Any) -> str:
 
 
 def _fields(record: type[Config], data: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of a record's fields; if a field allows several records, of the one in the data."""
+    """Yield the dotted names of a record's fields, and of the nested records that the data chooses."""
     given = data if isinstance(data, dict) else {}
     for field, info in record.model_fields.items():
         yield f"{prefix}{field}"

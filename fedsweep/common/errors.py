@@ -1,4 +1,4 @@
-"""UserError, which the command line prints before it exits with code 2, and helpers for error messages."""
+"""The exceptions of fedsweep, and helpers that write error messages."""
 
 import difflib
 import errno
@@ -6,11 +6,14 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake in what the user asked for, as one sentence: what, where, the rule, the value, near names."""
+    """A mistake in the user's input. The command line prints its message and exits with code 2.
+
+    The message is one sentence with the place, the rule, the value, and similar valid names.
+    """
 
 
 def one_line(error: Exception) -> str:
-    """Return the message of another library's error as part of a sentence.
+    """Return the message of another library's exception in one line, without a final period.
 
     >>> one_line(ValueError("no such page.\\nGiving up."))
     'no such page. Giving up'
@@ -19,7 +22,7 @@ def one_line(error: Exception) -> str:
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Return whether the error is a full disk or an exhausted quota.
+    """Return whether the error was caused by a full disk or an exhausted quota.
 
     >>> disk_is_full(OSError(errno.ENOSPC, "No space left on device")), disk_is_full(OSError(errno.EACCES, "Denied"))
     (True, False)
@@ -28,7 +31,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a hint with the known names closest to `name`, or an empty string.
+    """Return the end of a sentence that suggests the names most similar to `name`, or an empty string.
 
     >>> near("lora.rnk", ["lora.rank", "seed"])
     '; did you mean `lora.rank`?'
@@ -40,4 +43,4 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 class DivergenceError(RuntimeError):
-    """A loss stopped being a number, or a trained tensor left the range of numbers."""
+    """The error of a diverged training: a loss or a trained tensor is NaN or infinite."""

@@ -1,4 +1,4 @@
-"""Atomic file writes, and file locks that the operating system frees when their process ends."""
+"""Atomic file writes, and file locks that the operating system releases when their process ends."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ from fedsweep.common.errors import UserError
 
 
 class LockedError(UserError):
-    """Another process holds the lock of a file."""
+    """The error raised if another process holds a lock."""
 
 
 @contextlib.contextmanager
 def locked(path: Path, taken: str) -> Iterator[None]:
-    """Hold the lock on a file during the context; raise LockedError, with the message `taken`, if it is taken."""
+    """Hold the lock on a file during the context, or raise LockedError(`taken`) if another process holds it."""
     try:
         lock = FileLock(path, blocking=False).acquire()
     except Timeout:
@@ -27,12 +27,14 @@ def locked(path: Path, taken: str) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file in the same folder, flush it to disk, then rename it to `path`."""
+    """Write a temporary file next to `path`, flush it to disk, and rename it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)  # mkstemp makes it private, but results are to be read by others too
+            os.fchmod(
+                descriptor, 0o644
+            )  # mkstemp makes the file private, but other users should be able to read results
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

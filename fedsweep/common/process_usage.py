@@ -1,4 +1,4 @@
-"""CPU, memory and GPU use of this process and machine, and logical GPUs. No torch."""
+"""CPU, memory and GPU use of this process and machine, and logical GPUs (simulated from CPU and memory). No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.paths import gigabytes
 
 try:
-    import pynvml  # with NVIDIA's nvidia-ml-py, which not every machine has
+    import pynvml  # from NVIDIA's nvidia-ml-py, an optional dependency
 except ImportError:
     pynvml = None
 MEGABYTE = 1e6
@@ -24,13 +24,13 @@ COUNT, SIZE = "FEDSWEEP_LOGICAL_GPUS", "FEDSWEEP_LOGICAL_GPU_GB"
 
 
 def forget_peak() -> None:
-    """Reset `resident_peak` on Linux; elsewhere it stays the peak of the process's whole life."""
+    """Reset the value of `resident_peak` on Linux. On other systems it cannot be reset."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def resident_peak() -> int:
-    """Return this process's peak resident memory since `forget_peak`, in bytes."""
+    """Return the peak resident memory of this process in bytes, since the last `forget_peak` or the start."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -41,44 +41,52 @@ def resident_peak() -> int:
 
 @dataclass(frozen=True)
 class LogicalGPUs:
-    """`count` logical GPUs of `bytes` bytes each."""
+    """Logical GPUs: `count` of them, each with `bytes` bytes of memory."""
 
     count: int
     bytes: int
 
 
 def logical_gpus() -> LogicalGPUs | None:
-    """Return the logical GPUs that the environment asks for, or None; raise UserError for invalid numbers."""
+    """Return the logical GPUs that the environment variables configure, or None if there are none.
+
+    Raises:
+        UserError: The number of GPUs or their size is not valid.
+    """
     count, size = os.environ.get(COUNT), os.environ.get(SIZE, "")
     if not count:
         return None
     if not count.isdecimal() or int(count) == 0:
-        raise UserError(f"the environment's {COUNT} must be a whole number from 1 on, but it is {count}.")
+        raise UserError(f"the environment variable {COUNT} must be an integer of at least 1, but it is {count}.")
     if not (each := gigabytes(size)) > 0:
-        rule = f"needs the gigabytes of each in {SIZE}, a number above 0"
-        raise UserError(f"{COUNT} {rule}, but it is {size or 'not set'}.")
+        rule = f"if {COUNT} is set, {SIZE} must be the gigabytes of each GPU, a number greater than 0"
+        raise UserError(f"{rule}, but it is {size or 'not set'}.")
     return LogicalGPUs(int(count), int(each * 1e9))
 
 
 class SystemMeter:
-    """Use of the machine since the last reading: `system/process_...` of this process, all else of the whole machine.
+    """A meter of CPU, memory and GPU use since its last reading.
 
-    GPUs are included if `pynvml` is installed, numbered as the driver numbers them.
+    Metrics named `system/process_...` cover this process, all others the whole machine. GPUs are included if `pynvml`
+    is installed, and have the same numbers as in the driver.
     """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._gpus: list[Any] = []
         if pynvml is not None:
-            with contextlib.suppress(pynvml.NVMLError):  # a machine without a driver
+            with contextlib.suppress(pynvml.NVMLError):  # the machine has no driver
                 pynvml.nvmlInit()
                 for number in range(pynvml.nvmlDeviceGetCount()):
                     self._gpus.append(pynvml.nvmlDeviceGetHandleByIndex(number))
-        psutil.cpu_percent()  # the first call of each begins a span
+        psutil.cpu_percent()  # the first call starts the interval of the next one
         self._process.cpu_percent()
 
     def read(self) -> dict[str, float]:
-        """Return metrics under MLflow's names: percent of all cores (of one for the process), MB of 10^6 bytes."""
+        """Return the metrics under MLflow's names, in percent and in MB of 10^6 bytes.
+
+        CPU use is in percent of all cores, but that of this process in percent of one core.
+        """
         memory = psutil.virtual_memory()
         found = {
             "system/cpu_utilization_percentage": psutil.cpu_percent(),
@@ -88,7 +96,7 @@ class SystemMeter:
             "system/process_memory_usage_megabytes": self._process.memory_info().rss / MEGABYTE,
         }
         for number, handle in enumerate(self._gpus):
-            # A slice of a GPU, or one of a virtual machine, may tell neither: no reason for a trial to fail.
+            # A GPU slice (MIG) or a virtual machine's GPU may report neither; the trial should not fail for that.
             with contextlib.suppress(pynvml.NVMLError):
                 taken = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 found[f"system/gpu_{number}_memory_usage_megabytes"] = taken.used / MEGABYTE

@@ -1,7 +1,7 @@
-"""Random streams derived from (seed, purpose, key), the only source of randomness.
+"""Random streams that are derived from a seed, a purpose and a key. All randomness in fedsweep comes from them.
 
-An arm is never part of a key (``stream(seed, "batches", round, client)``), so that arms with the same seed have the
-same split, cohort, batch order and initial adapter (common random numbers).
+A key, as in ``stream(seed, "batches", round, client)``, never contains the arm. Arms with the same seed therefore have
+the same split, cohort, batch order and initial adapter (common random numbers).
 """
 
 import hashlib
@@ -10,13 +10,13 @@ import numpy as np
 
 
 def derived_seed(seed: int, purpose: str, *key: int | str) -> int:
-    """Return a 63-bit seed that depends on every argument, the same on every machine and Python version."""
+    """Return a 63-bit seed derived from all arguments; it is the same on every machine and Python version."""
     text = "\x1f".join([str(seed), purpose, *(f"{type(part).__name__}:{part}" for part in key)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def stream(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
-    """Return an independent NumPy generator.
+    """Return a NumPy generator whose stream is independent of those with other arguments.
 
     >>> stream(0, "cohort", 3).integers(1000, size=3).tolist()
     [745, 622, 895]

@@ -1,4 +1,4 @@
-"""YAML and JSON files as plain values, overrides from the command line, and class names as words."""
+"""Readers of YAML and JSON files and of command-line overrides, and class names written as words."""
 
 import json
 import re
@@ -11,13 +11,15 @@ import yaml
 
 from fedsweep.common.errors import UserError, one_line
 
-LONGEST_NUMBER = 20  # digits of a whole number with its sign; more is a slip, and no library below takes it
-MOST_VALUES = 1_000_000  # limit on the values of a file after its aliases are expanded, to protect the memory
+LONGEST_NUMBER = (
+    20  # characters of an integer with its sign; longer ones are typing errors, and other libraries reject them
+)
+MOST_VALUES = 1_000_000  # maximum number of values in a file after its aliases are expanded, to limit memory use
 Json = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers and booleans; duplicate keys are errors."""
+    """A YAML loader with the numbers and booleans of YAML 1.2, which raises an error for duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -26,7 +28,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, Hashable):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key_node.start_mark)
             if key in seen:
-                problem = f"the key `{key}` stands twice (line {key_node.start_mark.line + 1})"
+                problem = f"the key `{key}` occurs twice (line {key_node.start_mark.line + 1})"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -46,7 +48,9 @@ for _kind, _pattern, _starts in (
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
     if len(text) > LONGEST_NUMBER:
-        raise yaml.constructor.ConstructorError(None, None, f"a number of {len(text)} digits", node.start_mark)
+        raise yaml.constructor.ConstructorError(
+            None, None, f"an integer of {len(text)} digits is too long", node.start_mark
+        )
     return int(text)
 
 
@@ -54,30 +58,41 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse YAML text, or raise UserError if it is broken, repeats a key or has too many values with its aliases."""
+    """Return the values of a YAML text.
+
+    Raises:
+        UserError: The text is not valid YAML, repeats a key, or has too many values after its aliases are expanded.
+            The message begins with `where`.
+    """
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 (a subclass of SafeLoader)
         if _num_values(data, {}) > MOST_VALUES:
-            raise UserError(f"{where} must hold at most {MOST_VALUES:,} values, aliases (`*`) written out.")
+            raise UserError(
+                f"{where} must contain at most {MOST_VALUES:,} values after its aliases (`*`) are expanded."
+            )
         return data
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = error.problem or error.context or "cannot be read"
-        if "stands twice" in problem:
+        if "occurs twice" in problem:
             raise UserError(f"{where}: {problem}.") from None
         raise UserError(f"{where} is not valid YAML{line}: {problem}.") from None
     except (yaml.YAMLError, ValueError) as error:
         problem = one_line(error)
     except RecursionError:
         problem = "its brackets are nested too deeply"
-    except (AttributeError, LookupError, TypeError):  # PyYAML's, from a tag such as `!!bool` before what is none
-        problem = "a tag (`!!`) does not fit the value that it stands before"
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+    ):  # PyYAML raises these for a tag such as `!!bool` before another type
+        problem = "a tag (`!!`) does not match the value after it"
     raise UserError(f"{where} is not valid YAML: {problem}.")
 
 
 def _num_values(data: Any, counted: dict[int, int]) -> int:
-    """Return the number of values after expanding aliases; one that contains itself counts once."""
+    """Return the number of values with all aliases expanded; a value that contains itself counts once."""
     if not isinstance(data, dict | list):
         return 1
     if id(data) not in counted:
@@ -88,12 +103,12 @@ def _num_values(data: Any, counted: dict[int, int]) -> int:
 
 
 def read_yaml(path: Path) -> dict[str, Json]:
-    """Read a YAML file, or raise UserError unless it contains a mapping."""
+    """Return the mapping in a YAML file, or raise UserError if the file is not valid or has no mapping."""
     return _mapping(parse_yaml(read_text(path), str(path)), path)
 
 
 def read_json(path: Path) -> dict[str, Json]:
-    """Read a JSON file, or raise UserError unless it contains a mapping."""
+    """Return the mapping in a JSON file, or raise UserError if the file is not valid or has no mapping."""
     try:
         return _mapping(json.loads(read_text(path)), path)
     except (ValueError, RecursionError) as error:
@@ -112,18 +127,24 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 def _mapping(data: Any, path: Path) -> dict[str, Json]:
     if not isinstance(data, dict):
-        given = "is empty" if data is None else f"holds {type(data).__name__}"
-        raise UserError(f"{path} must hold names and values, but it {given}.")
+        given = "is empty" if data is None else f"contains {type(data).__name__}"
+        raise UserError(f"{path} must contain a mapping of names to values, but it {given}.")
     return data
 
 
 def parse_overrides(words: list[str]) -> dict[str, Json]:
-    """Parse ``["federation.rounds=5"]``; values are YAML, so `[12, 6]`, `1e-3` and `null` work."""
+    """Return the values of overrides such as ``["federation.rounds=5"]`` by name.
+
+    Values are YAML, so `[12, 6]`, `1e-3` and `null` work.
+
+    Raises:
+        UserError: An override has no name or no `=`, its value is not valid YAML, or a name is given twice.
+    """
     changes: dict[str, Json] = {}
     for word in words:
         name, separator, value = word.partition("=")
         if not separator or not name:
-            raise UserError(f"an override must look like `federation.rounds=5`, but got `{_short(word)}`.")
+            raise UserError(f"an override must have the form `federation.rounds=5`, but it is `{_short(word)}`.")
         if name in changes:
             raise UserError(f"the override `{name}` is given twice.")
         changes[name] = parse_yaml(value, f"the override `{_short(word)}`")
@@ -135,7 +156,7 @@ def _short(text: str) -> str:
 
 
 def readable(name: str) -> str:
-    """Return a class's name as words.
+    """Return the name of an image class with spaces between its words.
 
     >>> readable("apple_pie"), readable("ApplyEyeMakeup"), readable("7"), readable("dog"), readable("TV")
     ('apple pie', 'Apply Eye Makeup', '7', 'dog', 'TV')

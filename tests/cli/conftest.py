@@ -1,4 +1,4 @@
-"""The command line, called in this process from an empty working directory."""
+"""Fixtures that call the command line in this process, from an empty working directory."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,7 @@ SAMPLED = (ROOT / "search_spaces" / "tuning" / "fedra.yaml").read_text()
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def call(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command; one that comes as far as training or Ray fails the test."""
+    """Run a command, and fail the test if the command starts training or Ray."""
 
     def too_late(*arguments: object, **named: object) -> None:
         raise AssertionError("the command was not refused before it started")
@@ -63,7 +63,7 @@ def call(read_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 @pytest.fixture
 def refused(call: Call) -> Refused:
-    """Run a command that must be refused; the sentence without the program's name."""
+    """Run a command that must fail, and return its error message without the program's name."""
 
     def run(*words: str) -> str:
         answer = call(*words)
@@ -79,7 +79,7 @@ def refused(call: Call) -> Refused:
 
 
 def write(kind: str, name: str, text: str, *changes: tuple[str, str]) -> Path:
-    """A YAML file under the working directory, with every change made exactly once."""
+    """Write a YAML file below the working directory; each of the `changes` (old, new) must apply exactly once."""
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

@@ -1,4 +1,4 @@
-"""A component ablation on the command line: its arms by name, and its mistakes in one sentence."""
+"""Component ablations on the command line: the names of their arms, and their error messages."""
 
 from tests.cli.conftest import ROOT, Call, Refused, write
 
@@ -10,10 +10,10 @@ def test_arms_are_shown_by_what_they_leave_out(call: Call):
     shown = call("show", "ablations/brick_stages").out
     rows = [line.split("│")[2].strip() for line in shown.splitlines() if line.startswith("│")]
     assert rows == ["full", *(f"without {part}" for part in PARTS)]
-    assert "18 trials around fedbrick_digits" in shown
+    assert "18 trials of fedbrick_digits" in shown
 
 
-def test_a_mistake_is_one_sentence(refused: Refused):
+def test_an_invalid_ablation_is_one_error_message(refused: Refused):
     write("search_spaces", "mine", STAGES, ("method.anneal: off", "method.aneal: off"))
     assert refused("tune", "mine") == (
         "search space mine: `method.aneal` is not a hyperparameter of this run; did you mean `method.anneal` or "

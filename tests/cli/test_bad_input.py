@@ -1,4 +1,4 @@
-"""Every mistake of a user ends in one sentence and exit code 2, before anything is trained or Ray is started."""
+"""Every mistake of a user gives a one-sentence error message and exit code 2, before training or Ray starts."""
 
 import socket
 import subprocess
@@ -17,7 +17,7 @@ from fedsweep.tracking import single_run as recorded_run
 from tests.cli.conftest import EXPERIMENT, GRID, METHODS, SAMPLED, Call, Refused, write
 
 SPACE = "ablations/lora_rank"
-LISTED = "; `fedsweep list` names those that are there."
+LISTED = "; run `fedsweep list` to see all names."
 NINES = "9" * 5000
 
 
@@ -47,22 +47,22 @@ NINES = "9" * 5000
         (["run", "../fedra"], f"there is no experiment `../fedra`{LISTED}"),
         (
             ["tune", "fedra_digits"],
-            "there is no search space `fedra_digits`, "
-            "but `fedsweep run fedra_digits` takes the experiment of that name.",
+            "there is no search space `fedra_digits`; "
+            "to use the experiment of that name, run `fedsweep run fedra_digits`.",
         ),
         (
             ["run", SPACE],
-            f"there is no experiment `{SPACE}`, but `fedsweep tune {SPACE}` takes the search space of that name.",
+            f"there is no experiment `{SPACE}`; to use the search space of that name, run `fedsweep tune {SPACE}`.",
         ),
         (["show", "lora_rank"], f"there is no experiment or search space `lora_rank`; did you mean `{SPACE}`?"),
         (["show", "zzz"], f"there is no experiment or search space `zzz`{LISTED}"),
     ],
 )
-def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sentence):
+def test_the_error_for_an_unknown_name_suggests_similar_names(refused: Refused, words, sentence):
     assert refused(*words) == sentence
 
 
-# The rules of single hyperparameters have their own table, tests/golden/refusals.yaml; here is the way to them.
+# The rules of single hyperparameters are in tests/golden/refusals.yaml; these are examples on the command line.
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -73,9 +73,9 @@ def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sen
         ("lora.rank=0", "`lora.rank` must be greater than 0, but it is 0."),
         ("lora.rank=65", "`lora.rank` must be at most 64, the smallest dimension of the layers that LoRA adapts in "
          "digits_vit, but it is 65."),
-        ("lora.rank=four", '`lora.rank` must be a valid integer, but it is "four".'),
-        ("lora.rank=", "`lora.rank` must be a valid integer, but it is null."),
-        ("lora=4", "`lora` must be an object, but it is 4."),
+        ("lora.rank=four", '`lora.rank` must be an integer, but it is "four".'),
+        ("lora.rank=", "`lora.rank` must be an integer, but it is null."),
+        ("lora=4", "`lora` must be a mapping of names to values, but it is 4."),
         ("optimizer.lr=.nan", "`optimizer.lr` must be a finite number, but it is NaN."),
         ("optimizer.lr=1e999", "`optimizer.lr` must be a finite number, but it is Infinity."),
         ("federation.depths=[12, 6]", "`federation.depths` must have one depth for each of the 6 clients, or one for "
@@ -89,32 +89,34 @@ def test_an_unknown_name_is_answered_with_near_ones(refused: Refused, words, sen
          "`fedra` or `fedms` or `fedbrick`?"),
     ],
 )  # fmt: skip
-def test_an_impossible_override_is_refused_by_run_and_by_tune(refused: Refused, override, sentence):
+def test_run_and_tune_reject_an_invalid_override(refused: Refused, override, sentence):
     assert refused("run", "fedra_digits", override) == f"experiment fedra_digits: {sentence}"
     if "lora.rank" not in override:
-        sentence = sentence.replace("`optimizer.lr`", "`fixed.optimizer.lr`")  # a space checks its own values first
+        sentence = sentence.replace(
+            "`optimizer.lr`", "`fixed.optimizer.lr`"
+        )  # a search space checks its own values first
         assert refused("tune", SPACE, override) == f"search space {SPACE}: {sentence}"
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["lora.rank"], "an override must look like `federation.rounds=5`, but got `lora.rank`."),
-        (["=4"], "an override must look like `federation.rounds=5`, but got `=4`."),
-        (["seed: 4"], "an override must look like `federation.rounds=5`, but got `seed: 4`."),
+        (["lora.rank"], "an override must have the form `federation.rounds=5`, but it is `lora.rank`."),
+        (["=4"], "an override must have the form `federation.rounds=5`, but it is `=4`."),
+        (["seed: 4"], "an override must have the form `federation.rounds=5`, but it is `seed: 4`."),
         (["a=1", "a=2"], "the override `a` is given twice."),
         (["a=[4"], "the override `a=[4` is not valid YAML at line 1, column 3: expected ',' or ']', but got "
          "'<stream end>'."),
-        ([f"seed={NINES}"], f"the override `seed={NINES[:52]}...` is not valid YAML at line 1, column 1: a number of "
-         "5000 digits."),
+        ([f"seed={NINES}"], f"the override `seed={NINES[:52]}...` is not valid YAML at line 1, column 1: an "
+         "integer of 5000 digits is too long."),
     ],
 )  # fmt: skip
-def test_a_malformed_override_is_refused(refused: Refused, words, sentence):
+def test_a_malformed_override_is_rejected(refused: Refused, words, sentence):
     assert refused("run", "fedra_digits", *words) == sentence
 
 
 @pytest.mark.parametrize("verb", [("tune", SPACE), ("show", "fedra_digits"), ("data", "partition", "fedra_digits")])
-def test_every_verb_refuses_a_malformed_override(refused: Refused, verb):
+def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
     assert refused(*verb, "a=1", "a=2") == "the override `a` is given twice."
 
 
@@ -155,7 +157,7 @@ def test_every_verb_refuses_a_malformed_override(refused: Refused, verb):
          f"search space {SPACE}: `resources.gpus_per_trial` must be greater than or equal to 0, or 'auto', "
          "but it is -1.0."),
         (["--gpus-per-trial", "atuo"],
-         f"search space {SPACE}: `resources.gpus_per_trial` must be a valid number, or 'auto', but it is \"atuo\"."),
+         f"search space {SPACE}: `resources.gpus_per_trial` must be a number, or 'auto', but it is \"atuo\"."),
         (["--gpus-per-trial", "auto"],
          "`gpus_per_trial` auto measures a GPU, but this machine has none that Ray could hand out; "
          "`--gpus-per-trial 0` would run on the CPU, and FEDSWEEP_LOGICAL_GPUS=1 with FEDSWEEP_LOGICAL_GPU_GB would "
@@ -164,17 +166,17 @@ def test_every_verb_refuses_a_malformed_override(refused: Refused, verb):
          f"search space {SPACE}: `resources.gpus_per_trial` must be a finite number, but it is Infinity."),
     ],
 )  # fmt: skip
-def test_an_impossible_option_of_tune_is_refused(refused: Refused, words, sentence):
+def test_tune_rejects_an_invalid_option(refused: Refused, words, sentence):
     assert refused("tune", SPACE, *words) == sentence
 
 
-def test_a_gpu_must_not_be_split_unevenly_even_where_there_are_two(refused: Refused, monkeypatch):
+def test_a_fraction_of_more_than_one_gpu_is_rejected_even_with_two_gpus(refused: Refused, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     sentence = "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."
     assert refused("tune", SPACE, "--gpus-per-trial", "1.5") == sentence
 
 
-def test_a_sampled_search_takes_one_seed_and_some_samples(refused: Refused):
+def test_a_sampled_search_needs_one_seed_and_at_least_one_sample(refused: Refused):
     where = "search space tuning/fedra"
     assert refused("tune", "tuning/fedra", "--seeds", "0,1") == (
         f"{where}: `seeds` must be a single seed for `search` tpe, but they are [0, 1]."
@@ -212,33 +214,33 @@ def test_a_wrong_experiment_file_is_refused(refused: Refused, change, sentence):
     assert refused("run", "mine") == f"experiment mine: {sentence}"
 
 
-# What makes a file unreadable has its own table in tests/common/test_yaml_values.py.
+# Unreadable files are tested in tests/common/test_yaml_values.py.
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "{} must hold names and values, but it is empty."),
-        (b"a: 1\nb: 2\na: 3\n", "{}: the key `a` stands twice (line 3)."),
+        (b"", "{} must contain a mapping of names to values, but it is empty."),
+        (b"a: 1\nb: 2\na: 3\n", "{}: the key `a` occurs twice (line 3)."),
     ],
 )
-def test_a_file_that_is_no_mapping_is_refused(refused: Refused, content, sentence):
+def test_a_file_without_a_mapping_is_rejected(refused: Refused, content, sentence):
     path = write("experiments", "mine", "")
     path.write_bytes(content)
     assert refused("run", "mine") == sentence.format(path)
 
 
-def test_a_search_space_that_is_no_mapping_is_refused(refused: Refused):
+def test_a_search_space_with_a_repeated_key_is_rejected(refused: Refused):
     path = write("search_spaces", "mine", "a: 1\nb: 2\na: 3\n")
-    assert refused("tune", "mine") == f"{path}: the key `a` stands twice (line 3)."
+    assert refused("tune", "mine") == f"{path}: the key `a` occurs twice (line 3)."
 
 
 def test_a_file_that_refers_to_itself_is_refused(refused: Refused):
     write("experiments", "mine", "a: &a {b: *a}\n")
     assert refused("run", "mine") == (
-        "experiment mine holds a value that no hyperparameter can take: Circular reference detected."
+        "experiment mine contains a value that no hyperparameter can have: Circular reference detected."
     )
 
 
-def test_folders_and_dangling_links_are_no_files(call: Call, refused: Refused):
+def test_folders_and_dangling_links_are_not_experiments(call: Call, refused: Refused):
     Path("experiments/folder.yaml").mkdir(parents=True)
     Path("experiments/nowhere.yaml").symlink_to("gone.yaml")
     for name in ("folder", "nowhere"):
@@ -258,15 +260,15 @@ RANKS = "{grid: [1, 4, 8, 16]}"
          "the smallest dimension of the layers that LoRA adapts in digits_vit, but it is 65."),
         (("[1, 4, 8, 16]", "[0, 4, 8]"), ", arm lora.rank=0: `lora.rank` must be greater than 0, but it is 0."),
         (("[1, 4, 8, 16]", "[1, 8, four]"),
-         ', arm lora.rank=four: `lora.rank` must be a valid integer, but it is "four".'),
+         ', arm lora.rank=four: `lora.rank` must be an integer, but it is "four".'),
         (("[1, 4, 8, 16]", "[.nan, 8]"), ": `space.lora.rank.grid.0` must be a finite number, but it is NaN."),
         (("[1, 4, 8, 16]", "[8, 8]"), ": the values of `grid` must be distinct, but they are [8, 8]."),
-        (("[1, 4, 8, 16]", "[]"), ": `space.lora.rank.grid` must have at least 1 item after validation, not 0, but it "
+        (("[1, 4, 8, 16]", "[]"), ": `space.lora.rank.grid` must have at least 1 item, but it "
          "is []."),
         ((f"\n  lora.rank: {RANKS}", " {}"), ": at least one of `space`, `named` and `ablate` must be given, but none "
          "is."),
-        ((f"\n  lora.rank: {RANKS}", ""), ": `space` must be an object, but it is null."),
-        ((RANKS, "[1, 8]"), ": `space.lora.rank` must be an object, but it is [1, 8]."),
+        ((f"\n  lora.rank: {RANKS}", ""), ": `space` must be a mapping of names to values, but it is null."),
+        ((RANKS, "[1, 8]"), ": `space.lora.rank` must be a mapping of names to values, but it is [1, 8]."),
         ((RANKS, "{uniform: [1, 8]}"), ": `search` grid needs `grid` values for each axis, but `space.lora.rank` has "
          "`uniform`."),
         ((RANKS, "{grd: [1, 8]}"), ": `space.lora.rank.grd` is not an entry of a search space; did you mean "
@@ -292,8 +294,8 @@ RANKS = "{grid: [1, 4, 8, 16]}"
         (("mode: max", "mode: best"), ": `objective.mode` must be 'max' or 'min', but it is \"best\"."),
         (("{lora.rank: 8}", "{lora.rank: 7}"), ": `baseline` must be one of the arms, but {'lora.rank': 7} is not."),
         (("[0, 1, 2]", "[0, 0]"), ": `seeds` must be distinct and not negative, but they are [0, 0]."),
-        (("[0, 1, 2]", "[a]"), ': `seeds.0` must be a valid integer, but it is "a".'),
-        (("[0, 1, 2]", "3"), ": `seeds` must be a valid array, but it is 3."),
+        (("[0, 1, 2]", "[a]"), ': `seeds.0` must be an integer, but it is "a".'),
+        (("[0, 1, 2]", "3"), ": `seeds` must be a list, but it is 3."),
         (("name: grid", "name: gird"),
          ": `search.name` must be one of grid, tpe, random, but it is `gird`; did you mean `grid`?"),
         (("{name: none}", "{name: hyperband}"),
@@ -375,9 +377,9 @@ PRINTED = """reference:
          "method=all_large is 107.17."),
         (("77.17", "-0.5"), "`reference` gives accuracies in percent, from 0 to 100, but `accuracy/mean` of "
          "method=all_large is -0.5."),
-        (("77.17", "77,17"), "`reference.arms.0.values.17` must be a valid number, but it is null."),
+        (("77.17", "77,17"), "`reference.arms.0.values.17` must be a number, but it is null."),
         (("77.17", "77.17 (2)"),
-         '`reference.arms.0.values.accuracy/mean` must be a valid number, but it is "77.17 (2)".'),
+         '`reference.arms.0.values.accuracy/mean` must be a number, but it is "77.17 (2)".'),
         (("77.17", ".nan"), "`reference.arms.0.values.accuracy/mean` must be a finite number, but it is NaN."),
     ],
 )  # fmt: skip
@@ -387,13 +389,13 @@ def test_wrong_values_of_a_paper_are_refused(refused: Refused, change, sentence)
     assert refused("tune", "mine").startswith(f"search space mine: {sentence}")
 
 
-def test_a_sampled_search_has_no_arms_that_a_paper_could_name(refused: Refused):
+def test_a_sampled_search_has_no_arms_for_values_of_a_paper(refused: Refused):
     write("search_spaces", "mine", SAMPLED + PRINTED)
     assert refused("tune", "mine") == ("search space mine: `reference` needs `search` grid, but it is tpe.")
 
 
 @pytest.mark.parametrize("override", ["lora.rank=4", "lora.dropout=0.5"])
-def test_a_part_of_what_is_varied_as_a_whole_cannot_be_overridden(refused: Refused, override):
+def test_a_field_of_a_record_that_the_space_varies_cannot_be_overridden(refused: Refused, override):
     whole = "experiment: fedra_digits\nsearch: {name: grid}\nscheduler: {name: none}\nspace:\n  lora: {grid: [%s]}\n"
     write("search_spaces", "mine", whole % "{rank: 4, scaling: 1.0}, {rank: 8, scaling: 1.0}")
     name = override.split("=")[0]
@@ -414,7 +416,7 @@ RUN, TUNE = ("run", "fedra_digits"), ("tune", SPACE)
     ],
 )
 def test_a_store_that_cannot_be_written_is_refused(refused: Refused, tmp_path, words, fault, reason):
-    # Faults that stop root too, whom permissions do not.
+    # Errors that also occur for root, who can ignore permissions.
     store = tmp_path / "store"
     match fault:
         case "a file":
@@ -431,18 +433,18 @@ def test_a_store_that_cannot_be_written_is_refused(refused: Refused, tmp_path, w
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
-def test_what_does_not_exist_cannot_be_resumed(refused: Refused, tmp_path, words):
+def test_a_missing_sweep_cannot_be_resumed(refused: Refused, tmp_path, words):
     sentence = refused("tune", SPACE, "--resume", *words)
     assert sentence == f"there is no sweep of {SPACE} in {tmp_path / 'mlruns'}."
     assert not (tmp_path / "mlruns").exists()
 
 
 def start(store: Store, *changes: str) -> Path:
-    """The folder of a sweep of the space `mine`, as it stands before Ray is started."""
+    """Create a sweep of the space `mine` as before Ray starts, and return its folder."""
     return new_sweep(Plan.read("mine", {}, {}), store).folder
 
 
-def test_a_sweep_is_resumed_under_its_own_id_only(refused: Refused, tmp_path):
+def test_a_sweep_is_resumed_by_its_exact_id_only(refused: Refused, tmp_path):
     write("search_spaces", "mine", GRID)
     folder = start(Store(tmp_path / "mlruns"))
     wrong = folder.name[:-1] + "x"
@@ -498,20 +500,22 @@ def test_a_report_needs_a_sweep(refused: Refused, tmp_path, words):
     assert refused("report", SPACE, *words) == f"there is no sweep {sweep}of {SPACE} in {tmp_path / 'mlruns'}."
 
 
-def test_a_report_names_the_sweeps_that_are_there(refused: Refused, tmp_path):
+def test_the_error_of_report_suggests_existing_sweeps(refused: Refused, tmp_path):
     write("search_spaces", "mine", GRID)
     start(Store(tmp_path / "mlruns"))
     assert refused("report", "mined") == f"there is no sweep of mined in {tmp_path / 'mlruns'}; did you mean `mine`?"
 
 
-def test_the_page_needs_something_to_show_and_a_free_port(refused: Refused, tmp_path):
+def test_ui_needs_recorded_results_and_a_free_port(refused: Refused, tmp_path):
     store = tmp_path / "mlruns"
-    nothing = f"nothing is recorded in {store} yet; `fedsweep tune {SPACE}` would be a start."
+    nothing = f"nothing is recorded in {store} yet; start with `fedsweep tune {SPACE}`."
     assert refused("ui") == nothing
     store.mkdir()
     assert refused("ui") == nothing
     assert refused("ui", SPACE) == f"there is no sweep of {SPACE} in {store}."
-    assert refused("ui", "--sweep", "s1") == "`--sweep` names a sweep of a search space, which must stand before it."
+    assert refused("ui", "--sweep", "s1") == (
+        "`--sweep` needs a search space, as in `fedsweep ui SEARCH_SPACE --sweep ID`."
+    )
     (store / "mlflow.db").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -524,19 +528,23 @@ def test_the_page_needs_something_to_show_and_a_free_port(refused: Refused, tmp_
     ("words", "start", "end"),
     [
         (["tunee"], "no such command 'tunee'", "'tune'?"),
-        (["tune"], "missing argument 'SEARCH_SPACE'", "`fedsweep tune --help` shows what it takes."),
+        (["tune"], "missing argument 'SEARCH_SPACE'", "see `fedsweep tune --help`."),
         (
             ["run", "fedra_digits", "--seed", "1"],
             "no such option: --seed",
-            "`fedsweep run --help` shows what it takes.",
+            "see `fedsweep run --help`.",
         ),
-        (["ui", "--port", "70000"], "invalid value for '--port'", "`fedsweep ui --help` shows what it takes."),
-        (["tune", SPACE, "--samples", "x"], "invalid value for '--samples'", "shows what it takes."),
-        (["tune", SPACE, "--cpus-per-trial", "x"], "invalid value for '--cpus-per-trial'", "shows what it takes."),
+        (["ui", "--port", "70000"], "invalid value for '--port'", "see `fedsweep ui --help`."),
+        (["tune", SPACE, "--samples", "x"], "invalid value for '--samples'", "see `fedsweep tune --help`."),
+        (
+            ["tune", SPACE, "--cpus-per-trial", "x"],
+            "invalid value for '--cpus-per-trial'",
+            "see `fedsweep tune --help`.",
+        ),
     ],
 )
-def test_a_wrong_command_line_is_one_sentence_too(refused: Refused, words, start, end):
-    # The words between are the command line library's own.
+def test_a_wrong_command_line_is_one_sentence(refused: Refused, words, start, end):
+    # The words in between come from the command-line library.
     sentence = refused(*words)
     assert sentence.startswith(start)
     assert sentence.endswith(end)
@@ -546,14 +554,14 @@ def test_a_wrong_command_line_is_one_sentence_too(refused: Refused, words, start
     ("device", "sentence"),
     [
         ("gpu", "`--device` must be cpu or cuda, but it is `gpu`."),
-        ("cuda", "`--device` is cuda, but torch sees no GPU."),
+        ("cuda", "`--device` is cuda, but torch finds no GPU."),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(refused: Refused, device, sentence):
+def test_an_unavailable_device_is_rejected(refused: Refused, device, sentence):
     assert refused("run", "fedra_digits", "--device", device) == sentence
 
 
-def test_a_run_that_diverges_says_what_to_try(call: Call, monkeypatch):
+def test_the_error_of_a_diverged_run_suggests_a_remedy(call: Call, monkeypatch):
     def diverge(*arguments: object) -> None:
         raise DivergenceError("the loss of client plain became nan in round 1; try a smaller `optimizer.lr`")
 
@@ -564,7 +572,7 @@ def test_a_run_that_diverges_says_what_to_try(call: Call, monkeypatch):
 
 
 @pytest.mark.slow
-def test_ray_is_not_even_imported_for_a_refusal(tmp_path):
+def test_a_rejected_command_does_not_import_ray(tmp_path):
     (tmp_path / "mlruns").write_text("")
     code = (
         "import sys; from fedsweep.cli import main\n"
@@ -577,7 +585,7 @@ def test_ray_is_not_even_imported_for_a_refusal(tmp_path):
     assert done.stderr == f"fedsweep: the tracking store {tmp_path / 'mlruns'} cannot be written: File exists.\n"
 
 
-def test_the_guard_of_these_tests_works(call: Call):
+def test_the_call_fixture_fails_a_command_that_starts(call: Call):
     with pytest.raises(AssertionError, match="not refused"):
         call("tune", SPACE)
     with pytest.raises(AssertionError, match="not refused"):
@@ -586,7 +594,7 @@ def test_the_guard_of_these_tests_works(call: Call):
         Plan.read("zzz", {}, {})
 
 
-def test_a_metric_that_one_arm_lacks_is_no_objective(refused: Refused):
+def test_the_objective_must_be_a_metric_of_every_arm(refused: Refused):
     text = (Path(__file__).parents[2] / "search_spaces/ablations/brick_over_depth_methods.yaml").read_text()
     write("search_spaces", "mine", text, ("accuracy/mean", "structural_bias/brick_error"))
     assert refused("tune", "mine") == (

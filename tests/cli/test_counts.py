@@ -1,4 +1,4 @@
-"""Counts as a person reads them: every number whole, in any terminal."""
+"""The printed tables of counts: no number is truncated in a terminal of any width."""
 
 import json
 import re
@@ -26,7 +26,7 @@ FEDBRICK = {86_391_652, 59_612_692, 24_576, 1_087_688}
     ("space", "numbers", "columns"),
     [("papers/fedms/table1", FEDMS, 60), ("papers/fedms/table1", FEDMS, 120), ("papers/fedbrick/table3", FEDBRICK, 60)],
 )
-def test_no_number_is_cut_off_however_narrow_the_terminal(call: Call, tmp_path, monkeypatch, space, numbers, columns):
+def test_no_number_is_truncated_in_a_narrow_terminal(call: Call, tmp_path, monkeypatch, space, numbers, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     answer = call("tune", space)
     assert (answer.code, answer.err) == (0, "")
@@ -39,7 +39,7 @@ def test_no_number_is_cut_off_however_narrow_the_terminal(call: Call, tmp_path, 
 
 @pytest.fixture
 def counting(call: Call, tmp_path) -> Callable[[str, list], str]:
-    """What is shown of a space that counts CLIP over these values of one hyperparameter."""
+    """Print the counts of CLIP for a space over these values of one hyperparameter, and return the output."""
     space = read_yaml(ROOT / "search_spaces" / "papers" / "fedms" / "table1.yaml")
     kept = {name: value for name, value in space.items() if name not in ("reference", "space", "baseline")}
 
@@ -54,7 +54,7 @@ def counting(call: Call, tmp_path) -> Callable[[str, list], str]:
     return shown
 
 
-def test_long_names_of_arms_cut_off_no_number(counting, monkeypatch):
+def test_long_names_of_arms_truncate_no_number(counting, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     prompts = [
         f"{kind} picture that someone has taken of a large or a small {{}}" for kind in ("A", "No", "The", "One")
@@ -65,8 +65,8 @@ def test_long_names_of_arms_cut_off_no_number(counting, monkeypatch):
     assert all(line[-1] in "╮│┤╯" for line in shown.splitlines() if line.startswith(("╭", "│", "├", "╰")))
 
 
-def test_many_arms_stand_in_as_many_tables_as_it_takes(counting, monkeypatch):
-    """Each arm's numbers once, under its own name."""
+def test_many_arms_are_split_over_several_tables(counting, monkeypatch):
+    """The numbers of each arm appear once, below the name of the arm."""
     monkeypatch.setenv("COLUMNS", "80")
     ranks = list(range(1, 7))
     shown = counting("lora.rank", ranks)

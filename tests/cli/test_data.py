@@ -1,4 +1,4 @@
-"""`fedsweep data`: what the verbs print and write, and one sentence for each mistake."""
+"""`fedsweep data`: the output and files of its commands, and their error messages."""
 
 import io
 import json
@@ -23,14 +23,14 @@ PREPARE = ("data", "prepare", "animals", "--root", "tree", "--size", "16", "--wo
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch) -> Path:
-    """2 domains x 3 classes x 10 images in the working directory."""
+    """Write a folder of 2 domains x 3 classes x 10 images to the working directory."""
     monkeypatch.delenv("FEDSWEEP_DATA", raising=False)
     return write_tree(tmp_path / "tree")
 
 
 @pytest.fixture
 def prepared(tree, call: Call) -> Path:
-    """The folder of the tree's store."""
+    """Prepare the images of `tree`, and return the folder of the prepared data set."""
     assert call(*PREPARE).code == 0
     return store_folder("animals", 16)
 
@@ -39,7 +39,7 @@ def rows(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_prepare_says_what_it_made_and_how_to_use_it(tree, call: Call):
+def test_prepare_describes_the_data_set_and_its_use(tree, call: Call):
     answer = call(*PREPARE)
     assert (answer.code, answer.err) == (0, "")
     card = read_card(store_folder("animals", 16))
@@ -57,23 +57,23 @@ def test_prepare_says_what_it_made_and_how_to_use_it(tree, call: Call):
     assert given["domains"] == ["photo", "sketch"]
 
 
-def test_prepare_says_what_is_left_out(tree, call: Call):
+def test_prepare_lists_missing_domains(tree, call: Call):
     answer = call("data", "prepare", "pacs", "--layout", "pacs", "--root", "tree", "--size", "16", "--workers", "1")
-    assert "Not there, and left out: art_painting, cartoon.\n" in answer.out
+    assert "Not in the folder, and left out: art_painting, cartoon.\n" in answer.out
     assert call("data", "prepare", "tree", "--root", "tree/photo", "--size", "16", "--workers", "1").code == 0
 
 
-def test_a_prepared_set_is_said_to_be_there(prepared, call: Call):
+def test_prepare_reports_an_existing_data_set(prepared, call: Call):
     answer = call(*PREPARE)
     assert answer.code == 0
     assert "Already prepared: data/animals-16" in answer.out
 
 
-def test_a_set_that_another_decoder_made_says_so(prepared, call: Call):
+def test_prepare_warns_about_another_version_of_the_decoder(prepared, call: Call):
     assert "It was decoded with" not in call(*PREPARE).out
     card = read_card(prepared).model_copy(update={"made_with": "Pillow 1.0"})
     (prepared / "card.json").write_text(card.model_dump_json())
-    assert "It was decoded with Pillow 1.0; here is Pillow " in call(*PREPARE).out
+    assert "It was decoded with Pillow 1.0, but Pillow " in call(*PREPARE).out
 
 
 def test_another_source_needs_force(prepared, tree, call: Call, refused: Refused):
@@ -88,18 +88,18 @@ def test_corrupt_images_are_listed_and_skipped_on_demand(tree, call: Call, refus
     assert sentence.startswith("1 image of animals cannot be decoded: photo/bus/4.png (no image")
     answer = call(*PREPARE, "--skip-corrupt")
     assert answer.code == 0
-    assert "Skipped 1 that cannot be decoded: photo/bus/4.png\n" in answer.out
-    assert "1 skipped" in call("data", "show", "animals").out
+    assert "Images that cannot be decoded, and were skipped: 1 (photo/bus/4.png)\n" in answer.out
+    assert "skipped images: 1." in call("data", "show", "animals").out
 
 
-def test_ctrl_c_says_that_nothing_is_lost(tree, call: Call, monkeypatch):
+def test_after_ctrl_c_prepare_explains_how_to_continue(tree, call: Call, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedsweep.preparation.prepare.prepare", stop)
     answer = call(*PREPARE)
     assert answer.code == 130
-    assert "what is decoded is kept" in answer.err
+    assert "the images decoded so far are kept" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_list_names_stores_and_layouts(prepared, call: Call):
     assert {"domainnet", "office_home", "pacs", "domains", "classes", "parquet"} <= set(names)
 
 
-def test_list_names_a_damaged_store_and_goes_on(prepared, call: Call):
+def test_list_reports_a_damaged_data_set_and_lists_the_others(prepared, call: Call):
     (prepared / "photo.arrow").write_bytes(b"")
     answer = call("data", "list")
     assert answer.code == 0
@@ -146,14 +146,17 @@ def test_list_names_a_damaged_store_and_goes_on(prepared, call: Call):
     assert "layout" in answer.out
 
 
-def test_list_names_what_was_stopped(tree, call: Call, refused: Refused):
+def test_list_names_an_unfinished_preparation(tree, call: Call, refused: Refused):
     (tree / "photo" / "bus" / "4.png").write_bytes(b"no")
     refused(*PREPARE)
-    assert "Unfinished: data/animals-16.part; the same `fedsweep data prepare` goes on." in call("data", "list").out
+    assert (
+        "Unfinished: data/animals-16.part. To continue, run the same `fedsweep data prepare`"
+        in call("data", "list").out
+    )
 
 
-def test_list_without_stores_says_so(tree, call: Call):
-    assert call("data", "list").out.startswith("Nothing is prepared in data yet.\n")
+def test_list_without_data_sets(tree, call: Call):
+    assert call("data", "list").out.startswith("No data set is prepared in data yet.\n")
 
 
 def test_show_counts_and_draws(prepared, call: Call):
@@ -169,7 +172,7 @@ def test_show_counts_and_draws(prepared, call: Call):
         assert (np.asarray(image.convert("RGB")) < 250).mean() > 0.2
 
 
-def test_many_classes_are_summed_up_unless_all_are_asked_for(tmp_path, monkeypatch, call: Call):
+def test_many_classes_are_summarised_without_all(tmp_path, monkeypatch, call: Call):
     monkeypatch.delenv("FEDSWEEP_DATA", raising=False)
     for number in range(41):
         (folder := tmp_path / "tree" / "photo" / f"class_{number}").mkdir(parents=True)
@@ -183,7 +186,7 @@ def test_many_classes_are_summed_up_unless_all_are_asked_for(tmp_path, monkeypat
         "median 2 / 1",
         "most 3 / 1",
         "all 81 / 41",
-        "`--all` lists the 41 classes.",
+        "Use `--all` to list all 41 classes.",
     ):
         assert line in lines
     assert len(lines) < 15
@@ -211,7 +214,7 @@ def test_the_working_directory_may_be_the_root(tmp_path, monkeypatch, call: Call
         assert call("data", "show", "animals").code == 0
 
 
-def test_show_writes_where_it_is_told(prepared, call: Call):
+def test_show_writes_to_the_given_file(prepared, call: Call):
     assert "mine/sheet.png" in call("data", "show", "animals", "--size", "16", "--out", "mine/sheet.png").out
     assert Path("mine/sheet.png").exists()
     assert not Path("data/animals-16.png").exists()
@@ -234,7 +237,7 @@ def test_a_changed_pixel_is_found_by_verify(prepared, call: Call, refused: Refus
         (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; `fedsweep data prepare animals"),
     ],
 )
-def test_show_of_what_is_not_there_is_one_sentence(prepared, refused: Refused, words, sentence):
+def test_show_of_a_missing_data_set_is_one_error_message(prepared, refused: Refused, words, sentence):
     assert re.search(sentence, refused("data", "show", *words))
 
 
@@ -280,7 +283,7 @@ def test_a_search_space_has_a_panel_per_partition_with_its_first_seed(tree, call
     assert Path("picture.png").exists()
 
 
-def test_a_partition_of_nothing_is_one_sentence(refused: Refused):
+def test_a_missing_partition_is_one_error_message(refused: Refused):
     assert "there is no experiment or search space `fedra_digit`" in refused("data", "partition", "fedra_digit")
 
 
@@ -290,7 +293,7 @@ GENERATE = ("data", "generate", "fedag_digits", "data.test_fraction=0.9", f"synt
 
 @pytest.fixture
 def drawn(monkeypatch) -> None:
-    """Grey images in place of those that a loaded pipeline draws: tests/preparation/test_generate.py loads one."""
+    """Replace the images of a pipeline by grey ones; tests/preparation/test_generate.py loads a real pipeline."""
     grey = io.BytesIO()
     Image.new("RGB", (32, 32), (128,) * 3).save(grey, "png")
     monkeypatch.setattr(TextToImage, "__init__", lambda *_: None)
@@ -300,11 +303,11 @@ def drawn(monkeypatch) -> None:
     monkeypatch.setattr(TextToImage, "png", lambda *_: grey.getvalue())
 
 
-def test_generate_makes_the_images_once_and_says_where_they_are(tree, drawn, call: Call):
+def test_generate_makes_the_images_once_and_prints_their_folder(tree, drawn, call: Call):
     answer = call(*GENERATE, "--workers", "1")
     assert (answer.code, answer.err) == (0, "")
     (folder,) = Path("data/generated").glob("digits-synthetic-*")
-    assert f"Generated: {folder}, 44 of 44 images made now\n" in answer.out
+    assert f"Generated: {folder}, 44 of 44 images are new\n" in answer.out
     card = read_card(store_folder(folder.name, 16))
     assert f"Prepared: data/{folder.name}-16, 0.0 MB, digest {card.digest[:12]}\n" in answer.out
     assert ["all", "40", "4"] in [row[:3] for row in rows(answer.out)]
@@ -321,7 +324,7 @@ def test_generate_makes_the_images_once_and_says_where_they_are(tree, drawn, cal
             "experiment fedag_digits: `fedsweep data generate` makes the images of `synthetic` diffusers, but",
         ),
         ((*GENERATE, "--device", "tpu"), "`--device` must be cpu or cuda, but it is `tpu`."),
-        ((*GENERATE, "--device", "cuda"), "`--device` is cuda, but torch sees no GPU."),
+        ((*GENERATE, "--device", "cuda"), "`--device` is cuda, but torch finds no GPU."),
         ((*GENERATE, "--workers", "0"), "`--workers` must be at least 1, but it is 0."),
         (("data", "generate", "fedag_digit"), "there is no experiment `fedag_digit`; did you mean `fedag_digits`"),
         (
@@ -330,17 +333,17 @@ def test_generate_makes_the_images_once_and_says_where_they_are(tree, drawn, cal
         ),
     ],
 )
-def test_what_cannot_be_generated_is_one_sentence(tree, monkeypatch, refused: Refused, words, sentence):
+def test_an_impossible_generation_is_one_error_message(tree, monkeypatch, refused: Refused, words, sentence):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert sentence in refused(*words)
     assert not Path("data").exists()
 
 
-def test_a_generation_that_is_stopped_says_that_nothing_is_lost(tree, drawn, call: Call, monkeypatch):
+def test_after_ctrl_c_generate_explains_how_to_continue(tree, drawn, call: Call, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TextToImage, "png", stop)
     answer = call(*GENERATE)
     assert answer.code == 130
-    assert "what is made is kept" in answer.err
+    assert "the images generated so far are kept" in answer.err

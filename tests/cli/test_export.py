@@ -1,4 +1,4 @@
-"""`fedsweep export` and `fedsweep predict` at the prompt: what they print, where, and with which exit code."""
+"""`fedsweep export` and `fedsweep predict` on the command line: their output and exit codes."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one run."""
+    """Create a results folder with one run."""
     config = RunConfig.of(read_yaml(ROOT / "experiments" / "fedra_digits.yaml"), "test").override(TINY, "test")
     home = Store(tmp_path_factory.mktemp("mlruns"))
     play(home, "fedra_digits", config)
@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def export_of(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its export, which nobody changes."""
+    """Export the run once; tests must not change the folder."""
     folder = tmp_path_factory.mktemp("exports") / "out"
     export(find_trial(Store(store), "fedra_digits"), folder)
     return folder
@@ -46,7 +46,7 @@ def export_of(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def exported(call: Call, export_of: Path) -> Path:
-    """The export, below the working directory."""
+    """Copy the export to the working directory."""
     Path("out").symlink_to(export_of)
     return Path("out")
 
@@ -60,11 +60,11 @@ def photos() -> Path:
     return folder
 
 
-def test_an_export_says_what_it_is_of_and_where_it_lies(call: Call, store):
+def test_export_prints_the_exported_run_and_the_folder(call: Call, store):
     answer = call("export", "fedra_digits", "--to", "out", "--store", str(store))
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.splitlines()[0] == "Exported fedra_digits, trial 20260101-000000-abcd (seed 0)."
-    assert answer.out.splitlines()[1].endswith("%: out")
+    assert answer.out.splitlines()[1].startswith("Written to out: state after round ")
     assert Path("out/export.json").exists()
 
 
@@ -82,15 +82,15 @@ def test_predictions_as_a_table_csv_and_json_are_the_same(call: Call, exported, 
     ]
     table = call("predict", "out", "photos", "--top", "2").out.splitlines()
     assert [line.split() for line in table[1:4]] == rows[1:]
-    assert table[4] == f"Accuracy {told['accuracy']:.2%} of 3 images, by the names of their folders."
+    assert table[4] == f"Accuracy {told['accuracy']:.2%} on 3 images, with their folders as labels."
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
-def test_output_goes_to_a_file_as_a_whole(call: Call, exported, photos, form):
+def test_predictions_are_written_to_the_output_file(call: Call, exported, photos, form):
     printed = call("predict", "out", "photos", "--format", form)
     answer = call("predict", "out", "photos", "--format", form, "--output", "found/photos.txt")
     assert (answer.code, answer.out) == (0, "")
-    assert answer.err.startswith("3 images in found/photos.txt\n")
+    assert answer.err.startswith("Predictions for 3 images written to found/photos.txt\n")
     written = Path("found/photos.txt").read_text()
     if form == "table":
         rows = [line.split() for line in printed.out.splitlines()[:-1]]
@@ -107,7 +107,7 @@ def test_a_broken_image_is_named_and_the_exit_code_is_one(call: Call, exported, 
     assert "fedsweep: photos/torn.png cannot be read: no image, or of no format that is read.\n" in answer.err
 
 
-def test_a_version_is_kept_by_round_and_client():
+def test_a_model_version_has_a_folder_per_round_and_client():
     from types import SimpleNamespace
 
     from fedsweep.cli.export import version_of
@@ -138,7 +138,7 @@ def test_a_version_is_kept_by_round_and_client():
          "20260101-000000-abcd; `fedsweep ui --deliver` brings it there."),
     ],
 )  # fmt: skip
-def test_an_export_that_cannot_be_is_refused_and_leaves_nothing(refused: Refused, store, tmp_path, words, sentence):
+def test_a_failed_export_writes_nothing(refused: Refused, store, tmp_path, words, sentence):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "file").write_text("")
     said = refused(*words, "--store", str(store))
@@ -158,7 +158,7 @@ def test_an_export_that_cannot_be_is_refused_and_leaves_nothing(refused: Refused
         (["predict", "out", "here", "--format", "xml"], "`--format` must be table, csv or json, but it is `xml`."),
     ],
 )  # fmt: skip
-def test_a_prediction_that_cannot_be_is_refused(refused: Refused, tmp_path, words, sentence):
+def test_an_impossible_prediction_is_rejected(refused: Refused, tmp_path, words, sentence):
     (tmp_path / "here").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "here" / "x.png")
     assert refused(*words) == sentence

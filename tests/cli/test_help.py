@@ -1,4 +1,4 @@
-"""Help, `list` and `show`: quick, without the heavy libraries, with an example of every verb."""
+"""Help, `list` and `show`: they load no heavy libraries, and the help of every command has an example."""
 
 import json
 import os
@@ -25,10 +25,10 @@ LIGHT = [
     (["--help"], [*GROUP], set()),
     (["data", "list", "--help"], ["Usage: fedsweep data"], set()),
     (["list"], ["fedra_digits", "ablations/lora_rank"], set()),
-    (["data", "list"], ["Nothing is prepared"], {"numpy"}),
+    (["data", "list"], ["No data set is prepared"], {"numpy"}),
     (["tune", "ablations/lora_rank", "--experiment", "zzz"], ["there is no experiment `zzz`"], {"numpy"}),
 ]
-"""Commands, what they print, and the heavy packages that they may load with those before them."""
+"""Commands, a part of their output, and the heavy packages that may be loaded after them and those before."""
 PLAYED = """
 import contextlib, io, json, sys
 from fedsweep.cli import main
@@ -44,8 +44,8 @@ print(json.dumps(told))
 """
 
 
-def test_help_and_lists_load_nothing_heavy_and_a_mistake_does_not_either(tmp_path):
-    """One after the other in a process of their own."""
+def test_help_lists_and_mistakes_load_no_heavy_package(tmp_path):
+    """The commands run one after the other in a separate process."""
     command = [sys.executable, "-c", PLAYED, json.dumps([words for words, *_ in LIGHT])]
     env = {**os.environ, "FEDSWEEP_DATA": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
@@ -55,7 +55,7 @@ def test_help_and_lists_load_nothing_heavy_and_a_mistake_does_not_either(tmp_pat
         assert [name for name in names if name not in said] == [], words
 
 
-def test_these_are_the_verbs():
+def test_the_commands():
     verbs = ["run", "tune", "report", "compare", "ui", "list", "show", "pretrain", "export", "predict"]
     of_data = ["data prepare", "data list", "data show", "data partition", "data generate"]
     assert sorted(VERBS) == sorted([*verbs, *of_data])
@@ -69,13 +69,13 @@ def test_every_verb_has_help_with_an_example(call: Call, verb):
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
-def test_without_a_verb_there_is_help(call: Call, words):
+def test_without_a_command_help_is_printed(call: Call, words):
     answer = call(*words)
     assert answer.code == 0
     assert "Usage: fedsweep" in answer.out
 
 
-def test_list_names_what_is_there_with_its_description(call: Call, tmp_path):
+def test_list_prints_names_with_descriptions(call: Call, tmp_path):
     (tmp_path / "search_spaces" / "mine").mkdir(parents=True)
     (tmp_path / "search_spaces" / "mine" / "first.yaml").write_text("# What is mine.\nexperiment: fedra_digits\n")
     lines = call("list").out.splitlines()
@@ -93,8 +93,8 @@ def test_show_prints_an_experiment_resolved(call: Call):
 def test_show_prints_a_search_space_as_its_arms(call: Call):
     text = call("show", "ablations/lora_rank", "federation.rounds=7").out
     assert [f"lora.rank={rank} " in text for rank in (1, 4, 8, 16)] == [True] * 4
-    assert "12 trials around fedra_digits, of 7 rounds (84 in all), seeds 0, 1, 2, search grid, scheduler none," in text
-    assert "2 at a time." in text
+    assert "12 trials of fedra_digits with 7 rounds each (84 rounds in all), 2 in parallel." in text
+    assert "Seeds: 0, 1, 2; search: grid; scheduler: none." in text
 
 
 def test_show_prints_a_sampled_space_as_its_ranges(call: Call):
@@ -103,7 +103,7 @@ def test_show_prints_a_sampled_space_as_its_ranges(call: Call):
     assert "24 trials" in text
 
 
-def test_the_command_that_opens_the_page_names_a_store_that_it_would_not_open_by_itself(monkeypatch):
+def test_the_ui_command_names_a_results_folder_other_than_the_default(monkeypatch):
     assert page_command("mlruns") == "fedsweep ui"
     assert shlex.split(page_command("my runs")) == ["fedsweep", "ui", "--store", "my runs"]
     monkeypatch.setenv("FEDSWEEP_STORE", "my runs")
@@ -111,8 +111,8 @@ def test_the_command_that_opens_the_page_names_a_store_that_it_would_not_open_by
     assert shlex.split(page_command("mlruns")) == ["fedsweep", "ui", "--store", "mlruns"]
 
 
-def test_every_option_of_tune_is_of_the_space_or_read_by_the_verb():
-    """What is in neither would be taken and ignored."""
+def test_every_option_of_tune_changes_the_space_or_is_read_by_the_command():
+    """Otherwise, the option would be accepted and ignored."""
     names = {parameter.name for parameter in GROUP["tune"].params}
     read = {"space", "overrides", "fresh", "resume", "sweep", "dry_run", "at_once", "address", "store", "mlflow"}
     assert names - {"help"} == read | SPACE_OPTIONS.keys()

@@ -1,4 +1,4 @@
-"""`fedsweep tune SPACE --experiment NAME`: any search space on another experiment, told and remembered."""
+"""`fedsweep tune SPACE --experiment NAME`: a search space with another experiment."""
 
 import pytest
 
@@ -15,7 +15,7 @@ OWN = {"experiment": "own"}
 
 @pytest.fixture
 def own(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The command line beside an experiment with another batch size, and with two of the six domains."""
+    """Write an experiment with another batch size and two of the six domains, and return the command line."""
     write(
         "experiments",
         "own",
@@ -28,7 +28,7 @@ def own(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     return call
 
 
-def test_its_hyperparameters_are_those_of_the_trials(own: Call):
+def test_trials_have_the_hyperparameters_of_the_given_experiment(own: Call):
     theirs, ours = Plan.read(SPACE, {}, {}), Plan.read(SPACE, {}, OWN)
     assert (theirs.base.local.batch_size, ours.base.local.batch_size) == (32, 4)
     assert [trial.arm for trial in ours.grid()] == [trial.arm for trial in theirs.grid()]
@@ -36,23 +36,23 @@ def test_its_hyperparameters_are_those_of_the_trials(own: Call):
     assert "batch_size: 4" in ours.files["experiment.yaml"]
 
 
-def test_a_dry_run_says_which_one_it_is(own: Call):
+def test_a_dry_run_prints_the_experiment(own: Call):
     answer = own("tune", SPACE, "local.steps=1", "--experiment", "own", "--dry-run")
     assert (answer.code, answer.err) == (0, "")
-    assert "12 trials around own, of 12 rounds (144 in all)" in answer.out
-    assert "12 trials around fedra_digits, of 12 rounds" in own("show", SPACE).out
+    assert "12 trials of own with 12 rounds each (144 rounds in all)" in answer.out
+    assert "12 trials of fedra_digits with 12 rounds" in own("show", SPACE).out
 
 
 @pytest.mark.parametrize("words", [(), ("--experiment", "own")])
-def test_a_resume_keeps_it(own: Call, tmp_path, words):
+def test_a_resumed_sweep_keeps_the_experiment(own: Call, tmp_path, words):
     sweep = new_sweep(Plan.read(SPACE, {"local.steps": 1}, OWN), Store(tmp_path / "mlruns"))
     assert (sweep.manifest().experiment, sweep.manifest().options) == ("own", OWN)
     answer = own("tune", SPACE, "--resume", "--dry-run", *words)
     assert (answer.code, answer.err) == (0, "")
-    assert "12 trials around own, of 12 rounds (144 in all)" in answer.out
+    assert "12 trials of own with 12 rounds each (144 rounds in all)" in answer.out
 
 
-def test_a_resume_on_another_one_is_refused(own: Call, refused: Refused, tmp_path):
+def test_a_sweep_cannot_be_resumed_with_another_experiment(own: Call, refused: Refused, tmp_path):
     sweep = new_sweep(Plan.read(SPACE, {}, OWN), Store(tmp_path / "mlruns"))
     assert refused("tune", SPACE, "--resume", "--experiment", "fedra_digits") == (
         f"sweep {sweep.folder.name} of {SPACE} cannot be resumed because its YAML files or overrides have changed "
@@ -67,19 +67,22 @@ def test_a_resume_on_another_one_is_refused(own: Call, refused: Refused, tmp_pat
             "fedra_digit",
             "there is no experiment `fedra_digit`; did you mean `fedra_digits` or `fedag_digits` or `fedms_digits`?",
         ),
-        ("zzz", "there is no experiment `zzz`; `fedsweep list` names those that are there."),
-        ("", "there is no experiment ``; `fedsweep list` names those that are there."),
-        (SPACE, f"there is no experiment `{SPACE}`, but `fedsweep tune {SPACE}` takes the search space of that name."),
+        ("zzz", "there is no experiment `zzz`; run `fedsweep list` to see all names."),
+        ("", "there is no experiment ``; run `fedsweep list` to see all names."),
+        (
+            SPACE,
+            f"there is no experiment `{SPACE}`; to use the search space of that name, run `fedsweep tune {SPACE}`.",
+        ),
     ],
 )
-def test_an_unknown_one_is_refused(refused: Refused, name, sentence):
+def test_an_unknown_experiment_is_rejected(refused: Refused, name, sentence):
     assert refused("tune", SPACE, "--experiment", name) == sentence
     with pytest.raises(UserError) as error:
         Plan.read(SPACE, {}, {"experiment": name})
     assert str(error.value) == sentence
 
 
-def test_an_arm_that_does_not_fit_it_is_refused(own: Call, refused: Refused):
+def test_an_arm_that_is_invalid_for_the_experiment_is_rejected(own: Call, refused: Refused):
     write("search_spaces", "mine", GRID, ("fixed:", "fixed:\n  data.domains: [plain, rotated, noisy]"))
     assert refused("tune", "mine", "--experiment", "own") == (
         "search space mine: `federation.depths` must have one depth for each of the 3 clients, or one for all "

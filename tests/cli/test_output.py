@@ -1,4 +1,4 @@
-"""What a sweep leaves on the terminal at its end, whatever its report does."""
+"""The output of a sweep at its end, also if its report fails."""
 
 import io
 from pathlib import Path
@@ -15,12 +15,12 @@ from fedsweep.sweep.running.ray_tuner import SessionOutcome
 from tests.report.conftest import Trials, make_manifest
 
 
-def test_a_report_that_fails_keeps_no_trial_from_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_trials_are_in_mlflow_although_the_report_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     def fails(*arguments: object) -> None:
         (tmp_path / "report").mkdir()
-        (tmp_path / "report" / "table.csv").touch()  # a part, which would look like the whole
+        (tmp_path / "report" / "table.csv").touch()  # a part of a report, which could be mistaken for all of it
         raise ValueError("too many values to unpack")
 
     monkeypatch.setattr(finish_module, "write_report", fails)
@@ -35,6 +35,6 @@ def test_a_report_that_fails_keeps_no_trial_from_mlflow(tmp_path: Path, monkeypa
         terminal.show_sweep(result, "fedsweep ui")
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert (end.value.code, result.status, closed) == (1, 1, ["FINISHED"])
-    assert "The report could not be made: too many values to unpack." in said
-    assert "`fedsweep report ablations/lora_rank` tries again." in said
+    assert "The report could not be written: too many values to unpack." in said
+    assert "run `fedsweep report ablations/lora_rank` to try again." in said
     assert not (tmp_path / "report").exists()

@@ -1,4 +1,4 @@
-"""`fedsweep pretrain` from the prompt: what it prints, how it stops and goes on, and what it refuses."""
+"""`fedsweep pretrain` on the command line: its output, interruption and resumption, and its error messages."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """The pre-training `toy` and its data, in the working directory."""
+    """Write the pre-training `toy` and its data to the working directory."""
     monkeypatch.setenv("FEDSWEEP_DATA", "data")
     monkeypatch.chdir(tmp_path)
     write_store(["plain", "thick"])
@@ -37,14 +37,14 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.usefixtures("toy")
-def test_it_prints_a_line_per_epoch_and_leaves_weights_and_card(call: Call):
+def test_pretrain_prints_a_line_per_epoch_and_writes_weights_and_card(call: Call):
     answer = call("pretrain", "toy", "seed=3")
     assert answer.code == 0, answer
     lines = answer.out.splitlines()
     assert lines[0].split() == ["epoch", "train", "loss", "val", "acc", "val", "loss", "lr", "seconds"]
     assert [line.split()[0] for line in lines[1:]] == ["1", "2"]
     assert all(len(line.split()) == 6 for line in lines[1:])
-    assert answer.err.endswith("weights in data/backbones/toy.safetensors.\n")
+    assert answer.err.endswith("weights written to data/backbones/toy.safetensors.\n")
     card = json.loads(Path("data/backbones/toy.json").read_text())
     assert card["recipe"]["seed"] == 3
     left = [".toy.safetensors.lock", "toy.json", "toy.safetensors"]
@@ -52,10 +52,10 @@ def test_it_prints_a_line_per_epoch_and_leaves_weights_and_card(call: Call):
 
 
 @pytest.mark.usefixtures("toy")
-def test_ctrl_c_says_how_to_go_on_and_a_second_start_does_too(call: Call, refused: Refused, monkeypatch):
+def test_ctrl_c_and_a_second_start_explain_how_to_continue(call: Call, refused: Refused, monkeypatch):
     told = [
         "Stopped before the end of the first epoch.",
-        "Stopped after 1 of 2 epochs; the same command with --resume ",
+        "Stopped after 1 of 2 epochs. To continue, run the same command with --resume.",
     ]
     for last_step, sentence in zip((1, 5), told, strict=True):  # an epoch has three steps
         steps: list[int] = []
@@ -79,7 +79,7 @@ def test_ctrl_c_says_how_to_go_on_and_a_second_start_does_too(call: Call, refuse
     assert refused("pretrain", "toy", "optimizer.lr=0.1", "--resume") == lr
     answer = call("pretrain", "toy", "--resume")
     assert answer.code == 0
-    assert [line.split()[0] for line in answer.out.splitlines()[1:]] == ["1", "2"]  # the first one again
+    assert [line.split()[0] for line in answer.out.splitlines()[1:]] == ["1", "2"]  # starts again from epoch 1
     weights = Path("data/backbones/toy.safetensors").absolute()
     assert refused("pretrain", "toy") == f"{weights} is there already; delete it, or name another file with `--out`."
     finished = f"`--resume` needs {checkpoint}, which is not there, and {weights} is finished."
@@ -90,10 +90,10 @@ def test_ctrl_c_says_how_to_go_on_and_a_second_start_does_too(call: Call, refuse
     ("words", "sentence"),
     [
         (["digit_vit"], "there is no pre-training `digit_vit`; did you mean `digits_vit`?"),
-        (["fedra_digits"], "there is no pre-training `fedra_digits`, but `fedsweep run fedra_digits` takes the "
-         "experiment of that name."),
+        (["fedra_digits"], "there is no pre-training `fedra_digits`; to use the experiment "
+         "of that name, run `fedsweep run fedra_digits`."),
         (["toy", "--device", "tpu"], "`--device` must be cpu or cuda, but it is `tpu`."),
-        (["toy", "--device", "cuda"], "`--device` is cuda, but torch sees no GPU."),
+        (["toy", "--device", "cuda"], "`--device` is cuda, but torch finds no GPU."),
         (["toy", "epoch=3"], "pre-training toy: `epoch` is not a hyperparameter of this pre-training; "
          "did you mean `epochs`?"),
         (["toy", "epochs=0"], "pre-training toy: `epochs` must be greater than 0, but it is 0."),
@@ -140,14 +140,14 @@ def test_a_mistake_is_one_sentence(call: Call, words, sentence):
 
 
 @pytest.mark.usefixtures("toy")
-def test_two_do_not_make_the_same_weights_at_once(refused: Refused):
+def test_two_processes_cannot_write_the_same_weights(refused: Refused):
     out = Path("data/backbones/toy.safetensors").absolute()
     with exclusively(out):
         assert refused("pretrain", "toy") == f"another `fedsweep pretrain` is making {out} now."
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_file_in_the_cards_place_is_not_written_over(refused: Refused):
+def test_a_foreign_file_with_the_name_of_the_card_is_not_overwritten(refused: Refused):
     Path("mine.json").write_text("{}")
     sentence = refused("pretrain", "toy", "--out", "mine.safetensors")
     assert sentence == f"{Path('mine.json').absolute()} is there already; delete it, or name another file with `--out`."
@@ -155,7 +155,7 @@ def test_a_file_in_the_cards_place_is_not_written_over(refused: Refused):
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_reader_who_has_gone_is_no_full_disk(monkeypatch):
+def test_a_closed_pipe_is_not_reported_as_a_full_disk(monkeypatch):
     def gone(table: EpochTable, record: object) -> None:
         raise BrokenPipeError
 
@@ -165,7 +165,7 @@ def test_a_reader_who_has_gone_is_no_full_disk(monkeypatch):
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_broken_checkpoint_is_told_from_a_whole_one(call: Call, refused: Refused):
+def test_a_broken_checkpoint_is_detected(call: Call, refused: Refused):
     path = Path("data/backbones/toy.checkpoint.safetensors")
     path.parent.mkdir()
     path.write_bytes(b"nothing")
@@ -180,7 +180,7 @@ def test_pre_trainings_are_not_experiments(toy, refused: Refused):
     assert {"toy", "digits_vit", "tinyimagenet_vit"} <= set(available("pretrain"))
     assert not [name for name in available("experiments") if "toy" in name or "pretrain" in name]
     assert find("pretrain", "toy") == Path("experiments/pretrain/toy.yaml").resolve()
-    takes = ", but `fedsweep pretrain toy` takes the pre-training of that name."
+    takes = "; to use the pre-training of that name, run `fedsweep pretrain toy`."
     assert refused("run", "toy") == f"there is no experiment `toy`{takes}"
     assert refused("run", "pretrain/toy") == f"there is no experiment `pretrain/toy`{takes}"
     assert refused("tune", "toy") == f"there is no search space `toy`{takes}"

@@ -1,4 +1,4 @@
-"""`fedsweep report` and `fedsweep compare`: what they print is what they write, and their refusals."""
+"""`fedsweep report` and `fedsweep compare`: their output, files and error messages."""
 
 import io
 from pathlib import Path
@@ -20,7 +20,7 @@ OTHER = Trials().arms({4: [0.55, 0.56, 0.57], 8: [0.60, 0.62, 0.58], 16: [0.7, 0
 
 
 def record(store: Path, sweep: str, trials: Trials, name: str = SPACE) -> Path:
-    """A sweep as it lies on disk; its folder."""
+    """Write a sweep to disk, and return its folder."""
     kept = Store(store).sweep(name, sweep)
     kept.create(make_manifest(id=sweep, name=name, created=f"2026-01-01T00:00:0{sweep[-1]}Z"), {})
     for one in trials.records:
@@ -35,7 +35,7 @@ def record(store: Path, sweep: str, trials: Trials, name: str = SPACE) -> Path:
 
 @pytest.fixture(autouse=True)
 def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Two sweeps, of whose reports no figures are drawn."""
+    """Write two sweeps, and draw no figures in their reports."""
     monkeypatch.setattr("fedsweep.report.write_figures", lambda *_: ())
     return [record(tmp_path / "mlruns", "s1", ONE), record(tmp_path / "mlruns", "s2", OTHER)]
 
@@ -44,7 +44,7 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     ("format", "name"),
     [("markdown", "table.md"), ("csv", "table.csv"), ("latex", "table.tex"), ("html", "report.html")],
 )
-def test_what_is_printed_is_what_is_written(call: Call, sweeps, format, name):
+def test_the_printed_report_is_the_written_file(call: Call, sweeps, format, name):
     answer = call("report", SPACE, "--sweep", "s1", "--format", format)
     assert (answer.code, answer.err) == (0, "")
     assert answer.out == (sweeps[0] / "report" / name).read_text()
@@ -54,7 +54,7 @@ def test_parquet_goes_to_a_file_and_to_no_terminal(call: Call, refused: Refused,
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdout.isatty", lambda: True)
         assert refused("report", SPACE, "--format", "parquet").startswith(
-            "`--format parquet` is no text: send it to a file"
+            "`--format parquet` is binary; redirect it to a file"
         )
     file = io.BytesIO()
     with monkeypatch.context() as patch:
@@ -71,7 +71,7 @@ def test_without_a_format_it_is_the_table_of_the_newest_sweep(call: Call, sweeps
     assert answer.out.endswith("Written to mlruns/sweeps/ablations/lora_rank/s2/report.\n")
 
 
-def test_columns_are_those_asked_for_in_every_format(call: Call, sweeps):
+def test_every_format_has_the_given_columns(call: Call, sweeps):
     asked = ("--columns", "worst_domain,megabytes_up,rounds_to=0.52,accuracy/domain/photo")
     heading = ["worst domain", "MB up", "rounds to 52%", "accuracy/domain/photo"]
     shown = call("report", SPACE, *asked).out
@@ -102,7 +102,7 @@ def test_a_wrong_report_is_refused(refused: Refused, sweeps, words, sentence):
     assert not (sweeps[1] / "report").exists()
 
 
-def test_what_cannot_be_written_or_read_is_one_sentence(refused: Refused, sweeps):
+def test_files_that_cannot_be_written_or_read_are_one_error_message(refused: Refused, sweeps):
     (sweeps[1] / "report").write_text("no folder")
     assert refused("report", SPACE) == (
         "the report cannot be written to mlruns/sweeps/ablations/lora_rank/s2/report: File exists."
@@ -114,7 +114,7 @@ def test_what_cannot_be_written_or_read_is_one_sentence(refused: Refused, sweeps
     assert refused("report", SPACE, "--sweep", "s1").startswith(f"{sweeps[0] / 'sweep.json'} is not valid JSON: ")
 
 
-def test_columns_of_a_search_space_are_those_of_its_report_and_refused_where_there_are_none(refused: Refused):
+def test_columns_of_a_search_space_are_used_in_its_report_and_checked(refused: Refused):
     text = GRID + "\ncolumns: [worst_domain, megbytes_up]\n"
     write("search_spaces", "mine", text)
     assert refused("tune", "mine") == (
@@ -148,7 +148,7 @@ def test_two_arms_are_compared_as_the_report_does(call: Call, tmp_path: Path):
 
 
 @pytest.mark.parametrize("format", ["terminal", "markdown"])
-def test_a_comparison_says_what_was_found_and_what_differs(call: Call, format):
+def test_a_comparison_prints_findings_and_differing_hyperparameters(call: Call, format):
     said = " ".join(
         call("compare", f"{SPACE}@s1:lora.rank=4", f"{SPACE}@s2:lora.rank=16", "--format", format).out.split()
     )
@@ -158,14 +158,14 @@ def test_a_comparison_says_what_was_found_and_what_differs(call: Call, format):
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 140])
-def test_no_number_of_a_comparison_is_cut_at_any_width(call: Call, monkeypatch, width):
+def test_no_number_of_a_comparison_is_truncated_at_any_width(call: Call, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     said = call("compare", f"{SPACE}@s1", f"{SPACE}@s2").out
     assert max(map(len, said.splitlines())) <= width
     assert "…" not in said
     table = said[: said.index("B against A")]
     assert all(number in table for number in ("50.33", "56.00", "+5.67", "60.00", "+0.00"))
-    assert ("Not shown for want of width: " in " ".join(said.split())) == ("bootstrap" not in table)
+    assert ("Columns that do not fit: " in " ".join(said.split())) == ("bootstrap" not in table)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_no_number_of_a_comparison_is_cut_at_any_width(call: Call, monkeypatch, 
         ((f"{SPACE}@s1", f"{SPACE}@s1"), "`ablations/lora_rank@s1` and `ablations/lora_rank@s1` are the same."),
         ((f"{SPACE}@s1", f"{SPACE}@s3"), "there is no sweep `s3` of ablations/lora_rank in mlruns"),
         ((f"{SPACE}:lora.rank=4", SPACE),
-         "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm or both name a sweep."),
+         "`ablations/lora_rank:lora.rank=4` and `ablations/lora_rank` must both name an arm, or both name a sweep."),
         ((f"{SPACE}:lora.rank=5", f"{SPACE}:lora.rank=4"),
          "`ablations/lora_rank:lora.rank=5` must name one arm by its values, but no arm has these values. The arms "
          "are: lora.rank=4; lora.rank=8; lora.rank=16."),

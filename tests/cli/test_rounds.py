@@ -17,7 +17,7 @@ from fedsweep.tracking import single_run as recorded_run
 METRICS = ["accuracy/mean", "accuracy/worst_domain", "accuracy/domain/sketch", "accuracy/domain/art_painting"]
 
 
-def test_columns_stand_under_whole_headings(tiny, capsys):
+def test_columns_are_aligned_with_complete_headings(tiny, capsys):
     data = tiny.data.model_copy(update={"domains": ("sketch", "art_painting")})
     with RoundTable(tiny.model_copy(update={"data": data}), as_json=False) as table:
         table.add(RoundRecord(0, dict.fromkeys(METRICS, 0.5), 1.0))
@@ -34,7 +34,7 @@ WITH_SURROGATES = {**SURROGATE, "method": {"name": "ft", "synthetic_epochs": 1}}
 
 
 @pytest.mark.parametrize(("changes", "said"), [(WITH_SURROGATES, 1), (SURROGATE, 0), ({}, 0)])
-def test_a_run_that_trained_on_surrogates_says_so_once_on_stderr(tiny, capsys, changes, said):
+def test_a_run_with_surrogate_images_prints_one_warning_on_stderr(tiny, capsys, changes, said):
     show_recorded(progress_console(), tiny.override(changes, "test"), Path.cwd(), "fedsweep ui")
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -42,7 +42,7 @@ def test_a_run_that_trained_on_surrogates_says_so_once_on_stderr(tiny, capsys, c
     assert printed.err.startswith("Recorded in ")
 
 
-def test_a_run_outside_a_sweep_keeps_its_marks(tiny, tmp_path, monkeypatch):
+def test_a_run_outside_a_sweep_records_its_provenance(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(recorded_run, "run_resumably", lambda *_, **__: iter(()))
     monkeypatch.setattr(recorded_run, "Recorder", MagicMock())  # which would make MLflow's database
     config = tiny.override(WITH_SURROGATES, "test")
@@ -50,12 +50,12 @@ def test_a_run_outside_a_sweep_keeps_its_marks(tiny, tmp_path, monkeypatch):
     assert trial.read().plan.marks == {"synthetic": "surrogate"}
 
 
-def test_the_shipped_run_of_fedag_has_surrogates_and_names_them():
+def test_the_shipped_fedag_experiment_uses_and_names_surrogate_images():
     config = RunConfig.of(read_yaml(find("experiments", "fedag_digits")), "fedag_digits")
     assert config.marks() == {"synthetic": "surrogate"}
 
 
-def test_lists_of_words_are_no_styles(capsys):
+def test_lists_of_words_are_not_rendered_as_styles(capsys):
     label = "data.held_out_domains=[plain]"
     result_console().print(plan_table("mine", {}, [{"data.held_out_domains": ["plain"]}]))
     result_console().print(label)

@@ -1,4 +1,4 @@
-"""The walk of `lora.rank`, from the YAML to the tensor: one dotted name, no translation."""
+"""The path of `lora.rank` from the YAML file to the tensors, always under the same dotted name."""
 
 import pytest
 

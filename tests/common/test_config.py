@@ -1,4 +1,4 @@
-"""RunConfig: strictness, overrides, and the sentence of every refusal."""
+"""RunConfig: strict types, overrides and error messages."""
 
 import json
 import subprocess
@@ -18,19 +18,19 @@ from tests.fixtures import EXPERIMENT
 REFUSALS = parse_yaml((Path(__file__).parents[1] / "golden" / "refusals.yaml").read_text(), "refusals.yaml")
 
 
-def test_the_table_of_refusals_is_read():
+def test_the_table_of_error_messages_is_read():
     assert len(REFUSALS) == 98
 
 
 @pytest.mark.parametrize("refused", REFUSALS, ids=lambda refused: " ".join(refused["overrides"]))
-def test_an_impossible_run_is_refused_in_one_sentence(experiment, refused):
+def test_an_invalid_run_gives_its_error_message(experiment, refused):
     with pytest.raises(UserError) as refusal:
         experiment.override(parse_overrides(refused["overrides"]), "runs.yaml")
     assert str(refusal.value) == f"runs.yaml: {refused['sentence']}"
 
 
 def test_values_of_an_arm_that_is_not_validated_need_no_pretrained_library():
-    """The fields with a default that is made anew, as FedAG's CLIP and FedMS's gate, are left out."""
+    """Fields with a default factory, such as FedAG's CLIP and FedMS's gate, are left out."""
     code = (
         "import sys; from pathlib import Path; from fedsweep.common.yaml_values import read_yaml; "
         "from fedsweep.federation.run_config import RunConfig; "
@@ -44,7 +44,7 @@ def test_values_of_an_arm_that_is_not_validated_need_no_pretrained_library():
     assert done.stdout.split() == ["True", "True"]
 
 
-def test_a_missing_name_is_named(experiment):
+def test_the_error_names_a_missing_name(experiment):
     data = experiment.model_dump(mode="json")
     del data["optimizer"]
     with pytest.raises(UserError, match=r"^runs.yaml: `optimizer` is missing\.$"):
@@ -55,11 +55,11 @@ def test_a_missing_name_is_named(experiment):
         RunConfig.of(data, "runs.yaml")
 
 
-def test_a_value_that_json_lacks_is_refused_in_a_sentence(experiment):
+def test_a_value_outside_json_is_rejected(experiment):
     recursive: list = []
     recursive.append(recursive)
     for value in (object(), recursive):
-        with pytest.raises(UserError, match=r"^runs.yaml holds a value that no hyperparameter can take: .*\.$"):
+        with pytest.raises(UserError, match=r"^runs.yaml contains a value that no hyperparameter can have: .*\.$"):
             experiment.override({"seed": value}, "runs.yaml")
 
 
@@ -76,7 +76,7 @@ def test_the_edges_of_the_ranges_are_allowed(experiment, changes):
     assert {name: changed[name] for name in changes} == changes
 
 
-def test_an_override_changes_what_it_names_and_nothing_else(experiment):
+def test_an_override_changes_only_the_named_value(experiment):
     before = flat(experiment)
     after = flat(experiment.override({"lora.rank": 4, "federation.depths": [6] * 6}, "test"))
     assert {name for name in before if before[name] != after[name]} == {"lora.rank", "federation.depths"}
@@ -84,19 +84,19 @@ def test_an_override_changes_what_it_names_and_nothing_else(experiment):
     assert flat(experiment) == before
 
 
-def test_an_override_by_nothing_is_the_same_run(experiment):
+def test_an_empty_override_gives_an_equal_run(experiment):
     assert experiment.override({}, "test") == experiment
     assert experiment.override(flat(experiment), "test") == experiment
 
 
-def test_a_bare_string_exchanges_the_method_with_its_defaults(experiment):
+def test_a_bare_string_selects_a_method_with_its_defaults(experiment):
     assert experiment.override({"method": "all_small"}, "test").method == AllSmall()
     assert experiment.override({"method": "depthfl"}, "test").method == DepthFL()
     covered = experiment.override({"method.missing_layers": "ensure_cover"}, "test")
     assert covered.override({"method": "fedra"}, "test").method.missing_layers == "keep_previous"
 
 
-def test_an_object_is_exchanged_before_its_fields_whatever_the_order(experiment):
+def test_a_record_is_replaced_before_its_fields_in_any_order(experiment):
     changes = {"method.missing_layers": "ensure_cover", "method": "fedra"}
     for order in (changes, dict(reversed(changes.items()))):
         assert experiment.override(order, "test").method.missing_layers == "ensure_cover"
@@ -104,7 +104,7 @@ def test_an_object_is_exchanged_before_its_fields_whatever_the_order(experiment)
     assert (scaled.lora.alpha, scaled.lora.scaling, scaled.lora.rank, scaled.lora.position) == (16.0, None, 4, "both")
 
 
-def test_flat_holds_every_resolved_value_under_its_dotted_name(experiment):
+def test_flat_has_every_value_under_its_dotted_name(experiment):
     values = flat(experiment)
     assert values["lora.rank"] == 8
     assert values["federation.depths"] == [12, 10, 8, 6, 4, 3]
@@ -122,7 +122,7 @@ def test_a_run_is_frozen_and_can_be_a_key(experiment):
     assert len({experiment, experiment.override({"seed": 1}, "test")}) == 2
 
 
-def test_a_bare_name_stands_for_an_object_at_any_depth(experiment):
+def test_a_bare_name_selects_a_record_at_any_depth(experiment):
     changes = {
         "partition.proxy_share": 0.1,
         "method": "fedbrick",
@@ -145,15 +145,15 @@ def test_a_bare_name_stands_for_an_object_at_any_depth(experiment):
     assert RunConfig.of(written, "a file") == experiment.override({"method": "depthfl"}, "test")
 
 
-def test_overriding_leaves_the_callers_values_as_they_were(experiment):
+def test_override_does_not_modify_the_given_values(experiment):
     arm = {"method": {"name": "fedbrick", "server_epochs": 0}}
     changed = experiment.override({**arm, "method.over": "depthfl"}, "test")
     assert changed.method.over == DepthFL()
     assert arm == {"method": {"name": "fedbrick", "server_epochs": 0}}
 
 
-def test_what_a_change_replaced_is_to_blame(experiment):
-    with pytest.raises(UserError, match="`method` must be an object, but it is null"):
+def test_the_error_names_the_change_that_replaced_the_parent(experiment):
+    with pytest.raises(UserError, match="`method` must be a mapping of names to values, but it is null"):
         experiment.override({"method": None, "method.missing_layers": "keep_previous"}, "test")
     with pytest.raises(UserError, match=r"`lora\.rank\.x` is not a hyperparameter"):
         experiment.override({"lora.rank": "a", "lora.rank.x": 1}, "test")

@@ -1,4 +1,4 @@
-"""What the machine did in a round: beside the metrics, never among them."""
+"""System metrics of a round, which are recorded separately from the other metrics."""
 
 import json
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from fedsweep.federation.run_config import RunConfig
 from fedsweep.results.history import RoundRecord, from_json, to_json
 
 
-def test_the_machines_metrics_have_mlflows_names_and_the_process_its_own() -> None:
+def test_machine_metrics_have_mlflows_names_and_process_metrics_their_own() -> None:
     theirs = CPUMonitor()
     theirs.collect_metrics()
     found = SystemMeter().read()
@@ -25,7 +25,7 @@ def test_the_machines_metrics_have_mlflows_names_and_the_process_its_own() -> No
 
 
 class NVMLError(Exception):
-    """The driver's."""
+    """The error class of the GPU driver's library."""
 
 
 def does_not_tell(handle: int) -> None:
@@ -43,13 +43,13 @@ SLICE = SimpleNamespace(
 """A driver that tells of a GPU's memory, and of its use not."""
 
 
-def test_a_gpu_that_does_not_tell_all_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_some_metrics_reports_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_metrics, "pynvml", SLICE)
     found = {name: value for name, value in SystemMeter().read().items() if "gpu" in name}
     assert found == {"system/gpu_0_memory_usage_megabytes": 2.0, "system/gpu_0_memory_usage_percentage": 25.0}
 
 
-def test_a_history_keeps_them_and_is_what_it_was_without() -> None:
+def test_a_history_stores_system_metrics_without_changing_the_others() -> None:
     plain = [RoundRecord(0, {"accuracy/mean": 0.1}, 0.5)]
     measured = [RoundRecord(0, {"accuracy/mean": 0.1}, 0.5, system={"system/cpu_utilization_percentage": 7.0})]
     assert from_json(to_json(measured))[0].system == {"system/cpu_utilization_percentage": 7.0}
@@ -57,7 +57,7 @@ def test_a_history_keeps_them_and_is_what_it_was_without() -> None:
     assert json.loads(to_json(plain)) == [{"round": 0, "metrics": {"accuracy/mean": 0.1}, "seconds": 0.5}]
 
 
-def test_a_run_that_is_measured_has_the_same_metrics(tiny: RunConfig, tmp_path) -> None:
+def test_measuring_does_not_change_the_metrics(tiny: RunConfig, tmp_path) -> None:
     config = tiny.override({"federation.rounds": 1, "data.domains": ["plain"], "federation.depths": [3]}, "test")
     plain = list(run_resumably(config, tmp_path / "a" / "checkpoint"))
     measured = list(run_resumably(config, tmp_path / "b" / "checkpoint", measure=SystemMeter().read))

@@ -1,4 +1,4 @@
-"""Randomness is derived, never streamed."""
+"""Random streams are derived from their arguments."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def test_seeds_are_the_same_on_every_machine():
     assert stream(0, "cohort", 3).integers(0, 1000, 5).tolist() == [745, 622, 895, 868, 457]
 
 
-def test_streams_do_not_disturb_one_another():
+def test_streams_are_independent():
     alone = stream(0, "cohort", 1).random(3).tolist()
     first, second = stream(0, "cohort", 1), stream(0, "cohort", 2)
     mixed = [(first.random(), second.random())[0] for _ in range(3)]

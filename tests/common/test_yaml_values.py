@@ -1,4 +1,4 @@
-"""YAML and overrides: what a person writes, without PyYAML's traps."""
+"""YAML values and overrides, by the rules of YAML 1.2 instead of PyYAML's 1.1."""
 
 import math
 
@@ -25,16 +25,16 @@ def test_a_value_reads_as_yaml_1_2_says(text, value):
     assert type(read) is type(value)
 
 
-def test_not_a_number_is_read_as_such():
+def test_nan_is_a_float():
     assert math.isnan(parse_yaml(".nan", "test"))
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a: 1\nb: 2\na: 3", "runs.yaml: the key `a` stands twice (line 3)."),
-        ("x:\n  a: 1\n  a: 1", "runs.yaml: the key `a` stands twice (line 3)."),
-        ("{a: 1, 'a': 2}", "runs.yaml: the key `a` stands twice (line 1)."),
+        ("a: 1\nb: 2\na: 3", "runs.yaml: the key `a` occurs twice (line 3)."),
+        ("x:\n  a: 1\n  a: 1", "runs.yaml: the key `a` occurs twice (line 3)."),
+        ("{a: 1, 'a': 2}", "runs.yaml: the key `a` occurs twice (line 1)."),
         (
             "a: 1\nb: [1",
             "runs.yaml is not valid YAML at line 2, column 6: expected ',' or ']', but got '<stream end>'.",
@@ -58,16 +58,16 @@ def test_not_a_number_is_read_as_such():
         ),
     ],
 )
-def test_broken_yaml_is_refused_with_its_line(text, sentence):
+def test_the_error_for_invalid_yaml_has_the_line(text, sentence):
     with pytest.raises(UserError) as refusal:
         parse_yaml(text, "runs.yaml")
     assert str(refusal.value) == sentence
 
 
-def test_aliases_that_stand_for_too_many_values_are_rejected():
+def test_aliases_with_too_many_values_are_rejected():
     lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
     with pytest.raises(
-        UserError, match=r"^runs\.yaml must hold at most 1,000,000 values, aliases \(`\*`\) written out"
+        UserError, match=r"^runs\.yaml must contain at most 1,000,000 values after its aliases \(`\*`\) are expanded"
     ):
         parse_yaml("\n".join(lines), "runs.yaml")
     assert parse_yaml("\n".join(lines[:3]), "x")["a2"] == [[["x", "x"]] * 2] * 2
@@ -76,21 +76,21 @@ def test_aliases_that_stand_for_too_many_values_are_rejected():
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"# only a comment\n", "{} must hold names and values, but it is empty."),
-        (b"- a\n- b\n", "{} must hold names and values, but it holds list."),
-        (b"hello\n", "{} must hold names and values, but it holds str."),
+        (b"# only a comment\n", "{} must contain a mapping of names to values, but it is empty."),
+        (b"- a\n- b\n", "{} must contain a mapping of names to values, but it contains list."),
+        (b"hello\n", "{} must contain a mapping of names to values, but it contains str."),
         (b'name: "\xe9"\n', "{} cannot be read: it is not UTF-8 text (byte 7)."),
         ("name: 1".encode("utf-16-le"), "{} is not valid YAML: unacceptable character #x0000: special characters are "
          'not allowed in "<unicode string>", position 1.'),
         (b"a: 1\nb: [1, 2\nc: 3\n", "{} is not valid YAML at line 3, column 2: expected ',' or ']', but got ':'."),
         (b"a: 1\n---\nb: 1\n", "{} is not valid YAML at line 2, column 1: but found another document."),
-        (b"a: 1\nb: 1" + b"0" * 400, "{} is not valid YAML at line 2, column 4: a number of 401 digits."),
+        (b"a: 1\nb: 1" + b"0" * 400, "{} is not valid YAML at line 2, column 4: an integer of 401 digits is too long."),
         (b"[" * 700, "{} is not valid YAML: its brackets are nested too deeply."),
-        (b"a: !!bool maybe\n", "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
-        (b"a: !!timestamp soon\n", "{} is not valid YAML: a tag (`!!`) does not fit the value that it stands before."),
+        (b"a: !!bool maybe\n", "{} is not valid YAML: a tag (`!!`) does not match the value after it."),
+        (b"a: !!timestamp soon\n", "{} is not valid YAML: a tag (`!!`) does not match the value after it."),
     ],
 )  # fmt: skip
-def test_a_file_that_does_not_hold_names_and_values_is_refused(tmp_path, content, sentence):
+def test_a_file_without_a_mapping_is_rejected(tmp_path, content, sentence):
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError) as refusal:
@@ -98,7 +98,7 @@ def test_a_file_that_does_not_hold_names_and_values_is_refused(tmp_path, content
     assert str(refusal.value) == sentence.format(path)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_the_error_names_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"^.*missing\.yaml cannot be read: No such file or directory\."):
         read_yaml(tmp_path / "missing.yaml")
 
@@ -116,8 +116,8 @@ def test_overrides_are_names_with_yaml_values():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["seed"], "an override must look like `federation.rounds=5`, but got `seed`."),
-        (["=5"], "an override must look like `federation.rounds=5`, but got `=5`."),
+        (["seed"], "an override must have the form `federation.rounds=5`, but it is `seed`."),
+        (["=5"], "an override must have the form `federation.rounds=5`, but it is `=5`."),
         (["seed=1", "seed=1"], "the override `seed` is given twice."),
         (
             ["a=[1"],
@@ -125,13 +125,13 @@ def test_overrides_are_names_with_yaml_values():
         ),
     ],
 )
-def test_a_malformed_override_is_refused(words, sentence):
+def test_a_malformed_override_is_rejected(words, sentence):
     with pytest.raises(UserError) as refusal:
         parse_overrides(words)
     assert str(refusal.value) == sentence
 
 
-def test_a_hint_names_what_is_near_and_nothing_else():
+def test_a_hint_contains_only_similar_names():
     assert near("federation.round", ["federation.rounds", "seed"]) == "; did you mean `federation.rounds`?"
     assert near("lora.rak", ["lora.rank", "lora.bank"]) == "; did you mean `lora.rank` or `lora.bank`?"
     assert near("x", ["federation.rounds"]) == near("x", []) == ""

@@ -76,7 +76,7 @@ def test_prepared_images_of_a_held_out_domain_are_all_tested_on(prepared):
             "`data.held_out_domains` must leave a domain to train on, but it names all 3.",
         ),
         ({"domains": ["plain", "plain"]}, "`data.domains` must not repeat a domain, but is ['plain', 'plain']."),
-        ({"held_out_domains": "noisy"}, "`held_out_domains` must be a valid array"),
+        ({"held_out_domains": "noisy"}, "`held_out_domains` must be a list"),
     ],
 )
 def test_what_cannot_be_held_out_is_refused(changes, sentence):

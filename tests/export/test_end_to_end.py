@@ -157,8 +157,8 @@ def test_a_run_of_other_images_is_not_exported(run: Named, tmp_path: Path):
          "card; did you mean `classes`?"),
         (lambda folder: edit(folder, "sha256", {}), "the export's card must pin backbone.safetensors by its `sha256`, "
          "but it does not."),
-        (lambda folder: edit(folder, "sha256", {"../x": "0"}), "a name must stay within {folder}, but `'../x'` does "
-         "not."),
+        (lambda folder: edit(folder, "sha256", {"../x": "0"}), "a name must refer to a path inside {folder}, "
+         "but `'../x'` does not."),
         (lambda folder: edit(folder, "backbone", {"call": "timm.create_model", "model": "hf-hub:a/b", "arguments": {},
                                                   "fetched": False}),
          "`backbone.model` hf-hub:a/b is not a model of timm."),

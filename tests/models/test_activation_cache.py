@@ -545,7 +545,8 @@ def test_ten_gigabytes_are_kept_unless_another_number_is_given(monkeypatch, give
 @pytest.mark.parametrize("given_size", ["many", "-1", "nan", "inf", "1e400", "5 GB"])
 def test_what_is_no_size_is_refused(monkeypatch, given_size):
     monkeypatch.setenv("FEDSWEEP_CACHE_GB", given_size)
-    sentence = f"the environment's FEDSWEEP_CACHE_GB must be a number of gigabytes from 0 on, but it is {given_size}."
+    rule = "must be a number of gigabytes, at least 0"
+    sentence = f"the environment variable FEDSWEEP_CACHE_GB {rule}, but it is {given_size}."
     for ask in (activation_bytes, lambda: FrozenRows.of({})):
         with pytest.raises(UserError) as refusal:
             ask()

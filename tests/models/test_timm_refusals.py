@@ -71,7 +71,7 @@ REFUSALS = [
     ({"img_size": 100}, "`backbone.img_size` must be a multiple of the patch size 16, but it is 100."),
     ({"patch_size": 15}, "`backbone.img_size` must be a multiple of the patch size 15, but it is 224."),
     ({"img_size": 0}, "`img_size` must be greater than 0, but it is 0."),
-    ({"num_blocks": 2.0}, "`num_blocks` must be a valid integer, but it is 2.0."),
+    ({"num_blocks": 2.0}, "`num_blocks` must be an integer, but it is 2.0."),
     ({"in_chans": 4}, "`in_chans` must be 1 or 3, but it is 4."),
     ({"embed_dim": 100}, f"timm cannot build `backbone.model` {VIT} in this shape: "),
     ({"model": "mixer_b16_224", "num_heads": 3}, "`backbone.num_heads` is given, but mixer_b16_224 has no attention h"),

@@ -74,7 +74,7 @@ def test_without_a_browser_the_address_is_left_to_the_user(
     monkeypatch.setattr("webbrowser.open", lambda address: bool(asked.append(address)))
     verbs._open("http://127.0.0.1:5000")
     assert asked == ["http://127.0.0.1:5000"]
-    assert capsys.readouterr().err == "fedsweep: no browser was found; open the first address by hand.\n"
+    assert capsys.readouterr().err == "fedsweep: no browser was found; open the first link yourself.\n"
 
 
 def listening(port: int) -> bool:

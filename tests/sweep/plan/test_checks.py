@@ -316,10 +316,10 @@ def test_the_plan_shows_steps_and_conditions(read, capsys):
     text = shown(read(sampled(METHODS)), capsys)
     assert "uniform [0, 0.5], step 0.05" in text
     assert "loginteger [1, 3]" in text
-    assert "method.depth only where method.name is all_small" in text
+    assert "method.depth only if method.name is all_small" in text
     text = shown(read(grid(GRIDDED)), capsys)
     assert "method=fedra, lora.rank=2" in text
-    assert "method.beta only where method.name is inclusivefl" in text
+    assert "method.beta only if method.name is inclusivefl" in text
 
 
 def test_the_plan_of_one_factor_shows_the_changed_values(read, capsys):

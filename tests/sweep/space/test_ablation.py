@@ -146,9 +146,9 @@ def test_a_reference_may_contain_any_arm(read):
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        ({"ablate": {}}, "`ablate` must have at least 1 item after validation, not 0, but it is {}."),
+        ({"ablate": {}}, "`ablate` must have at least 1 item, but it is {}."),
         ({"ablate": None}, "at least one of `space`, `named` and `ablate` must be given, but none is."),
-        ({"ablate": ["method.anneal"]}, '`ablate` must be an object, but it is ["method.anneal"].'),
+        ({"ablate": ["method.anneal"]}, '`ablate` must be a mapping of names to values, but it is ["method.anneal"].'),
         (
             {"ablate": {"method.aneal": False}},
             "`method.aneal` is not a hyperparameter of this run; did you mean `method.anneal` or `method.rank` or "
@@ -209,10 +209,10 @@ def test_an_invalid_ablation_is_rejected(read, entries, sentence):
 @pytest.mark.parametrize(
     ("ablate", "sentence"),
     [
-        ({"method.anneal": 3}, "without anneal: `method.anneal` must be a valid boolean, but it is 3."),
+        ({"method.anneal": 3}, "without anneal: `method.anneal` must be true or false, but it is 3."),
         (
             {"method.lambda_w": "off"},
-            'without lambda_w: `method.lambda_w` must be a valid number, but it is "off".',
+            'without lambda_w: `method.lambda_w` must be a number, but it is "off".',
         ),
     ],
 )

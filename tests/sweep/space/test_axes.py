@@ -82,10 +82,10 @@ def test_half_of_the_loginteger_samples_are_below_the_geometric_mean_of_the_boun
         ({"uniform": [0.0, 0.5], "step": 0}, "`step` must be greater than 0, but it is 0."),
         ({"loginteger": [0, 8]}, "the bounds of `loginteger` must be positive, but they are [0, 8]."),
         ({"loginteger": [8, 1]}, "the bounds of `loginteger` must be in ascending order, but they are [8, 1]."),
-        ({"loginteger": [1.5, 8]}, "`loginteger.0` must be a valid integer, but it is 1.5."),
+        ({"loginteger": [1.5, 8]}, "`loginteger.0` must be an integer, but it is 1.5."),
         ({"step": 1}, "each entry of `space` must have exactly one of grid, choice, uniform, loguniform, integer "
          "and loginteger, but one has none."),
-        ({"choice": [1, 8], "when": {}}, "`when` must have at least 1 item after validation, not 0, but it is {}."),
+        ({"choice": [1, 8], "when": {}}, "`when` must have at least 1 item, but it is {}."),
         ({"choice": [1, 8], "when": {"lora.rank": []}}, "`when` must list at least one value of `lora.rank`, but the "
          "list is empty."),
     ],

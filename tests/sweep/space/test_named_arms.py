@@ -78,7 +78,7 @@ def test_a_baseline_and_a_reference_may_use_the_name_of_an_arm(read):
          "cannot also vary in `space` or `ablate`."),
         ({"fixed": {"optimizer.lr": 0.5}}, "`optimizer.lr` is varied by the search space and cannot also be in "
          "`fixed`."),
-        ({"named": {}}, "`named` must have at least 1 item after validation, not 0, but it is {}."),
+        ({"named": {}}, "`named` must have at least 1 item, but it is {}."),
         ({"named": {"a": {}, "b": {}}, "baseline": {"arm": "a"}}, "the arms a and b are the same run."),
         ({"named": {"b": {}, "a": {"lora.rnak": 4}}, "baseline": {"arm": "a"}}, "`lora.rnak` is not a "
          "hyperparameter of this run; did you mean `lora.rank` or `lora.alpha` or `lora`?"),
