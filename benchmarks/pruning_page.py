@@ -14,24 +14,24 @@ COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00", "#cc79a7", "#9
 
 
 def best_within(rows: Sequence[Row], budget: float, score: str) -> Row | None:
-    """Of a family's settings that spend at most so much on average, the one with the best score."""
+    """Return the setting with the best score among those with a mean budget of at most `budget`, or None."""
     sign = 1 if score == "regret" else -1
     return min((row for row in rows if row["budget"] <= budget + 1e-9), key=lambda row: sign * row[score], default=None)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Markdown; the first column to the left, the others to the right."""
+    """Return a Markdown table; the first column is left-aligned, the others are right-aligned."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *lines])
 
 
 def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
-    """Those that have these values."""
+    """Return the rows that have all the `wanted` values."""
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
 def budget_table(rows: Sequence[Row], budgets: Sequence[float]) -> str:
-    """How often the truly best arm survives, and the regret, by family and budget."""
+    """Return a table of survival and regret by family of strategies and budget."""
     lines = []
     for family in dict.fromkeys(row["family"] for row in rows):
         mine = of(rows, family=family)
@@ -46,7 +46,7 @@ def budget_table(rows: Sequence[Row], budgets: Sequence[float]) -> str:
 
 
 def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
-    """Everything about the families at given settings."""
+    """Return a table of all scores of the families at given settings."""
     lines = [
         [
             f"{row['family']}, {row['setting']}",
@@ -61,7 +61,7 @@ def setting_table(rows: Sequence[Row], settings: Sequence[str]) -> str:
 
 
 def mean_table(rows: Sequence[Row]) -> str:
-    """The families with a grace and an eta, averaged over all these settings: nothing is picked."""
+    """Return a table of the families that have a grace and an eta, averaged over all settings."""
     lines = []
     for family in dict.fromkeys(row["family"] for row in rows if "eta" in row["setting"]):
         mine = of(rows, family=family)
@@ -74,7 +74,7 @@ def mean_table(rows: Sequence[Row]) -> str:
 
 
 def figure(rows: Sequence[Row]) -> None:
-    """Survival and regret against the share of the rounds, for each number of seeds."""
+    """Draw survival and regret against the share of rounds, for each number of seeds."""
     counts = sorted({row["seeds"] for row in rows})
     drawn = Figure(figsize=(4.2 * len(counts), 7), layout="constrained")
     FigureCanvasAgg(drawn)
@@ -103,7 +103,7 @@ def figure(rows: Sequence[Row]) -> None:
 
 
 def curves_text(labels: Sequence[str], curves: Array) -> str:
-    """What was recorded, and how large seeds and arms make it."""
+    """Describe the recorded curves: their number, the differences between arms, and the spread over seeds."""
     arms, seeds, rounds = curves.shape
     last = 100 * curves[:, :, -1]
     means = np.sort(last.mean(axis=1))[::-1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType
@@ -32,7 +33,18 @@ PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false
 
 def pages() -> dict[str, str]:
     """Return the text of every page by file name."""
-    return {"cli.md": command_line(), "hyperparameters.md": hyperparameters()}
+    return {"cli.md": _wrapped(command_line()), "hyperparameters.md": _wrapped(hyperparameters())}
+
+
+def _wrapped(page: str) -> str:
+    """Wrap the paragraphs of a page; tables and code blocks have no line of this length that begins with a word."""
+    lines = (
+        textwrap.fill(line, 118, break_long_words=False, break_on_hyphens=False)
+        if len(line) > 120 and line[0] != "|"
+        else line
+        for line in page.splitlines()
+    )
+    return "\n".join(lines) + "\n"
 
 
 def command_line() -> str:

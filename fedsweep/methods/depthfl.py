@@ -105,7 +105,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return tuple(sorted({*within, depth})), False
 
     def _exits_in(self, model: LayeredModel, depth: int) -> tuple[tuple[int, ...], bool]:
-        """Like `exits_of`, for heads that the model has: none lies above the deepest client."""
+        """Return the result of `exits_of`, restricted to the heads that the model has."""
         within, last = self.exits_of(depth, model.num_layers)
         return tuple(head for head in within if str(head) in model.heads), last
 

@@ -204,7 +204,7 @@ class _Rows:
 
 @cache
 def _boot() -> str:
-    """This start of the machine: after its crash, the flag of a row may be set although the row was never written."""
+    """Return the id of the current boot. After a crash, a row may be flagged although it was never written."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -213,7 +213,7 @@ def _boot() -> str:
 
 @cache
 def _code() -> str:
-    """The versions of the packages, and the source, that decide a model's output."""
+    """Return a digest of the package versions and the source code that determine a model's output."""
     here = Path(__file__).parent
     found = hashlib.sha256(" ".join(version(name) for name in PACKAGES).encode())
     for path in sorted(here.rglob("*.py")):

@@ -89,7 +89,7 @@ def _mean(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
 
 
 def _parts(name: str, updates: Sequence[ClientUpdate], weigh: Weigh) -> list[tuple[float, Tensor]]:
-    """The clients' values of one tensor with their shares, which sum to one, in the order of the clients' ids."""
+    """Return the clients' values of one tensor with their shares, which sum to one, ordered by client id."""
     holders = sorted((update for update in updates if name in update.adapter), key=lambda update: update.client)
     total = sum(map(weigh, holders))
     return [(weigh(update) / total if total else 1 / len(holders), update.adapter[name]) for update in holders]
@@ -101,13 +101,16 @@ def _pairs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _stacked(a: Sequence[tuple[float, Tensor]], b: Sequence[tuple[float, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The mean of products as one: (out, K r) and (K r, in), in double precision; a convolution as a matrix."""
+    """Return two factors whose product is the mean of K products, in double precision: (out, K r) and (K r, in).
+
+    Convolutions are flattened to matrices.
+    """
     left = torch.cat([share * part.flatten(1).double() for share, part in b], dim=1)
     return left, torch.cat([part.flatten(1).double() for _, part in a])
 
 
 def _refactored(left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """A' = c R V^T and B' = U S R^T / c: the best approximation U S V^T of `left @ right` of a's rank, as factors.
+    """Return A' = c R V^T and B' = U S R^T / c, where U S V^T is the best approximation of `left @ right` of a's rank.
 
     `a` and `b` are the means of the factors. Every rotation R and scale c give the same product, but not the same
     steps of SGD afterwards. So A' is as near to the mean of A as possible, and of its size: otherwise arms would differ

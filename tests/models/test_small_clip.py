@@ -65,7 +65,7 @@ def test_broader_words_stand_for_classes_that_there_are(script):
 def test_classes_of_other_names_are_refused(script):
     with pytest.raises(UserError) as refusal:
         script.matches([name for name in CLASSES if name != "thatch"])
-    assert str(refusal.value) == "the classes must have their names in WordNet, but none is called `thatch`."
+    assert str(refusal.value) == "the classes must have their WordNet names, but no class is named `thatch`."
 
 
 def test_what_is_written_is_a_backbone(script, shared, tmp_path):

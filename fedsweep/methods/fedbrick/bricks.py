@@ -56,7 +56,7 @@ class InPlace:
     brick: Brick
 
     def __call__(self, model: LayeredModel, tokens: Tensor) -> Tensor:
-        """a = E(a)."""
+        """Return E(a), the output of the BRICK for the activations a."""
         return cast(Tensor, self.brick(tokens))
 
 

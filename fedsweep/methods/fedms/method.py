@@ -77,7 +77,7 @@ class FedMS(
         return FedMSState(adapter=model.adapter(), layers=layers, active=active)
 
     def begin_round(self, state: ServerState, server: Server, trainer: CohortTrainer) -> FedMSState:
-        """After stage one, freeze the global expert, from which local experts start.
+        """Freeze the global expert at the end of stage one; local experts start from it.
 
         A base optimizer's memory of the global expert's training does not apply to theirs.
         """
