@@ -13,10 +13,11 @@ MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / 
 # A relative clause in place of a noun.
 CLAUSES = {"what", "whether", "of", "those", "that", "as", "by", "with", "from", "where", "which", "how", "who", "when"}
 # A function's docstring is an order: it opens with neither an article, a pronoun nor a preposition.
-NO_VERB = frozenset(
+OPENINGS = (
     "a an the this these it its there each every all one two both any some no not nothing only in on at to for into "
-    "over under after before if while so and or but like same is are has".split()  # noqa: SIM905
+    "over under after before if while so and or but like same is are has"
 )
+NO_VERB = frozenset(OPENINGS.split())
 NOUNS = {"property", "cached_property", "computed_field"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
