@@ -425,7 +425,7 @@ def test_a_store_that_cannot_be_written_is_refused(refused: Refused, tmp_path, w
             (store / "mlflow.db").write_text("not a database, and longer than the header of one\n" * 40)
         case "a folder":
             (store / "mlflow.db").mkdir(parents=True)
-    assert refused(*words, "--store", str(store)) == f"the tracking store {store} cannot be written: {reason}."
+    assert refused(*words, "--store", str(store)) == f"the results folder {store} cannot be written: {reason}."
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
@@ -514,7 +514,7 @@ def test_the_page_needs_something_to_show_and_a_free_port(refused: Refused, tmp_
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert refused("ui", "--port", str(port)) == (
-            f"port {port} is taken on this machine; `--port {port % 65535 + 1}` would use another."
+            f"port {port} is already in use on this machine; try `--port {port % 65535 + 1}`."
         )
 
 
@@ -572,7 +572,7 @@ def test_ray_is_not_even_imported_for_a_refusal(tmp_path):
     command = [sys.executable, "-c", code, "tune", SPACE]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "2\n"
-    assert done.stderr == f"fedsweep: the tracking store {tmp_path / 'mlruns'} cannot be written: File exists.\n"
+    assert done.stderr == f"fedsweep: the results folder {tmp_path / 'mlruns'} cannot be written: File exists.\n"
 
 
 def test_the_guard_of_these_tests_works(call: Call):

@@ -129,13 +129,13 @@ def test_a_version_is_kept_by_round_and_client():
         (["export", "fedra_digits", "--to", "here/file"], "`--to` must be a new or an empty folder, but here/file is a "
          "file."),
         (["export", "fedra_digits", "--to", "here/file/x"], "`--to` must be a new or an empty folder, but "
-         "{folder}/here/file in here/file/x is a file."),
+         "{folder}/here/file, a parent of here/file/x, is a file."),
         (["export", "fedra_digits", "--to", "new", "--client", "plan"], "`--client`: there is no client `plan`; did "
          "you mean `plain`?"),
         (["export", "fedra_digits", "--to", "new", "--register", "a/b"], "`--register` must be a name without / and :, "
          "but it is `a/b`."),
         (["export", "fedra_digits", "--to", "new", "--register", "a"], "MLflow has no run of trial "
-         "20260101-000000-abcd; `fedsweep ui --deliver` brings it there."),
+         "20260101-000000-abcd; `fedsweep ui --deliver` creates it."),
     ],
 )  # fmt: skip
 def test_an_export_that_cannot_be_is_refused_and_leaves_nothing(refused: Refused, store, tmp_path, words, sentence):
@@ -151,10 +151,10 @@ def test_an_export_that_cannot_be_is_refused_and_leaves_nothing(refused: Refused
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["predict", "gone", "here"], "there is no folder gone; `fedsweep export TRIAL --to gone` would make it."),
-        (["predict", "here", "here"], "here is no export: it has no export.json; `fedsweep export TRIAL --to DIR` "
-         "makes one."),
-        (["predict", "out", "empty"], "IMAGES must be a folder, but empty is not there."),
+        (["predict", "gone", "here"], "there is no folder gone; `fedsweep export TRIAL --to gone` creates it."),
+        (["predict", "here", "here"], "the folder here is not an export, because it has no export.json; `fedsweep "
+         "export TRIAL --to DIR` creates an export."),
+        (["predict", "out", "empty"], "IMAGES must be a folder, but empty does not exist."),
         (["predict", "out", "here", "--format", "xml"], "`--format` must be table, csv or json, but it is `xml`."),
     ],
 )  # fmt: skip

@@ -130,9 +130,9 @@ def test_links_that_lead_back_are_followed_once(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("gone", "IMAGES must be a folder, but {path} is not there."),
+        ("gone", "IMAGES must be a folder, but {path} does not exist."),
         ("file.png", "IMAGES must be a folder, but {path} is a file."),
-        ("empty", "{path} has no image: none of its files ends in .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, "
+        ("empty", "{path} contains no image: no file name ends in .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, "
          ".tiff, .webp."),
     ],
 )  # fmt: skip
