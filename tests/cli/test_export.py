@@ -104,7 +104,7 @@ def test_a_broken_image_is_named_and_the_exit_code_is_one(call: Call, exported, 
     answer = call("predict", "out", "photos", "--format", "csv")
     assert answer.code == 1
     assert len(answer.out.splitlines()) == 1 + 3
-    assert "fedsweep: photos/torn.png cannot be read: no image, or of no format that is read.\n" in answer.err
+    assert "fedsweep: photos/torn.png cannot be read: not an image, or in an unsupported format.\n" in answer.err
 
 
 def test_a_version_is_kept_by_round_and_client():
