@@ -1,6 +1,6 @@
-"""Export of trained models to folders that timm, transformers and PEFT load without fedsweep, and predictions.
+"""Export of trained models to folders that timm, transformers and PEFT load without fedsweep.
 
-An export contains these files:
+The models can also be used for predictions here. An export contains these files:
 
     README.md  export.json                             descriptions for humans and for programs
     adapter_config.json  adapter_model.safetensors     the files of PEFT, with LoRA and the head

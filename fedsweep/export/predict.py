@@ -110,7 +110,7 @@ def _checkpoint(card: ExportCard, folder: Path) -> Path:
 
 
 def _listed(card: ExportCard, name: str) -> str:
-    """Return `name`; raise UserError unless the card lists the SHA-256 of this file, by which `load` has checked it."""
+    """Return `name`; raise UserError unless the card lists its SHA-256, because only listed files are verified."""
     if name not in card.sha256:
         raise UserError(f"`sha256` in the export's card must list {name}, but it does not.")
     return name
@@ -134,7 +134,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The most probable classes of each picture by its path, and the reason for each picture that cannot be read."""
+    """The most probable classes of each picture, and the error messages of unreadable pictures, both by path."""
 
     images: dict[str, tuple[Guess, ...]]
     broken: dict[str, str]

@@ -71,7 +71,7 @@ def _run(store: Store, name: str, stamp: str, stamps: Sequence[str], unfinished:
 
 
 def _by_key(store: Store, prefix: str) -> tuple[SweepStore, TrialRecord] | None:
-    """Return the trial whose key begins with `prefix`, or None; raise UserError if several keys do.
+    """Return the trial whose key begins with `prefix`, or None; raise UserError if the prefix is ambiguous.
 
     If several sweeps contain the trial, it is taken from the newest sweep in which it finished, or else from the newest
     sweep.
@@ -124,7 +124,7 @@ def _best(sweep: SweepStore, trials: Sequence[TrialRecord], part: dict[str, Json
 
 
 def _of_its_arm(chosen: TrialRecord, trials: Sequence[TrialRecord], metric: str) -> str:
-    """Return a text with the arm's mean over its finished seeds, which the choice of the best seed does not bias."""
+    """Return a note with the arm's mean over its finished seeds; unlike the best seed's value, it is not optimistic."""
     ends = [last(one.history, metric) for one in trials if one.plan.arm == chosen.plan.arm and _finished(one)]
     known = [value for value in ends if value is not None and math.isfinite(value)]
     return f" (mean of its arm over {len(known)} seeds: {math.fsum(known) / len(known):.4f})" if len(known) > 1 else ""

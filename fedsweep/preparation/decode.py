@@ -37,7 +37,7 @@ class CorruptImageError(Exception):
 class Geometry:
     """The transform of an image to `size` x `size` pixels: resize its short side to size / crop_pct, then crop.
 
-    The centre is cropped. With `crop_mode` squash, both sides are resized to size / crop_pct.
+    The centre is cropped. With `crop_mode` squash, both sides are resized to size / crop_pct, which distorts the image.
     """
 
     size: int
@@ -186,10 +186,10 @@ def _write_at(file: int, data: bytes, offset: int, path: Path) -> None:
 
 
 def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
-    """Yield the result of each chunk when it is finished; raise UserError like `decode_chunk`.
+    """Yield the result of each chunk when it is finished.
 
-    If `workers` is above 1, worker processes decode the chunks; close the iterator to end them. A worker that was
-    killed is a UserError, too.
+    If `workers` is above 1, worker processes decode the chunks; close the iterator to end them. Raise UserError if a
+    file cannot be read or a worker was killed.
     """
     if min(workers, len(chunks)) <= 1:
         yield from map(decode_chunk, chunks)
@@ -208,7 +208,7 @@ def decode_chunks(chunks: Sequence[Chunk], workers: int) -> Generator[Done]:
 
 
 def _start_worker() -> None:
-    """Ignore Ctrl-C, which the parent process handles, and end this worker when the parent ends, even if killed."""
+    """Ignore Ctrl-C, which the parent process handles, and end this worker when the parent ends or is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def follow() -> None:

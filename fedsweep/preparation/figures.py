@@ -135,7 +135,7 @@ def distances(clients: "Sequence[Client]", num_classes: int) -> np.ndarray:
     It is the share of its images that a client would have to replace to get the class shares of its domain.
 
     Returns:
-        Distances in [0, 1], (clients,).
+        Distances in [0, 1], shape (clients,).
     """
     counts = class_counts(clients, num_classes)
     domains = np.array([client.domain for client in clients])

@@ -122,7 +122,7 @@ def prepare_generated(
 
 
 def _check_recipe(generation: Generation, content: dict[str, str], library: str) -> None:
-    """Record the digests of the model and its embeddings in a new folder; raise UserError if they changed later."""
+    """Record the digests of the model and its embeddings; raise UserError if the folder has images from others."""
     path = generation.folder / RECIPE
     if path.is_file():
         if read_json(path).get("content") != content:

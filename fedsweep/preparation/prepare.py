@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]  # called with the number of decoded image
 
 
 class Scratch:
-    """The folder of a preparation in progress. A log lists the chunks whose pixels have been written to it."""
+    """The folder of a preparation in progress. Its log lists the finished chunks, which are verified before reuse."""
 
     LOG = "done.jsonl"
 

@@ -44,7 +44,7 @@ class TextToImage:
                 self.pipeline.load_textual_inversion(str(path), token=token, local_files_only=True)
 
     def content(self) -> dict[str, str]:
-        """Return the commit on the hub or else the SHA-256 of the model, and the SHA-256 of each embedding by token."""
+        """Return the model's commit on the hub or its SHA-256, and the SHA-256 of each embedding by its token."""
         if self.folder.parent.name == "snapshots":  # folders in the hub's cache are named after commits
             model = self.folder.name
         else:

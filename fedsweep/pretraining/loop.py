@@ -102,7 +102,7 @@ def exclusively(out: Path) -> AbstractContextManager[None]:
 
 
 def _check_out(out: Path, checkpoint: Path, resume: bool) -> None:
-    """Raise UserError if `out` cannot be written, would replace a result, or does not fit `resume`."""
+    """Raise UserError unless `out` can be written, replaces no file, and its checkpoint matches `resume`."""
     if out.suffix != ".safetensors":
         raise UserError(f"`--out` must end in .safetensors, but it is {out}.")
     if resume and not checkpoint.exists():
@@ -131,7 +131,7 @@ OnStep = Callable[[int, Tensor], None]
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
     """Train, and yield the record of each epoch, beginning with the epochs in `saved`.
 
-    A checkpoint is written before each record is yielded. The random numbers of an epoch depend only on the seed and
+    A checkpoint is written before each new record is yielded. The random numbers of an epoch depend only on the seed and
     the epoch, so that a resumed training is bit-identical on a CPU. Raise UserError if the loss is not finite.
     """
     config, data = session.config, session.data

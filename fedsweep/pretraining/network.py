@@ -88,7 +88,7 @@ Mix = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def adamw(network: Network, config: AdamWConfig) -> torch.optim.Optimizer:
-    """Return AdamW with weight decay for weight matrices only, which timm puts into a group of their own."""
+    """Return AdamW with timm's two groups of parameters: weight matrices with decay, and all others without it."""
     return create_optimizer_v2(
         network.backbone, "adamw", config.lr, config.weight_decay, betas=config.betas, fused=True
     )
@@ -161,7 +161,7 @@ class Saved:
             ) from None
 
     def check_same(self, path: Path, config: PretrainConfig, data_digest: str) -> None:
-        """Raise UserError with a difference if the checkpoint has another configuration or other images."""
+        """Raise UserError if the checkpoint was written with another configuration or other images."""
         before, now = flat(self.config), flat(config)
         for name in dict.fromkeys([*now, *before]):
             if before.get(name) != now.get(name):

@@ -189,7 +189,10 @@ class Runs:
     def _send(
         self, run_id: str, rounds: Sequence[list[Metric]], parameters: Mapping[str, Json], tags: Mapping[str, str]
     ) -> None:
-        """Write in as few requests as possible, without splitting a round's metrics; tags are in the last request."""
+        """Write metrics, parameters and tags in as few requests as possible; tags are in the last request.
+
+        The metrics of a round are always in one request.
+        """
         from mlflow.entities import Param, RunTag
 
         values = flat(parameters).items()

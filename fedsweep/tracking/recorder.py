@@ -37,7 +37,7 @@ class Recorder:
     """
 
     def __init__(self, store: Store, experiment: str, destination: Destination | None = None) -> None:
-        """Open or create the local database, or raise UserError; a server is first contacted on the first write."""
+        """Open or create the local database, or raise UserError. A server is not contacted until the first write."""
         self.destination = destination or Destination.of(store.root)
         self.runs = Runs(self.destination, experiment)
         self.outage: str | None = None
@@ -81,12 +81,12 @@ class Recorder:
         self._put(trial.plan.key, lambda: self.runs.sync(trial))
 
     def interrupt(self, trial: TrialRecord) -> None:
-        """Queue the mark that a trial was interrupted; a resumed sweep continues the trial's run."""
+        """Queue the marking of a trial as interrupted; a resumed sweep continues the trial's run."""
         self._put(trial.plan.key, lambda: self.runs.interrupt(trial))
 
     @property
     def unsynced(self) -> dict[str, str]:
-        """The runs that are not written: by the trial's key, the reason or the traceback of the last error."""
+        """The runs that are not written yet: a reason or a traceback for each, by the trial's key."""
         with self._news:
             return {what: self._errors.get(what, "not written yet") for what in (*self._due, *self._refused)}
 

@@ -91,7 +91,7 @@ def sweep_note(manifest: SweepManifest, asked: str, report: Path | None = None) 
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a Markdown text of at most `longest` characters: a longer text is cut after a line, with a note."""
+    """Return a Markdown text of at most `longest` characters; a longer text is cut, and a note on this is added."""
     if len(text) <= longest:
         return text
     kept = text[: longest - len(REST)]

@@ -1,4 +1,4 @@
-"""All layouts: the arrangements of image files in which data sets are published and which fedsweep can read.
+"""All layouts, that is, the arrangements of image files in which data sets are published and that fedsweep can read.
 
 A new layout needs a class, an entry in `ALL`, and a tree of example files in the tests.
 """

@@ -84,7 +84,7 @@ class Layout(ABC):
 
     @abstractmethod
     def _find(self, root: Path, num_classes: int | None) -> Listing:
-        """Return all images; the files of classes after the first `num_classes` need not exist."""
+        """Return all images; files of classes after the first `num_classes` need not exist on the disk."""
 
     def _order(self, path: str) -> tuple[str, int]:
         """Return the key by which the images of a domain are sorted."""
@@ -243,7 +243,7 @@ def refuse_twice(lines: Iterable[Line], by_label: bool = False) -> None:
 
 
 def label_within(line: Line, most: int, first: int = 0) -> int:
-    """Return the label, counted from 0; raise UserError unless it is one of `most` labels that begin with `first`."""
+    """Return the label, counted from 0; raise UserError unless it is one of the `most` labels from `first` on."""
     if line.label is None or not first <= line.label < first + most:
         last = first + most - 1
         raise UserError(f"{line.where}: a label must be between {first} and {last}, but it is {line.label}.")

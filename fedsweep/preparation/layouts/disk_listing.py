@@ -17,7 +17,7 @@ _NOT_DATA = "__MACOSX"  # the resource forks that macOS puts into archives
 
 @dataclass(frozen=True)
 class Folder:
-    """The sorted names in a folder, without hidden ones, `__MACOSX` and fedsweep's data folder (for `--root .`)."""
+    """The sorted names in a folder, without hidden names, `__MACOSX` and fedsweep's data folder."""
 
     path: Path
     folders: tuple[str, ...]

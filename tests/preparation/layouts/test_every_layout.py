@@ -97,7 +97,7 @@ def test_first_classes(layout: Layout, tmp_path: Path) -> None:
     assert counts(first) == Counter({key: n for key, n in expected.items() if key[1] in first.class_names})
     there = len(whole.class_names)
     for wrong in (0, -1, there + 1):
-        rule = f"`--classes` must be between 1 and {there}, the number of classes in {tmp_path / 'set'}, but it is {wrong}."
+        rule = f"`--classes` must be between 1 and {there}, the number of classes in {tmp_path}/set, but it is {wrong}."
         with pytest.raises(UserError, match=re.escape(rule)):
             layout.list(tmp_path / "set", num_classes=wrong)
 
