@@ -52,7 +52,7 @@ class ExportCard(_Entry):
     """The contents of `export.json`."""
 
     format: Literal[1] = 1
-    fedsweep: str = Field(description="the version that wrote it")
+    fedsweep: str = Field(description="the version of fedsweep that wrote the export")
     form: Literal["peft", "whole"] = Field(description="PEFT's files and a backbone, or all weights in one file")
     backbone: Recipe
     cut: dict[str, int] = Field(

@@ -45,7 +45,7 @@ class ImageAugmentation(Config):
     brightness: float = Field(0.4, ge=0, le=1, description="largest relative change of brightness; 0 for no change")
     contrast: float = Field(0.4, ge=0, le=1, description="largest relative change of contrast; 0 for no change")
     saturation: float = Field(0.4, ge=0, le=1, description="largest relative change of saturation; 0 for no change")
-    erase: float = Field(0.0, ge=0, le=1, description="share of images in which one rectangle is replaced by a colour")
+    erase: float = Field(0.0, ge=0, le=1, description="share of images in which a rectangle is filled with one colour")
 
     @model_validator(mode="after")
     def _ranges(self) -> Self:
@@ -111,18 +111,18 @@ class GlyphAugmentation(Config):
     turn: float = Field(15.0, ge=0, le=180, description="largest rotation to either side, in degrees")
     scale: tuple[float, float] = Field(
         (1.0, 1.35),
-        description="range of the factor by which glyphs are enlarged; MNIST's digits fill 11.5 of 16 pixels",
+        description="range of the factor by which glyphs are enlarged; at 1, MNIST's digits fill 11.5 of 16 pixels",
     )
     shift: float = Field(0.1, ge=0, le=1, description="largest shift, as a share of half the image's width")
     bold: float = Field(
-        1.0, ge=1, description="factor of the glyphs' brightness, up to white, because enlarged thin strokes fade"
+        1.0, ge=1, description="factor by which glyphs are brightened, because thin strokes fade when enlarged"
     )
     thicken: float = Field(
         0.15, ge=0, le=1, description="share of images with strokes thickened by one pixel on each side"
     )
     stripes: float = Field(0.15, ge=0, le=1, description="share of images with a background of coloured stripes")
     contrast: float = Field(
-        0.6, ge=0, le=1, description="smallest brightness of a glyph's colour; the largest is 1, for each channel"
+        0.6, ge=0, le=1, description="smallest brightness of a glyph; drawn between it and 1 for each colour channel"
     )
     noise: float = Field(0.15, ge=0, le=1, description="share of images with noise")
     noise_std: float = Field(0.15, ge=0, description="standard deviation of the noise, relative to full brightness")

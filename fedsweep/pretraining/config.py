@@ -65,15 +65,18 @@ class PretrainConfig(Config):
     schedule: ScheduleConfig
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target that is spread over all classes")
     drop_path: float = Field(
-        0.0, ge=0, lt=1, description="stochastic depth's drop rate in the last block, increasing linearly from 0"
+        0.0, ge=0, lt=1, description="drop rate of stochastic depth in the last block, rising linearly from the first"
     )
     augmentation: AugmentationConfig
     mix: MixConfig
     ema_decay: float | None = Field(
-        None, gt=0, lt=1, description="decay of the moving average of weights, which is the result; null for no average"
+        None,
+        gt=0,
+        lt=1,
+        description="decay of a moving average of the weights, which is validated and written; null for no average",
     )
     precision: Literal["float32", "bf16"] = Field(
-        "float32", description="number format in which the network computes; bf16 is for GPUs"
+        "float32", description="number format of the network's computations; bf16 is for GPUs"
     )
     weights: Literal["float32", "float16"] = Field("float16", description="number format of the weights file")
 

@@ -131,8 +131,8 @@ OnStep = Callable[[int, Tensor], None]
 def train(session: Session, saved: Saved | None, on_step: OnStep) -> Iterator[EpochRecord]:
     """Train, and yield the record of each epoch, beginning with the epochs in `saved`.
 
-    A checkpoint is written before each new record is yielded. The random numbers of an epoch depend only on the seed and
-    the epoch, so that a resumed training is bit-identical on a CPU. Raise UserError if the loss is not finite.
+    A checkpoint is written before each new record is yielded. The random numbers of an epoch depend only on the seed
+    and the epoch, so that a resumed training is bit-identical on a CPU. Raise UserError if the loss is not finite.
     """
     config, data = session.config, session.data
     state = TrainingState.of(config, len(data.class_names), session.device, saved)

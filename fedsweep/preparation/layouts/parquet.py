@@ -34,7 +34,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
 
 
 def _read_rows(path: Path, rows: Iterable[int]) -> Iterator[bytes]:
-    """Yield the encoded image of each row; a row below the previous one requires reading its row group again."""
+    """Yield the encoded image of each row; if a row number is lower than the one before, its group is read again."""
     file = open_parquet(path)
     starts = [0, *accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))]
     group, first, images = -1, 0, pa.array([], pa.binary())  # `first`: row of the first of the images in memory
