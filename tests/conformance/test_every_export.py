@@ -24,7 +24,7 @@ from fedsweep.results.checkpoint import Checkpoint, save
 from fedsweep.results.history import RoundRecord
 from tests.conformance.conftest import SMALL_SERVER
 
-NO_PLACE = "for which neither PEFT nor the backbone's own library has a place"
+NO_PLACE = "which neither PEFT nor the backbone's library can load"
 Played = Callable[..., tuple[Named, Federation, Checkpoint]]
 
 
@@ -53,7 +53,7 @@ def refusal_of(small: Federation) -> str | None:
     """Why the global model cannot be exported; None where it can."""
     method, called = small.method, f"`method` {small.method.name}"
     if not small.fresh:
-        return f"{called} trains nothing, so that there is nothing to export."
+        return f"{called} trains nothing, so there is nothing to export."
     obstacle = ExportObstacle.of_method(method).export_obstacle(small.server.depths, small.server.num_layers)
     own = "; `--client` exports a client's own model" if isinstance(method, SeparateModels) else ""
     return obstacle and f"{called} cannot be exported: the global model predicts with {obstacle}, {NO_PLACE}{own}."
@@ -105,7 +105,7 @@ def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny,
     named, small, checkpoint = played({"method": fedag, **synthetic, "federation.clients_per_round": None})
     card = export(named, tmp_path / "out", "noisy")
     assert card.metrics == card.scores == {}  # the run's accuracies are those of the server's model
-    assert "| results | none: the run tested this model on no images" in (tmp_path / "out" / "README.md").read_text()
+    assert "| results | none, because the run did not test this model" in (tmp_path / "out" / "README.md").read_text()
     assert (card.form, card.origin.client, card.left_out) == ("whole", "noisy", ("server",))
     client = next(one for one in small.clients if one.id == "noisy")
     others, test = small.method.client_adapter(checkpoint.state, "plain"), small.domains[1].test
@@ -120,10 +120,10 @@ def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny,
 @pytest.mark.parametrize(
     ("changes", "client", "sentence"),
     [
-        ({}, "noisy", "`--client` is for methods whose clients have models of their own, but those of `method` fedra "
-         "share one."),
+        ({}, "noisy", "`--client` requires a method whose clients have separate models, but the clients of `method` "
+         "fedra share one model."),
         ({}, "nosy", "`--client`: there is no client `nosy`; did you mean `noisy`?"),
-        ({}, "x", "`--client`: there is no client `x`; there are plain, inverted, noisy."),
+        ({}, "x", "`--client`: there is no client `x`; the clients are plain, inverted, noisy."),
         ({"method": "depthfl", "method.prediction": "last", "federation.depths": [6, 4, 3]}, None,
          "`method` depthfl cannot be exported: the global model predicts with heads after 6 blocks, "
          f"{NO_PLACE}."),

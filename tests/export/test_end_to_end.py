@@ -129,7 +129,7 @@ def test_an_empty_folder_is_filled_and_another_one_left_alone(run: Named, tmp_pa
 
 def test_what_answers_otherwise_is_not_exported(run: Named, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(writing, "TOLERANCE", -1.0)
-    with pytest.raises(UserError, match="read from its files the model gives other logits than the run's own evalua"):
+    with pytest.raises(UserError, match="the logits of the exported model differ from those of the run by up to"):
         export(run, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -137,7 +137,7 @@ def test_what_answers_otherwise_is_not_exported(run: Named, tmp_path: Path, monk
 def test_a_run_of_other_images_is_not_exported(run: Named, tmp_path: Path):
     changed = run.record.plan.model_copy(update={"digests": {"data": "0", "weights": "0"}})
     other = Named(run.trial, type(run.record)(changed, None, run.record.history), run.name, None, "")
-    with pytest.raises(UserError, match=r"^the data of trial .* changed since it ran; it cannot be exported\.$"):
+    with pytest.raises(UserError, match=r"^trial .* cannot be exported, because its data changed after it ran\.$"):
         export(other, tmp_path / "out")
 
 
@@ -145,17 +145,18 @@ def test_a_run_of_other_images_is_not_exported(run: Named, tmp_path: Path):
     ("change", "sentence"),
     [
         (lambda folder: shutil.rmtree(folder), "there is no folder {folder}; `fedsweep export TRIAL --to {folder}` "
-         "would make it."),
-        (lambda folder: (folder / "export.json").unlink(), "{folder} is no export: it has no export.json; "
-         "`fedsweep export TRIAL --to DIR` makes one."),
-        (lambda folder: (folder / ADAPTER).unlink(), "{folder} is not whole: adapter_model.safetensors is missing."),
-        (lambda folder: (folder / ADAPTER).write_bytes(b"x"), "{folder}/adapter_model.safetensors is not the file that "
-         "was exported: its sha256 is 2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881."),
+         "creates it."),
+        (lambda folder: (folder / "export.json").unlink(), "the folder {folder} is not an export, because it has no "
+         "export.json; `fedsweep export TRIAL --to DIR` creates an export."),
+        (lambda folder: (folder / ADAPTER).unlink(), "the export {folder} is incomplete: adapter_model.safetensors is "
+         "missing."),
+        (lambda folder: (folder / ADAPTER).write_bytes(b"x"), "{folder}/adapter_model.safetensors has changed since "
+         "the export: its SHA-256 is 2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881."),
         (lambda folder: edit(folder, "form", "other"), "{folder}/export.json: `form` must be 'peft' or 'whole', but it "
          'is "other".'),
         (lambda folder: edit(folder, "clases", []), "{folder}/export.json: `clases` is not an entry of an export's "
          "card; did you mean `classes`?"),
-        (lambda folder: edit(folder, "sha256", {}), "the export's card must pin backbone.safetensors by its `sha256`, "
+        (lambda folder: edit(folder, "sha256", {}), "`sha256` in the export's card must list backbone.safetensors, "
          "but it does not."),
         (lambda folder: edit(folder, "sha256", {"../x": "0"}), "a name must refer to a path inside {folder}, "
          "but `'../x'` does not."),

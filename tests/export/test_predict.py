@@ -107,7 +107,7 @@ def test_a_picture_is_cut_as_the_preparation_cuts_it(tmp_path: Path, monkeypatch
 
 
 def test_a_picture_that_cannot_be_opened_is_a_broken_one(tmp_path: Path):
-    with pytest.raises(CorruptImageError, match="is a link to nothing, or no regular file"):
+    with pytest.raises(CorruptImageError, match="is a broken link or not a regular file"):
         _read(tmp_path / "gone.png", ImageCard(size=16, mean=(0.5,), std=(0.5,)))
 
 
@@ -116,7 +116,7 @@ def test_a_link_to_nothing_and_what_is_no_file_are_broken_pictures(model: Loaded
     (folder / "3" / "gone.jpg").symlink_to(folder / "nowhere.jpg")
     os.mkfifo(folder / "4" / "pipe.png")  # to read it would wait for ever
     found = predict(model, folder, pictures(folder))
-    assert found.broken == dict.fromkeys(["3/gone.jpg", "4/pipe.png"], "is a link to nothing, or no regular file")
+    assert found.broken == dict.fromkeys(["3/gone.jpg", "4/pipe.png"], "is a broken link or not a regular file")
     assert len(found.images) == len(images)
 
 
@@ -130,9 +130,9 @@ def test_links_that_lead_back_are_followed_once(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("gone", "IMAGES must be a folder, but {path} is not there."),
+        ("gone", "IMAGES must be a folder, but {path} does not exist."),
         ("file.png", "IMAGES must be a folder, but {path} is a file."),
-        ("empty", "{path} has no image: none of its files ends in .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, "
+        ("empty", "{path} contains no image: no file name ends in .bmp, .gif, .jpeg, .jpg, .pgm, .png, .ppm, .tif, "
          ".tiff, .webp."),
     ],
 )  # fmt: skip

@@ -55,11 +55,12 @@ BY_MEAN = "finished trials by accuracy/mean"
 @pytest.mark.parametrize(
     ("text", "key", "why"),
     [
-        ("ablations/rank", "c00000000000002", f"the best of 3 {BY_MEAN} (its arm over 2 seeds: 0.6000)"),  # the first
+        ("ablations/rank", "c00000000000002", f"the best of 3 {BY_MEAN} (mean of its arm over 2 seeds: 0.6000)"),
         ("ablations/rank@20260101-000000-old1", "ab00000000000001",
-         f"the best of 2 {BY_MEAN} (its arm over 2 seeds: 0.8500)"),
+         f"the best of 2 {BY_MEAN} (mean of its arm over 2 seeds: 0.8500)"),
         ("ablations/rank:lora.rank=4", "ab00000000000000", ""),
-        ("ablations/rank:lora.rank=8", "c00000000000002", f"the best of 2 {BY_MEAN} (its arm over 2 seeds: 0.6000)"),
+        ("ablations/rank:lora.rank=8", "c00000000000002",
+         f"the best of 2 {BY_MEAN} (mean of its arm over 2 seeds: 0.6000)"),
         ("ablations/rank:lora.rank=8,seed=1", "c00000000000003", ""),
         ("ablations/rank:seed=1", "c00000000000003", ""),
         ("ablations/rank@20260101-000000-old1:seed=0", "ab00000000000000", ""),
@@ -95,7 +96,7 @@ def test_what_has_not_finished_is_taken_when_asked_for(store: Store, text: str, 
 
 
 WHERE = "ablations/rank@20260102-000000-new1"
-STANDS = "after round 2; `--unfinished` exports it as it stands."
+STANDS = "`--unfinished` exports its state after round 2."
 
 
 @pytest.mark.parametrize(
@@ -109,19 +110,20 @@ STANDS = "after round 2; `--unfinished` exports it as it stands."
         ("ablations/rank@20260102-000000-new", "there is no sweep `20260102-000000-new` of ablations/rank in {root}; "
          "did you mean `20260102-000000-new1` or `20260101-000000-old1`?"),
         ("fedra_digits@x", "there is no run `x` of fedra_digits in {root}."),
-        ("c0", "`c0` must begin one trial's key, but it begins 6: c00000000000002, c00000000000003, c00000000000004, "
+        ("c0", "`c0` must be the beginning of one trial's key, but 6 keys begin with it: c00000000000002, "
+         "c00000000000003, c00000000000004, "
          "c00000000000005, c00000000000007, c00000000000008."),
         ("ablations/rank:lora.rank=5", f"no trial of {WHERE} has lora.rank=5; its arms are lora.rank=4, lora.rank=8, "
-         "lora.rank=16, its seeds 0, 1."),
+         "lora.rank=16, and its seeds are 0, 1."),
         ("ablations/rank:rank", "an arm must look like `lora.rank=4,seed=0`, but got `rank`."),
         ("ablations/rank:", "an arm must look like `lora.rank=4,seed=0`, but got ``."),
         ("ablations/rank:lora.rank=[4", "the arm's `lora.rank=[4` is not valid YAML at line 1, column 3: expected ',' "
          "or ']', but got '<stream end>'."),
-        ("c00000000000004", f"trial c00000000000004 of {WHERE} is pruned, {STANDS}"),
-        ("ablations/rank:lora.rank=16", f"none of 2 trials of {WHERE} has finished; `--unfinished` takes the best as "
-         "they stand."),
-        ("c00000000000005", f"trial c00000000000005 of {WHERE} has not ended and has no round on disk."),
-        ("stopped", f"the run stopped@20260103-000000-cccc has not ended, {STANDS}"),
+        ("c00000000000004", f"trial c00000000000004 of {WHERE} is pruned; {STANDS}"),
+        ("ablations/rank:lora.rank=16", f"none of the 2 trials of {WHERE} has finished; `--unfinished` also accepts "
+         "other trials."),
+        ("c00000000000005", f"trial c00000000000005 of {WHERE} has not ended and has no recorded round."),
+        ("stopped", f"the run stopped@20260103-000000-cccc has not ended; {STANDS}"),
     ],
 )  # fmt: skip
 def test_a_name_that_means_none_is_answered_in_a_sentence(store: Store, text: str, sentence: str):
@@ -131,7 +133,7 @@ def test_a_name_that_means_none_is_answered_in_a_sentence(store: Store, text: st
 
 
 def test_a_trial_without_a_round_has_nothing_to_export(store: Store):
-    with pytest.raises(UserError, match="has no round on disk yet, so that there is nothing to export"):
+    with pytest.raises(UserError, match="has no recorded round yet, so there is nothing to export"):
         find_trial(store, "ablations/rank:lora.rank=16,seed=1", unfinished=True)
 
 

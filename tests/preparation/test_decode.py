@@ -117,13 +117,13 @@ PNG = encoded(noise(64, 64))
     ("data", "reason"),
     [
         (b"", "empty"),
-        (b"not an image", "no image, or of no format that is read"),
+        (b"not an image", "not an image, or in an unsupported format"),
         (JPEG[: len(JPEG) // 2], "truncated"),
         (JPEG[:20], ""),
         (PNG[: len(PNG) // 2], "truncated"),
-        (PNG[:40] + bytes(20) + PNG[60:], "no image"),
+        (PNG[:40] + bytes(20) + PNG[60:], "not an image"),
         (PNG[:2000] + bytes(20) + PNG[2020:], "broken"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "no image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "not an image"),
         (encoded(Image.fromarray(np.zeros((16, 16), np.float32)), "TIFF"), "floats"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_decompression_bomb_is_corrupt(monkeypatch):
 def test_an_image_that_would_become_too_large_is_corrupt(monkeypatch):
     monkeypatch.setattr(module, "LARGEST", 16 * 1000)
     assert decode(encoded(noise(1, 60)), SQUARE).shape == (3, 16, 16)
-    with pytest.raises(CorruptImageError, match="too narrow: 1 x 70 would be enlarged to 16 x 1120"):
+    with pytest.raises(CorruptImageError, match="too narrow: 1 x 70 pixels would become 16 x 1120"):
         decode(encoded(noise(1, 70)), SQUARE)
 
 

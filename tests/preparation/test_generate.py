@@ -270,13 +270,13 @@ def test_another_kind_of_pipeline_is_refused(home, tmp_path):
         up_block_types=("UpBlock2D",) * 2,
     )
     DDPMPipeline(unet, DDPMScheduler()).save_pretrained(tmp_path / "ddpm")
-    assert "must be a text-to-image pipeline, but its DDPMPipeline takes no" in refused(tmp_path / "ddpm")
+    assert "must be a text-to-image pipeline, but its DDPMPipeline has no parameter" in refused(tmp_path / "ddpm")
 
 
 def test_an_embedding_that_is_missing_or_does_not_fit_is_refused(model, home, tmp_path):
     styles = {"plain": "<art>", "inverted": "bright"}
     nowhere = refused(model, styles=styles, embeddings={"plain": "nowhere.safetensors"})
-    assert nowhere.startswith("`synthetic.embeddings` nowhere.safetensors is not there (looked for ")
+    assert nowhere.startswith("`synthetic.embeddings` nowhere.safetensors does not exist (looked for ")
     wide = write_embedding(tmp_path / "wide.safetensors", width=17)
     assert f"{wide} cannot be loaded as `<art>` of" in refused(model, styles=styles, embeddings={"plain": str(wide)})
 
@@ -298,7 +298,7 @@ def test_another_model_under_the_same_name_is_noticed(home, tmp_path, monkeypatc
     assert noted["prompts"] == ["the digit 0, white on black", "the digit 0, black on white"]
     (generation.folder / "plain/3/00000.png").unlink()
     write_pipeline(own, seed=1)
-    with pytest.raises(UserError, match=r"holds images of another content of `synthetic.model`"):
+    with pytest.raises(UserError, match=r"were generated with other files of `synthetic.model`"):
         generate(generation)
 
 
@@ -306,7 +306,8 @@ def test_a_share_that_cannot_be_prepared_is_refused(model, home):
     with pytest.raises(UserError) as refusal:
         planned(model, share=0.05)
     assert str(refusal.value) == (
-        "`synthetic.share` 0.05 must give some class two images, but of plain it gives 9 for 10 classes."
+        "`synthetic.share` 0.05 must give at least one class two images, but in the domain plain it gives 9 "
+        "for 10 classes."
     )
 
 
@@ -345,6 +346,5 @@ def test_other_sources_are_refused(home):
     with pytest.raises(UserError) as refusal:
         plan_generation(surrogate, "experiment fedag_digits")
     assert str(refusal.value) == (
-        "experiment fedag_digits: `fedsweep data generate` makes the images of `synthetic` diffusers, but it is "
-        "surrogate."
+        "experiment fedag_digits: `synthetic` must be diffusers for `fedsweep data generate`, but it is surrogate."
     )

@@ -18,14 +18,14 @@ from tests.preparation.layouts.trees import domainnet, grow, parquet
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"size": 0}, "`--size` must lie between 8 and 1024 pixels, but it is 0."),
-        ({"size": -3}, "`--size` must lie between 8 and 1024 pixels, but it is -3."),
-        ({"size": 100_000}, "`--size` must lie between 8 and 1024 pixels, but it is 100000."),
-        ({"name": "a/b"}, "NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `a/b`."),
-        ({"name": ".."}, "NAME must be a plain folder name of letters, digits and `_ . + -`, but it is `..`."),
-        ({"name": ""}, "NAME must be a plain folder name of letters, digits and `_ . + -`, but it is ``."),
-        ({"test_fraction": 1.0}, "`--test-fraction` must lie between 0 and 1, but it is 1.0."),
-        ({"test_fraction": float("nan")}, "`--test-fraction` must lie between 0 and 1, but it is nan."),
+        ({"size": 0}, "`--size` must be between 8 and 1024 pixels, but it is 0."),
+        ({"size": -3}, "`--size` must be between 8 and 1024 pixels, but it is -3."),
+        ({"size": 100_000}, "`--size` must be between 8 and 1024 pixels, but it is 100000."),
+        ({"name": "a/b"}, "NAME must be a folder name of letters, digits and `_ . + -`, but it is `a/b`."),
+        ({"name": ".."}, "NAME must be a folder name of letters, digits and `_ . + -`, but it is `..`."),
+        ({"name": ""}, "NAME must be a folder name of letters, digits and `_ . + -`, but it is ``."),
+        ({"test_fraction": 1.0}, "`--test-fraction` must be between 0 and 1, but it is 1.0."),
+        ({"test_fraction": float("nan")}, "`--test-fraction` must be between 0 and 1, but it is nan."),
         ({"classes": 0}, "`--classes` must be at least 1, but it is 0."),
     ],
 )
@@ -53,7 +53,9 @@ def test_only_a_data_set_without_domains_gives_its_name_to_one(files, domain, tm
 
 
 def test_more_classes_than_there_are_are_refused(tree):
-    with pytest.raises(UserError, match=r"^`--classes` must be within 1\.\.3, the classes of .*, but it is 4\.$"):
+    with pytest.raises(
+        UserError, match=r"^`--classes` must be between 1 and 3, the number of classes in .*, but it is 4\.$"
+    ):
         plan_of(tree, Domains(), classes=4)
 
 
@@ -65,7 +67,7 @@ def test_a_domainnet_of_fewer_classes_than_are_taken_by_default(tmp_path):
 
 
 def test_a_root_that_is_no_folder_is_refused(tree):
-    with pytest.raises(UserError, match=r"must be a folder with images, but .*nowhere is not there\.$"):
+    with pytest.raises(UserError, match=r"must be a folder with images, but .*nowhere does not exist\.$"):
         plan_of(tree / "nowhere")
     with pytest.raises(UserError, match=r"0\.png is a file\.$"):
         plan_of(tree / "photo" / "bus" / "0.png")
@@ -77,7 +79,7 @@ def test_file_times_and_the_roots_own_name_do_not_make_another_set(tree, tmp_pat
     assert plan_of(write_tree(tmp_path / "third", images=9)).key() != plan_of(tree).key()
 
 
-OTHER_TIMES = "have other times of change than those that .* `--force` prepares it anew"
+OTHER_TIMES = "the modification times of files in .* use `--force` to prepare them again"
 
 
 @pytest.mark.parametrize("noted", [True, False])

@@ -224,6 +224,6 @@ def test_lists_that_change_before_going_on_move_the_boundary_of_what_is_finished
 def test_a_file_of_other_labels_gets_no_card(tree, monkeypatch):
     record_batch = module.record_batch
     monkeypatch.setattr(module, "record_batch", lambda images, labels, paths: record_batch(images, labels[::-1], paths))
-    with pytest.raises(UserError, match=r"photo\.arrow holds other labels or images than were planned; remove "):
+    with pytest.raises(UserError, match=r"photo\.arrow contains other labels or images than planned; delete "):
         prepare(plan_of(tree))
     assert not store_folder("set", 16).exists()

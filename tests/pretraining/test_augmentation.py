@@ -134,10 +134,10 @@ def test_glyph_probabilities_are_shares_of_the_images():
     ("augmentation", "field", "value", "sentence"),
     [
         (GlyphAugmentation, "scale", [1.2, 1.0], "`augmentation.scale` must be a range above 0, but it is [1.2, 1.0]"),
-        (ImageAugmentation, "crop_area", [0.0, 1.0], "`augmentation.crop_area` must be a range within 0 and 1, "
-         "but is [0.0, 1.0]"),
+        (ImageAugmentation, "crop_area", [0.0, 1.0], "`augmentation.crop_area` must be a range between 0 and 1, "
+         "but it is [0.0, 1.0]"),
         (ImageAugmentation, "crop_ratio", [2.0, 1.0], "`augmentation.crop_ratio` must be a range above 0, "
-         "but is [2.0, 1.0]"),
+         "but it is [2.0, 1.0]"),
     ],
 )  # fmt: skip
 def test_a_range_is_a_range(augmentation, field, value, sentence):

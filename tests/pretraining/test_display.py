@@ -23,7 +23,7 @@ def test_rows_stay_in_a_pipe_while_the_bar_is_on_the_terminal(toy, capsys, monke
     assert len(rows) == 2
     bar = terminal.getvalue()
     assert "epoch 2/3" in bar
-    assert "images/s, loss 1.250, left about" in bar
+    assert "images/s, loss 1.250, time left" in bar
     assert "50.00%" not in bar
 
 

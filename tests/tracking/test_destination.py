@@ -77,7 +77,7 @@ def test_what_is_no_address_is_refused_and_its_password_not_shown(tmp_path: Path
     with pytest.raises(UserError) as refused:
         Destination.of(tmp_path, address)
     assert str(refused.value) == (
-        "`--mlflow` must be http://HOST[:PORT] or https://... of an MLflow server, or `store` for the store's own "
+        "`--mlflow` must be the URL of an MLflow server (http://HOST[:PORT] or https://...) or `store` for a local "
         f"database, but it is `{shown}`."
     )
 
@@ -111,8 +111,7 @@ def answering(answer: Callable[[str], tuple[int, str]]) -> Iterator[str]:
 
 
 ACCESS = (
-    "refuses access (HTTP {}{}); MLflow's client takes a name and password from MLFLOW_TRACKING_USERNAME and "
-    "MLFLOW_TRACKING_PASSWORD, or a MLFLOW_TRACKING_TOKEN."
+    "denies access (HTTP {}{}); set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."
 )
 HOST = "Invalid Host header - possible DNS rebinding attack detected"
 
@@ -124,9 +123,9 @@ HOST = "Invalid Host header - possible DNS rebinding attack detected"
         (401, "<html>Sign in</html>", ACCESS.format(401, "")),
         (403, HOST, ACCESS.format(403, f": {HOST}")),
         (403, json.dumps({"error_code": "PERMISSION_DENIED", "message": "no"}), ACCESS.format(403, "")),
-        (404, "not here", "does not answer: what is there is no MLflow server, or one in trouble (HTTP 404)."),
-        (500, "oh", "does not answer: what is there is no MLflow server, or one in trouble (HTTP 500)."),
-        (200, "<html>a page</html>", "does not answer: what is there is no MLflow server."),
+        (404, "not here", "cannot be used: it returned HTTP 404, so it has failed or is not an MLflow server."),
+        (500, "oh", "cannot be used: it returned HTTP 500, so it has failed or is not an MLflow server."),
+        (200, "<html>a page</html>", "cannot be used: its answer is not that of an MLflow server."),
     ],
 )
 def test_a_server_that_refuses_is_told_in_one_sentence(tmp_path: Path, status: int, body: str, sentence: str) -> None:
@@ -143,7 +142,8 @@ def test_a_server_that_keeps_artifacts_on_its_disk_is_refused(tmp_path: Path) ->
 
     with answering(answer) as url, pytest.raises(UserError) as refused:
         check_server(Destination.of(tmp_path, url), "x")
-    assert str(refused.value).startswith(f"the MLflow server {url} keeps the artifacts of `x` in /srv/mlruns/7, which")
+    sentence = f"the MLflow server {url} keeps the artifacts of `x` in /srv/mlruns/7, a folder on its own machine;"
+    assert str(refused.value).startswith(sentence)
 
 
 def test_who_may_only_read_is_told_before_a_sweep_starts(tmp_path: Path) -> None:
@@ -162,13 +162,13 @@ def test_who_may_only_read_is_told_before_a_sweep_starts(tmp_path: Path) -> None
 def test_a_new_sweep_is_refused_before_anything_is_made(refused: Refused) -> None:
     write("search_spaces", "x", GRID)
     sentence = refused("tune", "x", "--mlflow", "http://ada:cret@127.0.0.1:9")
-    assert sentence == "the MLflow server http://127.0.0.1:9 does not answer: Connection refused."
+    assert sentence == "the MLflow server http://127.0.0.1:9 cannot be used: Connection refused."
     assert not list(Path("mlruns").glob("sweeps/**/*"))
     assert refused("run", "fedra_digits", "--mlflow", "http://127.0.0.1:9") == sentence
     assert not list(Path("mlruns").glob("runs/**/*"))
     assert refused("ui", "--mlflow", "http://127.0.0.1:9") == sentence
     assert refused("tune", "x", "--dry-run", "--mlflow", "http://127.0.0.1:9") == sentence
-    assert refused("tune", "x", "--mlflow", "mlflow").startswith("`--mlflow` must be http://")
+    assert refused("tune", "x", "--mlflow", "mlflow").startswith("`--mlflow` must be the URL of an MLflow server")
 
 
 @pytest.mark.parametrize(("error", "told"), [("no.", "no."), ("long " * 40, f"{'long ' * 32}[...].")])

@@ -72,12 +72,12 @@ def test_a_folder_becomes_a_version_of_its_trial_s_run(place, folder, tmp_path, 
 def test_a_trial_without_a_run_is_told_before_anything_is_written(place, experiment, key, sweep):
     with pytest.raises(UserError) as refusal:
         Registration(place[1], "digits", experiment, key, sweep)
-    assert str(refusal.value) == f"MLflow has no run of trial {key}; `fedsweep ui --deliver` brings it there."
+    assert str(refusal.value) == f"MLflow has no run of trial {key}; `fedsweep ui --deliver` creates it."
 
 
 def test_what_mlflow_does_not_take_leaves_the_folder(place, folder):
     registration = Registration(place[1], "digits", "tiny", "k1", "s1")
     registration.run_id = "0" * 32
-    with pytest.raises(UserError, match="is written, but MLflow did not register it: "):
+    with pytest.raises(UserError, match="was written, but MLflow did not register it: "):
         registration.add(folder, "export-3", {})
     assert (folder / "export.json").exists()

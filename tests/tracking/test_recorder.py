@@ -205,7 +205,7 @@ def test_a_server_that_is_not_there_holds_nobody_up(
     for rounds in range(30):
         made.sync(trial(rounds))
     assert not made.deliver()
-    assert made.outage == "the MLflow server http://127.0.0.1:9 does not answer: Connection refused."
+    assert made.outage == "the MLflow server http://127.0.0.1:9 cannot be used: Connection refused."
     assert set(made.unsynced) == {"k1", "the parent run"}
     made._due.clear()  # or the thread goes on asking
 

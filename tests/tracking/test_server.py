@@ -142,7 +142,7 @@ def test_a_server_that_is_away_for_a_while_misses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(recorder, "PATIENCE", 0.5)
         assert not made.deliver()
-    assert made.outage == f"the MLflow server {server.url} does not answer: Connection refused."
+    assert made.outage == f"the MLflow server {server.url} cannot be used: Connection refused."
     server.start()
     assert made.deliver()
     assert_whole(made)

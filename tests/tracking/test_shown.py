@@ -139,7 +139,7 @@ def test_datasets_are_inputs_once_however_often_they_are_synced(runs: Runs, root
 def test_the_note_has_the_table_once_there_is_one(runs: Runs, tmp_path: Path) -> None:
     experiment = runs.client.get_experiment(runs.experiment.id)
     assert experiment.tags["mlflow.note.content"] == "Does it matter?"
-    assert "No report yet" in parent(runs).data.tags["mlflow.note.content"]
+    assert "There is no report yet." in parent(runs).data.tags["mlflow.note.content"]
     report = tmp_path / "report"
     (report / "figures").mkdir(parents=True)
     (report / "table.md").write_text("# tiny\n\n| a | table |\n")
@@ -158,7 +158,7 @@ def test_a_sweep_that_has_lost_its_search_space_asks_nothing(runs: Runs, root: S
     again = Runs(Destination.of(root.root), runs.experiment.name)
     again.open_sweep(SWEEP, tmp_path / "sweep")
     again.close_sweep("FINISHED", {})
-    assert parent(again).data.tags["mlflow.note.content"].startswith("No report yet.")
+    assert parent(again).data.tags["mlflow.note.content"].startswith("There is no report yet.")
 
 
 def test_the_view_is_there_from_the_start_and_knows_the_values_at_the_end(runs: Runs) -> None:

@@ -26,7 +26,8 @@ def test_a_note_has_the_question_the_table_the_findings_and_the_commands(report:
 
 def test_a_note_from_the_start_says_that_there_is_no_report(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
-        assert sweep_note(MANIFEST, "", folder).startswith("No report yet. 1 seeds, 3 rounds, around `fedra_digits`.")
+        note = sweep_note(MANIFEST, "", folder)
+        assert note.startswith("There is no report yet. Experiment: `fedra_digits`. Seeds: 1. Rounds per trial: 3.")
 
 
 def test_a_long_table_is_cut_at_a_row_and_says_so(report: Path) -> None:
@@ -34,7 +35,7 @@ def test_a_long_table_is_cut_at_a_row_and_says_so(report: Path) -> None:
     (report / "table.md").write_text("\n".join(["# title", *rows]))
     note = sweep_note(MANIFEST, "Why?", report)
     assert LONGEST_NOTE - 100 < len(note) <= LONGEST_NOTE
-    assert "the whole table is `report/table.md` among the artifacts" in note
+    assert "The whole table is in the artifact `report/table.md`." in note
     kept = [line for line in note.splitlines() if line.startswith("| ")]
     assert 100 < len(kept) < 1000
     assert kept == rows[: len(kept)]

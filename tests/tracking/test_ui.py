@@ -164,13 +164,13 @@ def test_the_compare_view_has_parallel_coordinates_of_what_varies(served: dict[s
 def test_the_sweeps_own_page_has_the_table_the_findings_and_the_datasets(
     served: dict[str, str], browser: Browser
 ) -> None:
-    text = browser.open(served["what it found"], "Does it matter?", "Holm p", "fedsweep report tiny --sweep s1")
+    text = browser.open(served["the sweep's results"], "Does it matter?", "Holm p", "fedsweep report tiny --sweep s1")
     assert "lora.rank=8, optimizer.lr=0.1" in text
     assert "digits (0123456789ab)" in text
 
 
 def test_the_report_is_among_the_artifacts_and_its_figures_are_shown(served: dict[str, str], browser: Browser) -> None:
-    page, _, query = served["what it found"].partition("?")
+    page, _, query = served["the sweep's results"].partition("?")
     browser.open(f"{page}/artifacts/report/table.md?{query}", "By domain", "no test is possible")
     browser.open(f"{page}/artifacts/report/curves.png?{query}", "curves.png")
     browser.until("[...document.images].some(one => one.naturalWidth > 500)")

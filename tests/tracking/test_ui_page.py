@@ -36,7 +36,9 @@ def test_a_port_that_is_taken_is_told_whichever_address_it_is_taken_on() -> None
         taken.listen()
         port = taken.getsockname()[1]
         for host in ("127.0.0.1", ANYWHERE):
-            with pytest.raises(UserError, match=rf"^port {port} is taken on this machine; `--port {port + 1}` would"):
+            with pytest.raises(
+                UserError, match=rf"^port {port} is already in use on this machine; try `--port {port + 1}`"
+            ):
                 check_free(host, port)
 
 

@@ -64,8 +64,8 @@ def test_splits_above_and_within_domains(files: list[str], tmp_path: Path) -> No
 def test_a_folder_beside_the_splits_is_no_domain(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["train/cod/1.jpg", "test/cod/2.jpg", "unlabeled/x/3.jpg"])
     expected = (
-        f"{tmp_path}: the folders `test`, `train` are called like splits, but `unlabeled` beside them is not; without "
-        "the others the splits are read, and `--layout domains` takes each folder for a domain."
+        f"{tmp_path}: the folders `test`, `train` are named after splits, but `unlabeled` is not; move the "
+        "other folders away to read the splits, or set `--layout domains` to read each folder as a domain."
     )
     with pytest.raises(UserError, match=re.escape(expected)):
         find("my set", tmp_path)
@@ -81,16 +81,16 @@ def test_parquet_files_with_another_column_of_images_say_so(tmp_path: Path) -> N
 def test_unknown_layout(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape("there is no layout `domain`; did you mean `domains`")):
         find("x", tmp_path, layout="domain")
-    with pytest.raises(UserError, match=re.escape("there is no layout `zzz`; there are domainnet, nico,")):
+    with pytest.raises(UserError, match=re.escape("there is no layout `zzz`; the layouts are domainnet, nico,")):
         find("x", tmp_path, layout="zzz")
 
 
 def test_nothing_fits(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/b/c/d.jpg"])
     expected = (
-        f"the root {tmp_path} has not the layout `domains` or `classes`: looked for `<domain>/<class>/<image>`, "
-        "`<class>/<image>` or `*.parquet` (`pcas` is none of the layouts known by name), but found folders `a`; "
-        f"perhaps all lies one folder down: `--root {tmp_path / 'a'}`."
+        f"the root {tmp_path} does not have the layout `domains` or `classes`: looked for `<domain>/<class>/<image>`, "
+        "`<class>/<image>` or `*.parquet` (`pcas` is not the name of a layout), but found folders `a`; "
+        f"the data set may be one folder below, so try `--root {tmp_path / 'a'}`."
     )
     with pytest.raises(UserError, match=re.escape(expected)):
         find("pcas", tmp_path)
