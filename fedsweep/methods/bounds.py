@@ -1,4 +1,4 @@
-"""The upper and the lower bound of FedRA (Section 4): all clients hold all blocks, or all hold few blocks."""
+"""AllLarge and AllSmall, the upper and the lower bound in FedRA's experiments (Section 4)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -18,7 +18,7 @@ class AllLarge(FederatedMethod):
 
 
 class AllSmall(FederatedMethod):
-    """FedAvg on a small model: the first min_i L_i or `depth` blocks (FedRA, Section 4.1, baseline 2).
+    """FedAvg on a small model: the first `depth` blocks, by default min_i L_i (FedRA, Section 4.1, baseline 2).
 
     The other blocks are neither trained nor used for predictions.
     """

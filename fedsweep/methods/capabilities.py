@@ -37,7 +37,7 @@ class OwnWeights(Capability):
         return None
 
     def check_weights(self, backbone: BackboneConfig, class_names: Sequence[str]) -> None:
-        """Load the weights as a run with this backbone and these classes does.
+        """Load the weights in the same way as a run with this backbone and these classes.
 
         Raises:
             UserError: The weights are missing, or they do not fit the backbone or the classes.
@@ -99,7 +99,7 @@ class FrozenBlocks(Capability):
     """Frozen lowest blocks, whose outputs are computed once and then reused."""
 
     def num_frozen_blocks(self, state: ServerState, client: ClientId | None = None) -> int:
-        """Return the number of frozen lowest blocks of the client's model, or of the global model for None."""
+        """Return the number of frozen lowest blocks in the client's model (in the global model if `client` is None)."""
         return 0
 
 
@@ -121,12 +121,12 @@ class Stages(Capability):
     """Stages of a run, which differ in the tensors that clients hold, train and send."""
 
     def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
-        """Return a state of each stage of a run of `rounds` rounds, by the stage's name, to count parameters with."""
+        """Return a state of each stage of a run of `rounds` rounds, by the stage's name; parameters are counted on it."""
         return {"": state}
 
 
 class OwnMetrics(Capability):
-    """Metrics that only this method reports."""
+    """Additional metrics that a method reports."""
 
     def metric_names(self, clients: Iterable[ClientId]) -> list[str]:
         """Return the names of these metrics, which are known before a run."""

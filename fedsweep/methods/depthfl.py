@@ -49,7 +49,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError unless `heads` are ascending numbers of blocks, from 1 to below the number of all blocks."""
+        """Raise ValueError unless `heads` are in ascending order, each with blocks before and after it."""
         if list(self.heads) != sorted(set(self.heads)) or not 1 <= min(self.heads) <= max(self.heads) < num_layers:
             raise ValueError(
                 f"`method.heads` must be ascending numbers of blocks between 1 and {num_layers - 1}, "
@@ -59,7 +59,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Add the heads that a client can have.
 
-        These are the heads within the deepest client, and with `own_head` by_depth also a head at each possible depth.
+        These are the `heads` within the blocks of the deepest client, and with `own_head` by_depth also a head at each possible depth.
         """
         own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
         model.add_heads({*(head for head in self.heads if head <= max(depths)), *own}, seed)
@@ -113,7 +113,7 @@ class DepthFL(FederatedMethod, ExportObstacle):
         return tuple(sorted({*within, depth})), False
 
     def _exits_in(self, model: LayeredModel, depth: int) -> tuple[tuple[int, ...], bool]:
-        """Return `exits_of` without the heads that the model lacks because they are above the deepest client."""
+        """Return the result of `exits_of`, without heads above the deepest client, which the model does not have."""
         within, last = self.exits_of(depth, model.num_layers)
         return tuple(head for head in within if str(head) in model.heads), last
 
@@ -148,5 +148,5 @@ def mutual_loss(logits: Sequence[Tensor], labels: Tensor, weight: float) -> Tens
 
 
 def ramp_up(done: float, length: float) -> float:
-    """Return exp(-5 (1 - t / T)^2) for t = `done` < T = `length`, and 1 from T on (the DepthFL authors' code)."""
+    """Return exp(-5 (1 - t / T)^2) for t = `done` and T = `length`, or 1 if t > T (the DepthFL authors' code)."""
     return math.exp(-5.0 * (1.0 - min(done / length, 1.0)) ** 2)

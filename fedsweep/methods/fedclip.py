@@ -27,5 +27,5 @@ class FedCLIP(FrozenEncoders, ExportObstacle):
         cast(LayeredClip, model).add_image_adapter(self.hidden, seed)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
-        """Describe the adapter."""
+        """Describe the adapter, which exported files cannot contain."""
         return "an adapter after the image encoder"

@@ -32,7 +32,7 @@ ERROR = "structural_bias/brick_error"
 def bias_metrics(stand_ins: bool) -> list[str]:
     """Return the names of the metrics of structural bias, except those of single blocks.
 
-    `stand_ins` tells whether clients have stand-ins, modules that they run in place of missing blocks.
+    `stand_ins` is true if clients have stand-ins, modules that they run in place of missing blocks.
     """
     return [GRADIENT, GROWTH, IDENTITY, *([BRICK, ERROR] if stand_ins else [])]
 

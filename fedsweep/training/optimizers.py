@@ -1,4 +1,4 @@
-"""SGD and Adam with the arithmetic of `torch.optim`, whose import of torch's compiler would take seconds."""
+"""SGD and Adam with the arithmetic of `torch.optim`, but without its slow import of torch's compiler."""
 
 from __future__ import annotations
 

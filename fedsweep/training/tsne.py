@@ -56,8 +56,8 @@ def draw(
     present = {int(label) for part in parts.values() for label in part.labels}
     if not 2 <= len(present) < len(chosen):
         raise UserError(
-            f"`evaluation.tsne_classes` {classes} needs test images of two classes and more images than classes, "
-            f"but the test images drawn are {len(chosen)} of {len(present)} class{'' if len(present) == 1 else 'es'}."
+            f"`evaluation.tsne_classes` {classes} needs at least two classes with test images and more images "
+            f"than classes, but the number of images is {len(chosen)} and the number of classes {len(present)}."
         )
     return parts
 

@@ -238,7 +238,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     def _lesson(
         self, purpose: str, domain: str, server: Server, trainer: CohortTrainer, scores: Tensor | None = None
     ) -> Lesson:
-        """Return the lesson of a domain. Its images are weighted by `scores`, or equally if `scores` is None."""
+        """Return the training data of a domain, with images weighted by `scores`, or equally if `scores` is None."""
         images = synthetic_of(domain, server.synthetic)
         weights = torch.ones(len(images)) if scores is None else normalised(scores)
         adapters = cast(DomainAdapters, trainer.model.server)

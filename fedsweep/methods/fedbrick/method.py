@@ -34,8 +34,8 @@ SHARED = "shared"
 class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     """Small modules (BRICKs) in place of the blocks that a client does not hold, trained on the server and on clients.
 
-    A depth method decides which client holds which blocks. For this method, a client with BRICKs counts as a client of
-    L blocks. The adapter contains the BRICKs as `bricks.<set>.<block>.<factor>`; each domain has a set of BRICKs.
+    A depth method decides which client holds which blocks. For the depth method, a client with BRICKs counts as a
+    client of L blocks. The adapter contains the BRICKs as `bricks.<set>.<block>.<factor>`; each domain has a set of BRICKs.
     """
 
     name: Literal["fedbrick"] = "fedbrick"
@@ -75,7 +75,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
         return Needs(head=True, proxy=self.brick and self.server_epochs > 0)
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
-        """Raise ValueError if the depth method cannot run, or if DepthFL is to run without stage I."""
+        """Raise ValueError if the depth method cannot run, or if `compensate` is false for DepthFL."""
         try:
             self.over.check(capacities, num_layers, aggregation)
         except ValueError as error:
@@ -179,7 +179,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def predict(
         self, state: ServerState, model: LayeredModel, images: Images, personal: bool = False, domain: str | None = None
     ) -> Tensor:
-        """Return the logits by the depth method; the global model has all blocks and needs no BRICKs."""
+        """Return the logits of the depth method; the global model has all blocks and needs no BRICKs."""
         return self.over.predict(state, model, images, personal, domain)
 
     def export_obstacle(self, depths: Collection[int], num_layers: int, of_client: bool = False) -> str | None:
@@ -240,7 +240,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     def set_of(self, domain: str) -> str:
         """Return the name of a domain's set of BRICKs.
 
-        The name is part of tensor names, so it contains no dot and cannot equal an attribute's name.
+        The name is part of tensor names, so it contains no dot and differs from the names of all attributes.
         """
         return SHARED if self.domains == "shared" else "for_" + domain.replace("%", "%25").replace(".", "%2E")
 

@@ -40,7 +40,7 @@ class GateConfig(Config):
 
 
 class Gate(nn.Module):
-    """lambda = sigmoid(BN(Linear(BN(Linear(trunk(x)))))), one number in (0, 1) for each image (FedMS, Section 3.3).
+    """The gate lambda = sigmoid(BN(Linear(BN(Linear(trunk(x)))))), in (0, 1) for each image (FedMS, Section 3.3).
 
     The paper names a softmax instead of the sigmoid. But the gate has a single output (Table 4), whose softmax would
     always be 1.

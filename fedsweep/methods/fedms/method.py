@@ -166,7 +166,7 @@ class FedMS(
     def measure(self, state: ServerState, updates: Sequence[ClientUpdate]) -> dict[str, float]:
         """Return the numbers of active blocks, and the gate's metrics.
 
-        For a client outside the cohort, the number is the one of its next round.
+        A client outside the cohort counts with its number in the next round.
         """
         stage = self.stage(of(state).stage)
         each = {f"{ACTIVE}/{one}": float(count) for one, count in sorted(stage.active(of(state), updates).items())}
