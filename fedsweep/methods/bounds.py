@@ -18,9 +18,10 @@ class AllLarge(FederatedMethod):
 
 
 class AllSmall(FederatedMethod):
-    """FedAvg on a small model: the first `depth` blocks, by default min_i L_i (FedRA, Section 4.1, baseline 2).
+    """FedAvg on a small model, which has only the first blocks (FedRA, Section 4.1, baseline 2).
 
-    The other blocks are neither trained nor used for predictions.
+    The number of blocks is `depth`, by default the smallest depth of a client, min_i L_i. The other blocks are neither
+    trained nor used for predictions.
     """
 
     name: Literal["all_small"] = "all_small"

@@ -121,7 +121,7 @@ class Stages(Capability):
     """Stages of a run, which differ in the tensors that clients hold, train and send."""
 
     def stage_states(self, state: ServerState, rounds: int) -> dict[str, ServerState]:
-        """Return a state of each stage of a run of `rounds` rounds, by the stage's name; parameters are counted on it."""
+        """Return a state of each stage of a run of `rounds` rounds, by the stage's name, for parameter counts."""
         return {"": state}
 
 

@@ -31,7 +31,9 @@ class DepthFL(FederatedMethod, ExportObstacle):
     name: Literal["depthfl"] = "depthfl"
     needs: ClassVar[Needs] = Needs(head=True)
     heads: tuple[int, ...] = Field(
-        (3, 6, 9), min_length=1, description="numbers of blocks after which there is a head (FedRA's code: 4, 7 and 10)"
+        (3, 6, 9),
+        min_length=1,
+        description="numbers of blocks after which a head follows (FedRA's code: 4, 7, 10)",
     )
     own_head: Literal["by_depth", "shared"] = Field(
         "by_depth",
@@ -59,7 +61,8 @@ class DepthFL(FederatedMethod, ExportObstacle):
     def prepare(self, model: LayeredModel, depths: Collection[int], domains: Collection[str], seed: int) -> None:
         """Add the heads that a client can have.
 
-        These are the `heads` within the blocks of the deepest client, and with `own_head` by_depth also a head at each possible depth.
+        These are the `heads` within the blocks of the deepest client. With `own_head` by_depth, there is also a head at
+        each possible depth.
         """
         own = set(depths) - {model.num_layers} if self.own_head == "by_depth" else set()
         model.add_heads({*(head for head in self.heads if head <= max(depths)), *own}, seed)

@@ -26,7 +26,7 @@ class FedOT(FederatedMethod):
     needs: ClassVar[Needs] = Needs(lora=False)
     bottom: int = Field(2, ge=0, description="number of lowest blocks, which are trained")
     top: int = Field(2, ge=0, description="number of topmost blocks, which are trained")
-    kept: float = Field(0.5, gt=0, le=1, description="share of the middle blocks that clients keep, frozen")
+    kept: float = Field(0.5, gt=0, le=1, description="share of the blocks between them that clients hold, frozen")
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:
         """Raise ValueError unless there is at least one block to train and one block between the two ends."""

@@ -19,7 +19,7 @@ from fedsweep.types import Client, LayerAllocation, ServerState
 
 
 class FedRA(FederatedMethod):
-    """Random blocks for each client: in each round, client i draws L_i blocks, which it runs and trains."""
+    """Random blocks for each client: in each round, client i draws the L_i blocks that it runs and trains."""
 
     name: Literal["fedra"] = "fedra"
     missing_layers: Literal["keep_previous", "ensure_cover"] = Field(

@@ -39,8 +39,8 @@ class InclusiveFL(FederatedMethod):
         0.2,
         ge=0,
         le=1,
-        description="weight of the momentum, the last round's update of the next deeper clients, in the update of a "
-        "client's last block; 0: no momentum distillation",
+        description="momentum distillation: share of the next deeper clients' previous update in the update of a "
+        "client's last block; 0: none",
     )
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:

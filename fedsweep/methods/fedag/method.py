@@ -73,7 +73,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     needs: ClassVar[Needs] = Needs(lora=False, head=True, synthetic=True)
     clip: ClipConfig = Field(  # a factory, because the check of the model's name imports transformers
         default_factory=lambda: ClipBackbone(model="openai/clip-vit-base-patch32", prompt="a photo of a {}"),
-        description="CLIP of the server: digits_clip or clip",
+        description="the server's CLIP: digits_clip or clip",
     )
     adapters: AdaptersConfig = Field(AdaptersConfig(), description="adapters of the server and the attention over them")
     server: ServerConfig = Field(ServerConfig(), description="training of the server")
@@ -96,7 +96,7 @@ class FedAG(FederatedMethod, OwnWeights, SeparateModels, SideInputs, OwnMetrics,
     )
     strength: float = Field(0.1, ge=0, description="lambda of Eq. 10, the weight of the regulariser R")
     delta: float = Field(
-        0.001, ge=0, le=1, description="margin by which the weight of an image's own domain should be largest (Eq. 9)"
+        0.001, ge=0, le=1, description="margin by which an image's own domain should outweigh the others (Eq. 9)"
     )
 
     def fingerprint(self) -> str:

@@ -35,7 +35,7 @@ class FedBRICK(FederatedMethod, Messages, StandIns, ExportObstacle):
     """Small modules (BRICKs) in place of the blocks that a client does not hold, trained on the server and on clients.
 
     A depth method decides which client holds which blocks. For the depth method, a client with BRICKs counts as a
-    client of L blocks. The adapter contains the BRICKs as `bricks.<set>.<block>.<factor>`; each domain has a set of BRICKs.
+    client of L blocks. Each domain has a set of BRICKs. Their tensors are named `bricks.<set>.<block>.<factor>`.
     """
 
     name: Literal["fedbrick"] = "fedbrick"

@@ -39,9 +39,9 @@ ACTIVE = "sal/active"
 class FedMS(
     FederatedMethod, OwnWeights, Messages, PersonalModels, FrozenBlocks, SideInputs, Stages, OwnMetrics, ExportObstacle
 ):
-    """A global expert (stage one), then a local expert for each client and a gate (stage two); depths are ignored.
+    """A global expert in stage one, then a local expert for each client and a gate in stage two.
 
-    Clients send LoRA adapters in stage one, and only gates in stage two.
+    Clients send LoRA adapters in stage one, and only gates in stage two. The depths of the clients are ignored.
     """
 
     name: Literal["fedms"] = "fedms"
@@ -49,7 +49,7 @@ class FedMS(
     global_rounds: int = Field(
         25, ge=0, description="number of rounds of stage one; the remaining rounds are stage two"
     )
-    sal: SALConfig = Field(SALConfig(), description="activation of the adapters of local experts")
+    sal: SALConfig = Field(SALConfig(), description="activation of the blocks of local experts (SAL)")
     gate: GateConfig = Field(default_factory=GateConfig, description="gate that mixes the global and the local expert")
 
     def check(self, capacities: Sequence[int], num_layers: int, aggregation: AggregationConfig) -> None:

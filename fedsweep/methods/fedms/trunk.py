@@ -56,12 +56,12 @@ class TimmTrunk(Config):
 
     name: Literal["timm"] = "timm"
     model: str = Field(
-        "resnet18.tv_in1k", min_length=1, description="timm's name of the network, with the tag of its weights"
+        "resnet18.tv_in1k", min_length=1, description="name of the network in timm, with the tag of its weights"
     )
     pretrained: str = Field(
         "timm",
         min_length=1,
-        description="`timm`: timm's weights; `none`: random weights; or a file of weights with timm's tensor names",
+        description="weights: those of timm (`timm`), random ones (`none`), or a file with timm's tensor names",
     )
 
     @model_validator(mode="after")
