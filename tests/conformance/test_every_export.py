@@ -1,4 +1,4 @@
-"""Every method exports what predicts as its evaluation does, or says in one sentence why it cannot."""
+"""Every method exports a model with the predictions of its evaluation, or raises a UserError with the reason."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ Played = Callable[..., tuple[Named, Federation, Checkpoint]]
 def played(
     federation: Callable[..., Federation], tiny: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Played:
-    """Play one round of a method on a few images, and keep it as a run is kept."""
+    """Run one round of a method on a few images, and record it as a finished run."""
 
     def play(changes: dict) -> tuple[Named, Federation, Checkpoint]:
         changes = {"federation.rounds": 1, "federation.clients_per_round": 1, "lora.rank": 3, **changes}
@@ -50,7 +50,7 @@ def played(
 
 
 def refusal_of(small: Federation) -> str | None:
-    """Why the global model cannot be exported; None where it can."""
+    """Return the error message if the global model cannot be exported, or else None."""
     method, called = small.method, f"`method` {small.method.name}"
     if not small.fresh:
         return f"{called} trains nothing, so there is nothing to export."
@@ -59,7 +59,7 @@ def refusal_of(small: Federation) -> str | None:
     return obstacle and f"{called} cannot be exported: the global model predicts with {obstacle}, {NO_PLACE}{own}."
 
 
-def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played, chosen, tmp_path):
+def test_a_method_exports_the_logits_of_its_evaluation_or_raises_an_error(played: Played, chosen, tmp_path):
     named, small, checkpoint = played(chosen)
     if (expected_refusal := refusal_of(small)) is not None:
         with pytest.raises(UserError) as refusal:
@@ -74,7 +74,7 @@ def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played
     assert card.left_out == (*above, *added)
     assert (card.round, card.outcome, card.metrics) == (1, "finished", dict(checkpoint.history[0].metrics))
     small.model.load_adapter(checkpoint.state.adapter)
-    test = small.domains[1].test  # not those that the export compares itself
+    test = small.domains[1].test  # other images than those that the export itself compares
     expected = predicted(small.method, checkpoint.state, small.trainer.reader, test)
     found = load(tmp_path / "out").logits(test.take(torch.arange(len(test)))[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
@@ -89,10 +89,10 @@ def test_a_method_exports_the_logits_of_its_evaluation_or_refuses(played: Played
     ("method", "obstacle"),
     [
         (PromptFL(), "learned vectors before the classes' names"),
-        (FedCLIP(), "an attention behind the image encoder"),
+        (FedCLIP(), "an adapter after the image encoder"),
         (DepthFL(), "heads after 3, 6, 9 blocks"),
         (FedBRICK(over=DepthFL()), "heads after 3, 6, 9 blocks"),
-        (FedAG(), "an adapter for each domain and an attention over them, behind the server's CLIP"),
+        (FedAG(), "an adapter for each domain and an attention over them, after the server's CLIP"),
     ],
 )
 def test_an_obstacle_is_named(method, obstacle):
@@ -129,7 +129,7 @@ def test_a_client_s_own_model_is_exported_where_it_has_one(played: Played, tiny,
          f"{NO_PLACE}."),
     ],
 )  # fmt: skip
-def test_what_cannot_be_exported_is_told_before_anything_is_built(tiny, changes, client, sentence):
+def test_an_export_obstacle_is_reported_before_a_model_is_built(tiny, changes, client, sentence):
     with pytest.raises(UserError) as refusal:
         check_exportable(tiny.override(changes, "test"), client)
     assert str(refusal.value) == sentence
