@@ -1,4 +1,4 @@
-"""Which trial is meant by a name, and what is said of a name that means none."""
+"""The selection of a trial by name, and the error messages for names without a trial."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.tracking.helpers import MANIFEST
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Two sweeps of a space, the newer one with a trial of each kind, and two runs of an experiment."""
+    """Return two sweeps of a search space, the newer with trials of all outcomes, and two runs of an experiment."""
     home = Store(tmp_path_factory.mktemp("mlruns"))
     older, newer = (home.sweep("ablations/rank", one) for one in ("20260101-000000-old1", "20260102-000000-new1"))
     for sweep, mode in ((older, "max"), (newer, "max")):
@@ -71,13 +71,13 @@ BY_MEAN = "finished trials by accuracy/mean"
         ("fedra_digits@20260101-000000-aaaa", "20260101-000000-aaaa", ""),
     ],
 )  # fmt: skip
-def test_a_name_means_a_trial(store: Store, text: str, key: str, why: str):
+def test_a_name_selects_a_trial(store: Store, text: str, key: str, why: str):
     found = find_trial(store, text)
     assert (found.record.plan.key, found.why) == (key, why)
     assert found.trial.checkpoint.exists()
 
 
-def test_a_key_in_several_sweeps_is_of_the_newest_that_has_it(store: Store):
+def test_a_key_in_several_sweeps_selects_the_newest_sweep(store: Store):
     found = find_trial(store, "ab00000000000000")
     assert found.sweep is not None
     assert found.sweep.folder.name == "20260102-000000-new1"
@@ -91,7 +91,7 @@ def test_a_key_in_several_sweeps_is_of_the_newest_that_has_it(store: Store):
         ("stopped", "20260103-000000-cccc"),
     ],
 )
-def test_what_has_not_finished_is_taken_when_asked_for(store: Store, text: str, key: str):
+def test_unfinished_trials_are_selected_on_request(store: Store, text: str, key: str):
     assert find_trial(store, text, unfinished=True).record.plan.key == key
 
 
@@ -126,7 +126,7 @@ STANDS = "`--unfinished` exports its state after round 2."
         ("stopped", f"the run stopped@20260103-000000-cccc has not ended; {STANDS}"),
     ],
 )  # fmt: skip
-def test_a_name_that_means_none_is_answered_in_a_sentence(store: Store, text: str, sentence: str):
+def test_a_name_without_a_trial_is_an_error_in_one_sentence(store: Store, text: str, sentence: str):
     with pytest.raises(UserError) as refusal:
         find_trial(store, text)
     assert str(refusal.value) == sentence.format(root=store.root)
@@ -137,6 +137,6 @@ def test_a_trial_without_a_round_has_nothing_to_export(store: Store):
         find_trial(store, "ablations/rank:lora.rank=16,seed=1", unfinished=True)
 
 
-def test_an_empty_store_has_no_trial(tmp_path: Path):
+def test_an_empty_results_folder_has_no_trial(tmp_path: Path):
     with pytest.raises(UserError, match="there is no trial `fedra_digits` in "):
         find_trial(Store(tmp_path), "fedra_digits")

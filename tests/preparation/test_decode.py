@@ -1,4 +1,4 @@
-"""One image: the same pixels as timm's own transform gives, and a reason where there are none."""
+"""The decoding of an image: the same pixels as timm's transform, or a reason for the failure."""
 
 import io
 import subprocess
@@ -52,7 +52,7 @@ def test_pixels_are_those_of_timms_transform(width, height, size, crop_pct, crop
     assert np.array_equal(ours, transform(image).numpy())
 
 
-def test_a_backbone_brings_its_own_geometry():
+def test_the_geometry_of_a_backbone_is_timms():
     assert geometry_of("vit_base_patch16_224", 64) == Geometry(64, 0.9, "center", "bicubic")
     assert geometry_of("mixer_b16_224.goog_in21k_ft_in1k", 224) == Geometry(224, 0.875, "center", "bicubic")
     assert geometry_of("coat_lite_medium_384.in1k", 64).crop_mode == "squash"
@@ -127,7 +127,7 @@ PNG = encoded(noise(64, 64))
         (encoded(Image.fromarray(np.zeros((16, 16), np.float32)), "TIFF"), "floats"),
     ],
 )
-def test_what_cannot_be_decoded_has_a_reason(data, reason):
+def test_an_image_that_cannot_be_decoded_has_a_reason(data, reason):
     with pytest.raises(CorruptImageError) as found:
         decode(data, SQUARE)
     assert reason in str(found.value)
@@ -149,7 +149,7 @@ def test_an_image_that_would_become_too_large_is_corrupt(monkeypatch):
 
 
 def test_a_worker_starts_without_heavy_libraries():
-    """With the card and the files of a store too, which are read without torch."""
+    """Reading a card and Arrow files does not need torch, either."""
     modules = "fedsweep.preparation.decode, fedsweep.data.prepared.card, fedsweep.data.prepared.arrow_files"
     code = f"import sys, {modules}; print(*{{'torch', 'timm', 'pandas'}} & set(sys.modules))"
     done = subprocess.run(

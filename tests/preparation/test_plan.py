@@ -1,4 +1,4 @@
-"""What a plan refuses, and what makes two plans one and the same."""
+"""The errors of a plan, and the content on which its key depends."""
 
 import shutil
 
@@ -35,7 +35,7 @@ def test_impossible_options_are_refused(tree, options, words):
     assert str(refusal.value) == words
 
 
-def test_a_lone_train_split_is_drawn_from(tmp_path):
+def test_a_data_set_with_only_training_images_gets_a_random_split(tmp_path):
     grow(tmp_path / "set", [f"train/{name}/{number}.jpg" for name in ("cod", "eel") for number in range(5)])
     plan = make_plan(Options("fish", 16), tmp_path / "set")
     assert plan.drawn
@@ -47,7 +47,7 @@ def test_a_lone_train_split_is_drawn_from(tmp_path):
 @pytest.mark.parametrize(
     ("files", "domain"), [(["set/cod/1.jpg", "set/cod/2.jpg"], "set"), (["cod/1.jpg"] * 2, "fish")]
 )
-def test_only_a_data_set_without_domains_gives_its_name_to_one(files, domain, tmp_path):
+def test_only_a_data_set_without_domains_names_its_domain(files, domain, tmp_path):
     grow(tmp_path / "set", [path.replace("1", str(number)) for number, path in enumerate(files)])
     assert make_plan(Options("fish", 16), tmp_path / "set").listing.domains == (domain,)
 
@@ -59,7 +59,7 @@ def test_more_classes_than_there_are_are_refused(tree):
         plan_of(tree, Domains(), classes=4)
 
 
-def test_a_domainnet_of_fewer_classes_than_are_taken_by_default(tmp_path):
+def test_a_domainnet_with_fewer_classes_than_the_default(tmp_path):
     expected = domainnet(tmp_path / "set")
     plan = make_plan(Options("domainnet"), tmp_path / "set")
     assert len(plan.listing.items) == sum(expected.values())
@@ -73,7 +73,7 @@ def test_a_root_that_is_no_folder_is_refused(tree):
         plan_of(tree / "photo" / "bus" / "0.png")
 
 
-def test_file_times_and_the_roots_own_name_do_not_make_another_set(tree, tmp_path):
+def test_file_times_and_the_roots_name_do_not_change_the_key(tree, tmp_path):
     copy = shutil.copytree(tree, tmp_path / "elsewhere", copy_function=shutil.copyfile)
     assert plan_of(copy).key() == plan_of(tree).key()
     assert plan_of(write_tree(tmp_path / "third", images=9)).key() != plan_of(tree).key()
@@ -83,7 +83,7 @@ OTHER_TIMES = "the modification times of files in .* use `--force` to prepare th
 
 
 @pytest.mark.parametrize("noted", [True, False])
-def test_an_image_of_the_same_length_is_not_taken_for_prepared(tree, noted):
+def test_a_changed_image_of_the_same_size_is_noticed(tree, noted):
     pixels = np.zeros((16, 20, 3), np.uint8)
     for path in (tree / "photo" / "cat" / "a.bmp", tree / "photo" / "cat" / "b.bmp"):
         Image.fromarray(pixels).save(path)
@@ -104,7 +104,7 @@ def test_a_copy_that_keeps_its_times_is_prepared_already(tree, tmp_path):
     assert prepare(plan_of(tmp_path / "elsewhere")).already
 
 
-def test_only_parquet_files_that_are_read_count(tmp_path):
+def test_only_parquet_files_affect_the_key(tmp_path):
     parquet(root := tmp_path / "rows")
     plans = [plan_of(root, Parquet())]
     assert sorted(plans[0].stamps) == ["photo.parquet", "sketch.parquet"]

@@ -1,4 +1,4 @@
-"""What is true of every layout, over the list of sources."""
+"""The properties that all layouts share."""
 
 import io
 import os
@@ -112,7 +112,7 @@ def test_root_must_be_a_folder(layout: Layout, tmp_path: Path) -> None:
 
 
 @every_layout
-def test_another_layout_is_refused_with_what_was_found(layout: Layout, tmp_path: Path) -> None:
+def test_another_layout_is_an_error_that_lists_the_content(layout: Layout, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=rf"does not have the layout `{layout.name}`: looked for .*, but found nothing\."
     ):

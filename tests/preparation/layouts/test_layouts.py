@@ -1,4 +1,4 @@
-"""What only one layout promises, and its sentences for bad input."""
+"""The properties of single layouts, and their error messages."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def refused(layout: str, root: Path, sentence: str) -> None:
 # Lists: DomainNet and NICO++
 
 
-def test_domainnet_lists_may_lie_beside_the_domains(tmp_path: Path) -> None:
+def test_domainnet_lists_may_be_next_to_the_domains(tmp_path: Path) -> None:
     trees.domainnet(tmp_path)
     expected = listing("domainnet", tmp_path)
     for path in (tmp_path / "splits").iterdir():
@@ -159,7 +159,7 @@ def test_office_home_with_both_spellings(tmp_path: Path) -> None:
     refused("office_home", tmp_path, "`Real World` and `Real_World` are both the domain `Real World`.")
 
 
-def test_imageclef_lists_beside_the_domains_and_a_domain_left_out(tmp_path: Path) -> None:
+def test_imageclef_lists_next_to_the_domains_and_a_missing_domain(tmp_path: Path) -> None:
     trees.imageclef(tmp_path)
     for path in (tmp_path / "list").iterdir():
         path.rename(tmp_path / path.name)
@@ -216,7 +216,7 @@ def test_pacs_domains_are_found_up_to_two_folders_down(place: str, tmp_path: Pat
     assert (got.domains, got.absent) == (("photo", "sketch"), ("art_painting", "cartoon"))
 
 
-def test_pacs_trusts_the_folder_where_a_list_slips(tmp_path: Path) -> None:
+def test_pacs_classes_come_from_folders_even_if_a_list_is_wrong(tmp_path: Path) -> None:
     counts = trees.pacs(tmp_path)
     # As in copies of the authors' lists: label 0, and one image twice in place of another.
     (tmp_path / "photo_crossval_kfold.txt").write_text("photo/dog/pic_003.jpg 0\nphoto/dog/pic_003.jpg 1\n")
@@ -240,7 +240,7 @@ def test_pacs_lists_that_are_refused(tmp_path: Path) -> None:
 # Food-101, EuroSAT, UCF101
 
 
-def test_food101_one_folder_down(tmp_path: Path) -> None:
+def test_food101_one_folder_below(tmp_path: Path) -> None:
     counts = trees.food101(tmp_path / "food-101")
     assert len(listing("food101", tmp_path).items) == counts.total()
 
@@ -303,7 +303,7 @@ def test_ucf101_takes_no_optical_flow_for_frames(folder: str, tmp_path: Path) ->
     refused("ucf101", tmp_path, "must differ only in their numbers, but they begin with `depth_`, `img_`.")
 
 
-def test_ucf101_without_frames_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_ucf101_without_frames_is_an_error_with_the_expected_files(tmp_path: Path) -> None:
     trees.grow(tmp_path, [], trees.UCF_LISTS)
     refused("ucf101", tmp_path, "and image folders, but found folders `ucfTrainTestlist`")
 
@@ -358,7 +358,7 @@ def test_a_domain_may_have_no_splits_beside_one_that_has(tmp_path: Path) -> None
     assert [item.split for item in listing("domains", tmp_path).items] == ["test", "train", None]
 
 
-def test_splits_are_not_taken_for_classes(tmp_path: Path) -> None:
+def test_splits_are_not_mistaken_for_classes(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["cod/train/1.jpg", "cod/test/2.jpg", "eel/train/3.jpg"])
     refused("domains", tmp_path, f"{tmp_path}: class folders must be named after classes, but they are `test`, `train`")
 
@@ -393,7 +393,7 @@ def test_images_in_the_wrong_place(tmp_path: Path) -> None:
     refused("domains", tmp_path, "images must be directly in the class folder, but it contains the folders `deep`.")
 
 
-def test_links_to_nothing(tmp_path: Path) -> None:
+def test_broken_links(tmp_path: Path) -> None:
     trees.grow(tmp_path, ["a/x/1.jpg"])
     (tmp_path / "a" / "x" / "2.jpg").symlink_to(tmp_path / "gone.jpg")
     refused("domains", tmp_path, f"`{tmp_path / 'a' / 'x' / '2.jpg'}` is a broken link or not a regular file.")

@@ -115,7 +115,7 @@ def test_columns_that_are_refused(changes: dict[str, object], sentence: str, sta
     refused(tmp_path, sentence)
 
 
-def test_files_whose_names_differ(tmp_path: Path) -> None:
+def test_files_with_different_class_names(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", columns(), {"fedsweep": {"labels": ["cod", "eel"]}})
     write_parquet(tmp_path / "b.parquet", columns(), {"fedsweep": {"labels": ["cod", "pike"]}})
     refused(tmp_path, "b.parquet must have the same class names as a.parquet, but it has `pike` instead of `eel`.")
@@ -136,7 +136,7 @@ def test_metadata_that_is_refused(metadata: object, tmp_path: Path) -> None:
     refused(tmp_path, "metadata")
 
 
-def test_files_that_are_not_whole(tmp_path: Path) -> None:
+def test_incomplete_files(tmp_path: Path) -> None:
     parquet(tmp_path)
     whole = (tmp_path / "photo.parquet").read_bytes()
     (tmp_path / "photo.parquet").write_bytes(whole[: len(whole) // 2])
@@ -154,7 +154,7 @@ def test_a_file_without_rows_is_an_empty_domain(tmp_path: Path) -> None:
     assert SOURCE.list(tmp_path).domains == ("x",)  # a shard may be empty
 
 
-def test_pages_that_are_damaged_are_told_in_a_sentence(tmp_path: Path) -> None:
+def test_damaged_pages_are_an_error_in_one_sentence(tmp_path: Path) -> None:
     write_parquet(path := tmp_path / "x.parquet", columns(40), rows=40)
     content = bytearray(path.read_bytes())
     content[4:2000] = b"\xff" * 1996
@@ -166,7 +166,7 @@ def test_pages_that_are_damaged_are_told_in_a_sentence(tmp_path: Path) -> None:
     assert not str(caught.value).endswith("..")
 
 
-def test_only_files_called_after_splits_are_without_a_domain_of_their_own(tmp_path: Path) -> None:
+def test_only_files_named_after_splits_have_no_domain_of_their_own(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", columns())
     assert SOURCE.list(tmp_path).nameless
     write_parquet(tmp_path / "train.parquet", columns(domain=["a", "b", "b"]))
@@ -175,7 +175,7 @@ def test_only_files_called_after_splits_are_without_a_domain_of_their_own(tmp_pa
     assert not SOURCE.list(tmp_path).nameless
 
 
-def test_reading_any_order_and_a_row_that_is_not_there(tmp_path: Path) -> None:
+def test_rows_in_any_order_and_a_missing_row(tmp_path: Path) -> None:
     parquet(tmp_path)
     items = SOURCE.list(tmp_path).items
     images = dict(zip(items, SOURCE.read(tmp_path, items), strict=True))
@@ -202,7 +202,7 @@ def test_names_of_classes_may_be_numbers(tmp_path: Path) -> None:
     assert SOURCE.list(tmp_path).class_names == ("70", "80")
 
 
-def test_the_root_of_a_hugging_face_repository_is_told_the_folder_below(tmp_path: Path) -> None:
+def test_for_the_root_of_a_hugging_face_repository_the_error_names_the_folder_below(tmp_path: Path) -> None:
     root = tmp_path / "repository"
     (root / "data").mkdir(parents=True)
     write_parquet(root / "data" / "train-00000-of-00001.parquet", columns())
