@@ -131,7 +131,7 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_global_generators_unchange
 
 
 def test_no_test_image_reaches_the_state(federation, chosen, straight):
-    """With other test images, the accuracies differ but the models are bit-identical."""
+    """The models are bit-identical for other test images; only the accuracies differ."""
 
     def turned(images: ImageSet) -> ImageSet:
         return ImageSet(255 - images.take(torch.arange(len(images)))[0], images.labels.roll(1))

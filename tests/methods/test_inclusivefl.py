@@ -78,7 +78,7 @@ def test_momentum_changes_the_last_blocks_of_smaller_clients_from_the_second_rou
 
 
 def test_with_equal_depths_inclusivefl_equals_all_large(federation):
-    """With a single size class, there is no larger class to learn from."""
+    """A single size class has no larger class to learn from."""
     methods = [
         list(federate(federation({"method": name, "federation.depths": [12, 12, 12], "local.steps": 1})))
         for name in ("inclusivefl", "all_large")

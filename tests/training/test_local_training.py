@@ -186,7 +186,7 @@ def test_an_adapter_that_diverges_in_the_last_step_ends_the_run(small):
 
 
 def test_momentum_starts_afresh_for_every_client_and_round(small):
-    """With a single step per session, momentum has no effect."""
+    """Momentum has no effect in sessions of a single step."""
     config = small.trainer.optimizer
     fits = []
     given = tasks(small)[:2]
