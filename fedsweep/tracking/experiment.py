@@ -1,4 +1,4 @@
-"""MLflow experiments: runs found by their tags, registered models, and the check of a server."""
+"""An MLflow experiment with its runs, the registration of models, and the check of an MLflow server."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def sweep_view(manifest: SweepManifest, parent: str, extent: Extent) -> dict[str
 
 
 def _folded(extent: Extent) -> list[str]:
-    """Return the names of the sections that the page creates from metric prefixes; the view collapses them."""
+    """Return the names of the sections that the page creates from the prefixes of metrics; they are collapsed."""
     first = {name.rpartition("/")[0] or "Model metrics" for name in (*extent, *BEYOND)}
     return sorted({"System metrics" if name == "system" else name for name in first})
 

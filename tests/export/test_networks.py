@@ -84,7 +84,7 @@ def check(folder: Path, config: RunConfig, model: LayeredModel, layers: tuple[in
 def as_its_readme_says(folder: Path) -> Callable[[Tensor], Tensor]:
     names: dict[str, Any] = {}
     with contextlib.chdir(folder), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # transformers', of a name that peft asks it for
+        warnings.simplefilter("ignore", FutureWarning)  # from transformers, about a name that peft uses
         exec(block(folder / "README.md"), names)  # noqa: S102
     return names["logits"]
 

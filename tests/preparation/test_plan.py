@@ -88,7 +88,7 @@ def test_a_changed_image_of_the_same_size_is_noticed(tree, noted):
     for path in (tree / "photo" / "cat" / "a.bmp", tree / "photo" / "cat" / "b.bmp"):
         Image.fromarray(pixels).save(path)
     made = prepare(plan_of(tree))
-    if not noted:  # a card from before times were noted
+    if not noted:  # an old card without times
         (made.folder / "card.json").write_text(made.card.model_copy(update={"times": ""}).model_dump_json())
     assert prepare(plan_of(tree)).already
     Image.fromarray(pixels + 9).save(tree / "photo" / "cat" / "b.bmp")

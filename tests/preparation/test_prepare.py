@@ -87,7 +87,7 @@ def test_an_existing_prepared_data_set_is_found_without_reading_images(tree):
     again = prepare(plan_of(tree))
     assert (again.already, again.card) == (True, first.card)
     prepare(plan_of(tree, source, name="other"))
-    assert len(source.seen) == 60  # what is watched is seen
+    assert len(source.seen) == 60  # the layout records all reads
 
 
 @pytest.mark.parametrize("change", ["file", "fraction", "classes"])

@@ -66,7 +66,7 @@ def test_a_killed_preparation_continues(tree, data):
 
     source = Watched()
     made = prepare(plan_of(tree, source), chunk=CHUNK)
-    assert len(chunks_in(log.parents[1] / "set-16.part" / "done.jsonl")) == 0  # the folder has become the store
+    assert len(chunks_in(log.parents[1] / "set-16.part" / "done.jsonl")) == 0  # the folder was renamed
     assert len(source.seen) == len(set(source.seen)) <= 60 - CHUNK * (done - 2)  # the last chunk of a domain is short
     assert len(source.seen) > 0
     assert made.card.digest == undisturbed.card.digest
@@ -165,7 +165,7 @@ def test_all_images_in_a_changed_file_are_decoded_again(tmp_path):
     plans.append(plan_of(tmp_path / "many", Parquet()))
     keys = [[chunk.key for chunk in plan.chunks(plan.domains[0], 2, tmp_path / "pixels")] for plan in plans]
     assert len({*keys[0], *keys[1]}) == 4
-    assert plans[0].key() == plans[1].key()  # but the content is taken for the same
+    assert plans[0].key() == plans[1].key()  # the content counts as the same
 
 
 def labels_by_path(folder: Path) -> dict[str, tuple[str, int, int]]:

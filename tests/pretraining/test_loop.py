@@ -45,7 +45,7 @@ def test_results_are_bit_identical_for_the_same_seed_only(play: Run):
     first, records = play({"epochs": 2})
     state = torch.random.get_rng_state()
     second, again = play({"epochs": 2}, name="second")
-    assert torch.equal(torch.random.get_rng_state(), state)  # nothing is taken from the global stream
+    assert torch.equal(torch.random.get_rng_state(), state)  # the global generator is unchanged
     assert without_seconds(records) == without_seconds(again)
     one, two = load_file(first.checkpoint), load_file(second.checkpoint)
     assert one.keys() == two.keys()

@@ -64,7 +64,7 @@ def test_the_moving_average_equals_its_formula():
 
 
 def test_mixing_gives_equal_shares_of_pixels_and_classes():
-    # Image i is a flat picture of brightness i, so that its mean tells how much of which image it holds.
+    # Image i has brightness i everywhere, so the mean of a mixed image gives the shares of its two images.
     images = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 8, 8).contiguous()
     labels = torch.arange(5)
     torch.manual_seed(0)

@@ -91,7 +91,7 @@ def postgres() -> Iterator[str]:
     """Yield SQLAlchemy's address of a new PostgreSQL database, whose server cannot run as root but as `nobody`."""
     if POSTGRES is None:
         raise RuntimeError("PostgreSQL is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # pytest's own folders are root's alone where it is root
+    folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # pytest's folders would be accessible to root only
     data, port = folder / "data", free_port()
     other: dict[str, Any] = {}
     if os.getuid() == 0:
@@ -100,7 +100,7 @@ def postgres() -> Iterator[str]:
         other = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
     def run(program: str, *words: str) -> None:
-        with (folder / "programs.log").open("a+") as log:  # no pipe: the server would keep it open
+        with (folder / "programs.log").open("a+") as log:  # not a pipe, because the server would keep it open
             done = subprocess.run(
                 [str(POSTGRES / program), *words], cwd=folder, stdout=log, stderr=log, timeout=120, **other
             )

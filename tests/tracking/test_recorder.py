@@ -203,7 +203,7 @@ def test_an_unreachable_server_delays_nothing(store: Store, tmp_path: Path, monk
     assert not made.deliver()
     assert made.outage == "the MLflow server http://127.0.0.1:9 cannot be used: Connection refused."
     assert set(made.unsynced) == {"k1", "the parent run"}
-    made._due.clear()  # or the thread goes on asking
+    made._due.clear()  # otherwise, the thread continues its attempts
 
 
 def test_a_sweep_is_delivered_as_finished_only_if_all_its_trials_have_ended(store: Store, tmp_path: Path) -> None:

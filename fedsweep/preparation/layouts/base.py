@@ -221,7 +221,7 @@ class ExistingFiles:
         )
 
     def require(self, path: str, where: str) -> None:
-        """Raise UserError, with similar names, if `path` does not exist; `where` is its line in a list file."""
+        """Raise UserError with similar names if `path` does not exist; `where` is the line that lists the path."""
         folder, _, name = path.rpartition("/")
         names = self._names(folder)
         if names is None or name not in names:

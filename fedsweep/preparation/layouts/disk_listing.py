@@ -1,4 +1,4 @@
-"""Folders listed in sorted order, and the error message for a root of another layout."""
+"""Sorted listings of folders, and the error for a data set that does not have the expected layout of files."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -122,7 +122,7 @@ def summarise_list(names: Iterable[str], most: int = 5) -> str:
 
 
 def unexpected(root: Path, layout: str, looked_for: str) -> UserError:
-    """Return the error for a root of another layout."""
+    """Return the error for a root folder without the layout `layout`; it lists the expected and the existing files."""
     folder = list_folder(root)
     kinds = (("folders", folder.folders), ("files", folder.files))
     found = " and ".join(f"{kind} {summarise_list(names)}" for kind, names in kinds if names) or "nothing"
