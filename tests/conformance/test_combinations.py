@@ -27,7 +27,7 @@ def test_every_base_optimizer_combines_with_the_method(federation, name, chosen,
     method = method_of(chosen["method"])
     if base["name"] == "feddyn" and isinstance(method, SeparateModels):
         with pytest.raises(
-            UserError, match=f"feddyn corrects the mean of the clients' models, but `method` {method.name} forms"
+            UserError, match=f"feddyn corrects the mean of the clients' models, but `method` {method.name} does not"
         ):
             federation(changes)
         return
