@@ -11,7 +11,7 @@ Mode = Literal["max", "min"]
 
 
 class Against(Config):
-    """A second objective, against which the first one is weighed."""
+    """The second objective, with which the first one forms a trade-off."""
 
     metric: str = Field(
         description="a metric of each round, taken at the last one, or one that accumulates, summed over all rounds: "
