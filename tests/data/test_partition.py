@@ -244,9 +244,7 @@ def test_more_iid_clients_than_images_are_refused():
 
 
 def test_a_share_of_one_image_is_refused():
-    with pytest.raises(
-        UserError, match=r"`partition.validation_share` is 0.5, but of 1 image of a none can be held out"
-    ):
+    with pytest.raises(UserError, match=r"`partition.validation_share` 0.5 needs at least 2 images, but a has 1\."):
         divide(partition({"name": "feature_skew", "validation_share": 0.5}), numbered_data((1, 9)))
 
 

@@ -68,7 +68,7 @@ def test_the_digest_is_of_the_store_and_the_domains_in_their_order(store):
 
 def test_the_digest_can_be_insisted_on(store):
     assert config(digest=store.digest[:12]).load().digest == config(digest=store.digest).load().digest
-    with pytest.raises(UserError, match=r"^`data\.digest` must be that of .*, [0-9a-f]{12}, but it is 0123456789ab;"):
+    with pytest.raises(UserError, match=r"^`data\.digest` is 0123456789ab, but the digest of .* is [0-9a-f]{12};"):
         config(digest="0123456789ab").load()
 
 
@@ -77,11 +77,11 @@ def test_the_digest_can_be_insisted_on(store):
     [
         (
             {"size": 64},
-            "`data.size`: set is prepared at 8 pixels, not at 64; `fedsweep data prepare set --root DIR --size",
+            "`data.size`: set is prepared at 8 pixels, not at 64; run `fedsweep data prepare set --root DIR --s",
         ),
         ({"set": "sat"}, "`data.set`: there is no prepared data set `sat` in "),
         ({"set": "sat"}, "; did you mean `set`?"),
-        ({"set": "birds"}, "`fedsweep data prepare birds --root DIR --size 8` would make it."),
+        ({"set": "birds"}, "`fedsweep data prepare birds --root DIR --size 8` to prepare it."),
         ({"domains": ["photo", "skech"]}, "`data.domains`: set has no domain `skech`; did you mean `sketch`?"),
         ({"domains": ["zzz"]}, "`data.domains`: set has no domain `zzz`; it has photo, sketch."),
     ],
@@ -109,7 +109,7 @@ def test_a_truncated_file_is_refused(store):
 def test_a_card_that_counts_otherwise_is_refused(store):
     cards = {name: DomainCard(train=5, test=4, bytes=one.bytes) for name, one in store.domains.items()}
     (store_folder("set", 8) / "card.json").write_text(store.model_copy(update={"domains": cards}).model_dump_json())
-    with pytest.raises(UserError, match=r"photo\.arrow holds 6 training and 3 test images, but its card says 5 and 4"):
+    with pytest.raises(UserError, match=r"photo\.arrow contains 6 training and 3 test images, but its card lists 5 and 4"):
         config().load()
 
 

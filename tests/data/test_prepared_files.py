@@ -155,8 +155,8 @@ def test_a_card_comes_back_as_it_was(store):
         (lambda store: (store / "photo.arrow").unlink(), "photo.arrow must have 3 bytes, but it has 0; "),
         (lambda store: (store / "card.json").write_text("{"), "card.json is not valid JSON"),
         (lambda store: (store / "card.json").write_text("{}"), "`name` is missing"),
-        (lambda store: (store / "card.json").write_text(card("other").model_dump_json()), "its card says other at 8"),
-        (lambda store: (store / "card.json").write_text(card(size=9).model_dump_json()), "its card says set at 9"),
+        (lambda store: (store / "card.json").write_text(card("other").model_dump_json()), "its card describes other at 8"),
+        (lambda store: (store / "card.json").write_text(card(size=9).model_dump_json()), "its card describes set at 9"),
     ],
 )
 def test_a_damaged_store_is_refused(store, change, words):
@@ -170,14 +170,14 @@ def test_a_store_is_found_by_its_name(store):
     assert find_store("set") == find_store("set", SIZE) == store
     with pytest.raises(UserError, match=r"there is no prepared data set `sett` in .*; did you mean `set`"):
         find_store("sett")
-    with pytest.raises(UserError, match=r"`fedsweep data prepare birds --root DIR` would make it\.$"):
+    with pytest.raises(UserError, match=r"`fedsweep data prepare birds --root DIR` to prepare it\.$"):
         find_store("birds")
-    with pytest.raises(UserError, match="set is prepared at 8 pixels, not at 64; `fedsweep data prepare set --root"):
+    with pytest.raises(UserError, match="set is prepared at 8 pixels, not at 64; run `fedsweep data prepare set --root"):
         find_store("set", 64)
     other = store_folder("set", 16)
     other.mkdir()
     (other / "card.json").write_text(card(size=16).model_dump_json())
-    with pytest.raises(UserError, match="set is prepared at 8 and 16 pixels; `--size 8` would choose one"):
+    with pytest.raises(UserError, match="set is prepared at 8 and 16 pixels; choose one, e.g. with `--size 8`"):
         find_store("set")
     assert find_store("set", 16) == other
 

@@ -129,7 +129,7 @@ def test_a_folders_fingerprint_is_of_the_size_that_is_read(made):
         ),
         (
             {**FULL, "photo": {**FULL["photo"], "doge": 2}},
-            "`synthetic.set` made must have the classes of animals, but `doge` is one of its own; did you mean `dog`?",
+            "`synthetic.set` made must have only classes of animals, but it has `doge`; did you mean `dog`?",
         ),
     ],
 )
@@ -144,14 +144,14 @@ def test_the_data_itself_is_no_folder_of_synthetic_images():
     """Its test images would be trained on."""
     clients = PreparedData(set="made", size=SIZE, domains=("photo", "sketch"))
     Folder(set="other").check(clients)
-    with pytest.raises(ValueError, match=r"^`synthetic\.set` must be .* of a generator, but made is the `data\.set`"):
+    with pytest.raises(ValueError, match=r"^`synthetic\.set` must be .* generated images, but made is also `data\.set`"):
         Folder(set="made").check(clients)
 
 
 def test_a_folder_that_is_not_prepared_at_the_size_is_refused(made):
     made(FULL, size=16)
     for ask in (Folder(set="made").fingerprint, lambda one: Folder(set="made").make(one, {}, 0)):
-        with pytest.raises(UserError, match=r"^`synthetic\.size`: made is prepared at 16 pixels, not at 8; `fedsweep"):
+        with pytest.raises(UserError, match=r"^`synthetic\.size`: made is prepared at 16 pixels, not at 8; run `fedsweep"):
             ask(data())
     with pytest.raises(UserError, match=r"^`synthetic\.set`: there is no prepared data set `make` in .* `made`\?$"):
         Folder(set="make").fingerprint(data())
@@ -244,8 +244,8 @@ def test_a_class_that_no_domain_has_is_refused():
     with pytest.raises(UserError) as refusal:
         Surrogate().make(data(), {"photo": held_images([0, 0, 2]), "sketch": held_images([2, 0])}, seed=0)
     assert str(refusal.value) == (
-        "`synthetic` surrogate draws on the server's images, but of class `dog` it has none in any domain; a larger "
-        "`partition.proxy_share` gives it more."
+        "`synthetic` surrogate needs server images of every class, but there are none of `dog` in any domain; "
+        "increase `partition.proxy_share`."
     )
 
 

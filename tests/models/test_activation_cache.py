@@ -322,7 +322,7 @@ def test_the_first_images_of_a_tensor_are_not_taken_for_the_whole(tmp_path):
 
 def test_rows_of_no_image_are_refused(tmp_path):
     images = image_set(4)
-    with pytest.raises(ValueError, match="rows of no images"):
+    with pytest.raises(ValueError, match="must select at least one image"):
         kept(tmp_path, images).rows(Computed().function, images, torch.arange(0))
 
 

@@ -160,7 +160,7 @@ def test_a_build_proves_its_walk(checkpoint, monkeypatch):
     monkeypatch.setattr(LayeredClip, "block", lambda model, layer, tokens: 2 * model._run("vision", layer, tokens))
     refused(
         lambda: built(checkpoint()),
-        f"`backbone.model` {checkpoint()} cannot be used: walked block by block it gives other logits than "
+        f"`backbone.model` {checkpoint()} cannot be used: run block by block, it returns other logits than "
         "transformers.",
     )
 
@@ -186,7 +186,7 @@ def test_a_prompt_without_one_place_for_the_name_is_refused(name, prompt):
         config = kind.of({"name": name, "prompt": prompt, **model}, "run")
         config.prompt.format("dog")
 
-    refused(ask, f"run: `backbone.prompt` must have {{}} once, for the class's name, but it is `{prompt}`.")
+    refused(ask, f"run: `backbone.prompt` must contain {{}} once, for the class name, but it is `{prompt}`.")
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def offline(tmp_path, monkeypatch) -> Path:
 def test_an_unknown_name_is_refused_without_network(model):
     refused(
         lambda: backbone(model),
-        f"test: `backbone.model` {model} is neither a folder nor in the hub's cache and cannot be downloaded (Offline",
+        f"test: `backbone.model` {model} is neither a folder nor in Hugging Face's cache and cannot be downloaded (Offline",
     )
 
 
@@ -211,7 +211,7 @@ def test_an_unknown_name_is_refused_without_network(model):
 def test_what_is_no_name_of_the_hub_is_refused(model):
     refused(
         lambda: backbone(model),
-        f"test: `backbone.model` {model} is neither a folder nor the name of a model on the hub.",
+        f"test: `backbone.model` {model} is neither a folder nor a name on the Hugging Face Hub.",
     )
 
 
@@ -222,7 +222,7 @@ def test_a_known_name_can_be_planned_without_network_but_not_loaded():
     for act in (config.fingerprint, lambda: config.check_weights(4), lambda: config.build(4)):
         refused(
             act,
-            "`backbone.model` openai/clip-vit-base-patch16 is neither a folder nor in the hub's cache and cannot be "
+            "`backbone.model` openai/clip-vit-base-patch16 is neither a folder nor in Hugging Face's cache and cannot be "
             "downloaded (OfflineModeIsEnabled: ",
         )
 
@@ -294,8 +294,8 @@ def test_an_unreachable_hub_is_asked_once(hub, checkpoint, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
     refused(
         lambda: backbone("somebody/three"),
-        "test: `backbone.model` somebody/three is neither a folder nor in the hub's cache and cannot be downloaded "
-        "(ConnectionError: no route to host and a traceback); load it once where there is a network.",
+        "test: `backbone.model` somebody/three is neither a folder nor in Hugging Face's cache and cannot be downloaded "
+        "(ConnectionError: no route to host and a traceback); load it once with network access.",
     )
     assert len(asked) == 1
 
@@ -307,7 +307,7 @@ def test_a_part_of_a_checkpoint_in_the_cache_is_completed(checkpoint, offline, m
         (part / name).unlink()
     refused(
         lambda: backbone("somebody/part"),
-        "test: `backbone.model` somebody/part is neither a folder nor in the hub's cache and cannot be downloaded ",
+        "test: `backbone.model` somebody/part is neither a folder nor in Hugging Face's cache and cannot be downloaded ",
     )
 
 

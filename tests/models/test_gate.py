@@ -272,7 +272,7 @@ def test_a_files_content_is_its_fingerprint(written):
     [
         (lambda state: without(state, "layer3.0.bn2.weight"), "the file lacks `layer3.0.bn2.weight`"),
         (lambda state: without(state, "running_mean"), "the file lacks `bn1.running_mean` and 14 more"),
-        (lambda state: state | {"extra": torch.zeros(1)}, "the file holds, unknown to it, `extra`"),
+        (lambda state: state | {"extra": torch.zeros(1)}, "the file has `extra`, but the model does not"),
         (
             lambda state: state | {"layer1.0.bn1.bias": torch.zeros(3)},
             "`layer1.0.bn1.bias` has shape (3,) in the file, but (32,) in the model",
@@ -300,12 +300,12 @@ def test_weights_of_another_shape_are_refused(written, change, problem):
         ),
         (
             {"model": "resnet18"},
-            "`method.gate.trunk.model` resnet18 must name its weights too where `method.gate.trunk.pretrained` is ",
+            "`method.gate.trunk.model` resnet18 must include the tag of its weights if `method.gate.trunk.pretrained` is ",
         ),
         *(
             (
                 {"model": "resnet18.foo", "pretrained": pretrained},
-                "timm has no weights `foo` of resnet18; it has resnet18.",
+                "timm has no weights `foo` of resnet18; available are resnet18.",
             )
             for pretrained in ("timm", "none", "./w.pth")
         ),
@@ -326,7 +326,7 @@ def test_a_missing_file_is_refused_by_the_trunks_name(tmp_path):
     for ask in (trunk.fingerprint, lambda: build_gate(trunk, None, whole=False, seed=0)):
         with pytest.raises(UserError) as refusal:
             ask()
-        assert str(refusal.value) == f"`method.gate.trunk.pretrained` {path} is not there (looked for {path})."
+        assert str(refusal.value) == f"`method.gate.trunk.pretrained` {path} does not exist (looked for {path})."
 
 
 def test_timms_weights_without_cache_and_network_are_one_sentence(tmp_path, monkeypatch):

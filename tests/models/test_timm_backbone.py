@@ -161,7 +161,7 @@ def test_a_federation_plays_on_it(federation, model, fields):
 
 def test_a_build_proves_its_walk(monkeypatch):
     monkeypatch.setattr(LayeredViT, "block", lambda model, layer, tokens: 2 * model.backbone.blocks[layer](tokens))
-    with pytest.raises(UserError, match=r"^`backbone\.model` vit_tiny_patch16_224 cannot be used: walked block by"):
+    with pytest.raises(UserError, match=r"^`backbone\.model` vit_tiny_patch16_224 cannot be used: run block by"):
         tiny_vit().build(5, seed=0)
 
 

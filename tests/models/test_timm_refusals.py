@@ -6,8 +6,8 @@ from fedsweep.common.errors import UserError
 from fedsweep.models import TimmBackbone
 
 WORKS = (
-    "but only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) with two sublayers "
-    "in every block can be walked block by block."
+    "but fedsweep can run only timm's VisionTransformer (ViT, DeiT, DINOv2), MlpMixer, Beit and Eva (EVA-02, DINOv3) "
+    "block by block, with two sublayers in every block."
 )
 VIT = "vit_base_patch16_224"
 FIRST = "`backbone.model` "
@@ -17,23 +17,23 @@ REFUSALS = [
     ({"model": "zzzzzzzz"}, f"{FIRST}zzzzzzzz is not a model of timm."),
     ({"model": "hf-hub:timm/test_vit"}, f"{FIRST}hf-hub:timm/test_vit is not a model of timm."),
     ({"model": "vit_base_patch16_224_in21k"}, f"{FIRST}vit_base_patch16_224_in21k is an old name: timm now calls it "),
-    ({"model": f"{VIT}.augreg2"}, f"timm has no weights `augreg2` of {VIT}; it has {VIT}.augreg2_in21k_ft_in1k, "),
-    ({"model": f"{VIT}."}, f"{FIRST}{VIT}. ends in a dot; it has {VIT}.augreg2_in21k_ft_in1k, "),
+    ({"model": f"{VIT}.augreg2"}, f"timm has no weights `augreg2` of {VIT}; available are {VIT}.augreg2_in21k_ft_in1k, "),
+    ({"model": f"{VIT}."}, f"{FIRST}{VIT}. ends in a dot; available are {VIT}.augreg2_in21k_ft_in1k, "),
     ({"model": ""}, '`model` string should have at least 1 character, but it is "".'),
     # weights that are not pinned, or not there
     (
         {"pretrained": "timm"},
-        f"{FIRST}{VIT} must name its weights too where `backbone.pretrained` is timm: timm's default today is "
-        f"{VIT}.augreg2_in21k_ft_in1k, others are {VIT}.augreg_in1k, {VIT}.augreg_in21k, ",
+        f"{FIRST}{VIT} must include the tag of its weights if `backbone.pretrained` is timm; timm's current default is "
+        f"{VIT}.augreg2_in21k_ft_in1k, and others are {VIT}.augreg_in1k, {VIT}.augreg_in21k, ",
     ),
     (
         {"model": "vit_tiny_patch16_384", "pretrained": "timm"},
-        f"{FIRST}vit_tiny_patch16_384 must name its weights too where `backbone.pretrained` is timm: timm's default "
-        "today is vit_tiny_patch16_384.augreg_in21k_ft_in1k, the only ones.",
+        f"{FIRST}vit_tiny_patch16_384 must include the tag of its weights if `backbone.pretrained` is timm; timm's "
+        "current default is vit_tiny_patch16_384.augreg_in21k_ft_in1k, and there are no others.",
     ),
     (
         {"model": "vit_small_patch16_36x1_224", "pretrained": "timm"},
-        "timm has no weights of vit_small_patch16_36x1_224; `backbone.pretrained` can be none or a file.",
+        "timm has no weights of vit_small_patch16_36x1_224; set `backbone.pretrained` to none or to a file.",
     ),
     (
         {"pretrained": "tmm"},
@@ -78,7 +78,7 @@ REFUSALS = [
     (
         {"model": "gmixer_12_224", "num_blocks": 3},
         "timm cannot build `backbone.model` gmixer_12_224 in this shape: only the Mixers with plain MLPs (`mixer_*`) "
-        "can be given another shape.",
+        "can have another shape than timm's.",
     ),
     ({"mean": [0.5, 0.5]}, "`mean.2` is missing."),
     ({"std": [0.5, 0.0, 0.5]}, "`std.1` must be greater than or equal to 0.000001, but it is 0.0."),

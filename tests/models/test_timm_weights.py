@@ -105,7 +105,7 @@ def test_without_cache_and_network_there_is_one_sentence_at_once(caplog):
     said = str(refusal.value)
     what = "are not in the cache and cannot be downloaded (OfflineModeIsEnabled: "
     assert said.startswith(f"timm's weights {MODEL} {what}")
-    assert said.endswith("); load them once where there is a network, or name a file of them as `backbone.pretrained`.")
+    assert said.endswith("); load them once with network access, or set `backbone.pretrained` to a file that contains them.")
     assert "\n" not in said
     assert not caplog.records
 
@@ -157,5 +157,5 @@ def test_a_tag_that_is_not_on_the_hub_is_refused(monkeypatch):
     with pytest.raises(UserError) as refusal:
         locate(MODEL)
     assert str(refusal.value) == (
-        f"timm's weights {MODEL} are not on the hub: timm/{MODEL} has no model.safetensors or pytorch_model.bin."
+        f"timm's weights {MODEL} are not on the Hugging Face Hub: timm/{MODEL} has no model.safetensors or pytorch_model.bin."
     )

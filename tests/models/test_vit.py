@@ -39,7 +39,7 @@ def test_the_fingerprint_is_the_weights_digest(random_weights, monkeypatch):
 def test_another_number_of_classes_is_refused():
     with pytest.raises(UserError) as refusal:
         DigitsViT().check_weights(7)
-    assert str(refusal.value) == "`backbone.name` digits_vit knows ten digits, but the data has 7 classes."
+    assert str(refusal.value) == "`backbone.name` digits_vit classifies ten digits, but the data has 7 classes."
     DigitsViT().check_weights(10)
 
 

@@ -243,7 +243,7 @@ def test_a_walk_that_is_not_timms_forward_is_refused_by_name(name, family, part,
     with pytest.raises(UserError) as refusal:
         check_walk(model, model.backbone, 32, name, "timm's forward")
     assert str(refusal.value) == (
-        f"`backbone.model` {name} cannot be used: walked block by block it gives other logits than timm's forward."
+        f"`backbone.model` {name} cannot be used: run block by block, it returns other logits than timm's forward."
     )
 
 
@@ -252,7 +252,7 @@ def test_a_walk_of_another_shape_is_refused(monkeypatch):
     monkeypatch.setattr(
         LayeredViT, "classify", lambda model, tokens: model.backbone.forward_head(model.backbone.norm(tokens))[0]
     )
-    with pytest.raises(UserError, match="it gives other logits than"):
+    with pytest.raises(UserError, match="it returns other logits than"):
         check_walk(model, model.backbone, 32, "x", "timm's forward")
 
 

@@ -137,7 +137,7 @@ def test_a_trunk_that_looks_beside_a_backbone_leaves_that_one_kept(weights, read
 def test_broken_weights_are_refused_each_time(weights):
     backbone = tiny_vit(weights(change=lambda state: {**state, "more": torch.zeros(1)}))
     for _ in range(2):
-        with pytest.raises(UserError, match="unknown to it, `more`"):
+        with pytest.raises(UserError, match="the file has `more`, but the model does not"):
             build_model(backbone, LORA, 5, 0)
 
 

@@ -36,7 +36,7 @@ def test_weights_trained_as_another_function_are_refused(weights, trained, asked
     said = sentence.format(f"the weights {path} were trained with")
     with pytest.raises(UserError) as refusal:
         tiny_vit(path, **asked).fingerprint()
-    assert str(refusal.value) == f"`backbone.{said}, as their card says."
+    assert str(refusal.value) == f"`backbone.{said}, according to their card."
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_recipe_that_cannot_be_is_one_sentence(weights, changes, problem):
     path = weights(card=card_of(**changes))
     with pytest.raises(UserError) as refusal:
         tiny_vit(path).fingerprint()
-    assert str(refusal.value) == f"`recipe.backbone` of the card {path.with_suffix('.json')} cannot be: {problem}."
+    assert str(refusal.value) == f"`recipe.backbone` of the card {path.with_suffix('.json')} is invalid: {problem}."
 
 
 def test_the_shipped_experiment_takes_what_the_shipped_pretraining_makes(tmp_path):
@@ -102,7 +102,7 @@ def test_another_count_than_channels_is_refused(monkeypatch):
     with pytest.raises(UserError) as refusal:
         tiny_vit().build(5, seed=0)
     assert str(refusal.value) == (
-        "`backbone.mean` must be 3 numbers, but the weights of vit_tiny_patch16_224 come with 2: 0.5, 0.25."
+        "`backbone.mean` must be 3 numbers, but the weights of vit_tiny_patch16_224 have 2: 0.5, 0.25."
     )
 
 

@@ -50,15 +50,15 @@ def test_names_are_looked_up_in_the_working_directory_and_the_data_folder(weight
     tiny_vit("backbones/w.safetensors").check_weights(5)
     refused(
         tiny_vit("backbones/v.safetensors"),
-        f"`backbone.pretrained` backbones/v.safetensors is not there (looked for {tmp_path}/backbones/v.safetensors "
-        f"and {tmp_path}/data/backbones/v.safetensors); `fedsweep pretrain v` makes it.",
+        f"`backbone.pretrained` backbones/v.safetensors does not exist (looked for {tmp_path}/backbones/v.safetensors "
+        f"and {tmp_path}/data/backbones/v.safetensors); run `fedsweep pretrain v` to create it.",
     )
     refused(
         tiny_vit("w.pth"),
-        f"`backbone.pretrained` w.pth is not there (looked for {tmp_path}/w.pth and {tmp_path}/data/w.pth).",
+        f"`backbone.pretrained` w.pth does not exist (looked for {tmp_path}/w.pth and {tmp_path}/data/w.pth).",
     )
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    refused(tiny_vit("~/w.pth"), f"`backbone.pretrained` ~/w.pth is not there (looked for {tmp_path}/me/w.pth).")
+    refused(tiny_vit("~/w.pth"), f"`backbone.pretrained` ~/w.pth does not exist (looked for {tmp_path}/me/w.pth).")
     refused(
         tiny_vit(tmp_path / "data"),
         f"`backbone.pretrained` {tmp_path}/data is a folder without a model.safetensors "
@@ -74,7 +74,7 @@ def test_names_are_looked_up_in_the_working_directory_and_the_data_folder(weight
     ("shape", "problem"),
     [
         ({"embed_dim": 96}, "`cls_token` has shape (1, 1, 96) in the file, but (1, 1, 48) in the model"),
-        ({"num_blocks": 4}, "the file holds, unknown to it, `blocks.3.attn.proj.bias` and 11 more"),
+        ({"num_blocks": 4}, "the file has `blocks.3.attn.proj.bias` and 11 more, but the model does not"),
         ({"num_blocks": 2}, "the file lacks `blocks.2.attn.proj.bias` and 11 more"),
         (
             {"model": "deit3_small_patch16_224"},
@@ -96,13 +96,13 @@ def test_weights_of_another_shape_are_refused(weights, shape, problem):
             "`blocks.0.mlp.fc2.weight` has shape (48, 7) in the file, but (48, 192) in the model",
         ),
         (lambda s: {n: t for n, t in s.items() if n != "norm.bias"}, "the file lacks `norm.bias`"),
-        (lambda s: s | {"extra": torch.zeros(1)}, "the file holds, unknown to it, `extra`"),
+        (lambda s: s | {"extra": torch.zeros(1)}, "the file has `extra`, but the model does not"),
         (lambda s: {f"backbone.{n}": t for n, t in s.items()}, "the file lacks `blocks.0.attn.proj.bias` and 41 more"),
         (lambda s: {n: t for n, t in s.items() if n != "head.bias"}, "the file lacks `head.bias`"),
         (lambda s: s | {"head.weight": torch.tensor(1.0)}, "`head.weight` has shape () in the file, but (5, 48) {}"),
         (
             lambda s: s | {"norm.weight": torch.ones(48, dtype=torch.int8)},
-            "`norm.weight` holds int8 in the file, but float32 {}",
+            "`norm.weight` has dtype int8 in the file, but float32 {}",
         ),
         (
             lambda s: s | {"head.weight": s["head.weight"][:, :7].contiguous()},
@@ -117,7 +117,7 @@ def test_weights_with_a_wrong_tensor_are_refused(weights, change, problem):
 
 def test_complex_weights_are_refused(weights):
     path = weights("w.pth", change=lambda s: s | {"norm.weight": torch.ones(48, dtype=torch.complex64)})
-    problem = "`norm.weight` holds complex64 in the file, but float32 in the model"
+    problem = "`norm.weight` has dtype complex64 in the file, but float32 in the model"
     refused(tiny_vit(path), f"{path} does not fit the model: {problem}.")
 
 
@@ -161,14 +161,14 @@ def test_a_broken_file_is_refused_and_nothing_in_it_runs(tmp_path, monkeypatch, 
 @pytest.mark.parametrize("content", [{"a": Trap()}, torch.nn.Linear(2, 2)])
 def test_a_pickle_of_more_than_tensors_is_refused_without_advice_to_run_it(tmp_path, content):
     torch.save(content, path := tmp_path / "w.pth")
-    why = "there is more in it than tensors, and nothing else is unpickled"
+    why = "it contains objects other than tensors, which fedsweep does not unpickle"
     refused(tiny_vit(path), f"{path} cannot be read as weights: {why}.")
 
 
 @pytest.mark.parametrize("content", [[torch.zeros(2)], torch.zeros(2)])
 def test_what_is_no_table_is_refused(tmp_path, content):
     torch.save(content, path := tmp_path / "w.pth")
-    refused(tiny_vit(path), f"{path} cannot be read as weights: it is no table of tensors by name.")
+    refused(tiny_vit(path), f"{path} cannot be read as weights: it does not map names to tensors.")
 
 
 def test_a_name_that_no_file_can_have_is_refused():
@@ -197,13 +197,13 @@ def test_what_is_no_tensor_is_refused(weights):
     [
         (
             "{",
-            "{card} is not a card that can be read: Expecting property name enclosed in double quotes: "
+            "{card} cannot be read as a card: Expecting property name enclosed in double quotes: "
             "line 1 column 2 (char 1).",
         ),
-        ("[]", "{card} must hold names and values, but it holds list."),
+        ("[]", "{card} must contain a JSON object, but it contains a value of type list."),
         (
             "[" * 100_000,
-            "{card} is not a card that can be read: maximum recursion depth exceeded while decoding a JSON array "
+            "{card} cannot be read as a card: maximum recursion depth exceeded while decoding a JSON array "
             "from a unicode string.",
         ),
         ('{"mean": 0.5}', "`mean` of the card {card} must be one or three finite numbers, but it is 0.5."),

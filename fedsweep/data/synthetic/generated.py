@@ -72,7 +72,7 @@ class Proportioned(Synthetic, ABC):
     )
 
     def labels(self, domain: Domain, classes: int) -> Tensor:
-        """Return the classes of the images, int64 (n,), in equal numbers: the server does not know the clients' labels."""
+        """Return the classes of the images, int64 (n,), in equal numbers; the server does not know the real ones."""
         return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
 
     def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:
