@@ -234,7 +234,7 @@ def test_a_changed_pixel_is_found_by_verify(prepared, call: Call, refused: Refus
     [
         (["animal"], "there is no prepared data set `animal` in .*; did you mean `animals`?"),
         (["birds"], r"`fedsweep data prepare birds --root DIR` to prepare it\.$"),
-        (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; run `fedsweep data prepare animals"),
+        (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; run `fedsweep data prepare"),
     ],
 )
 def test_show_of_a_missing_data_set_is_one_error_message(prepared, refused: Refused, words, sentence):

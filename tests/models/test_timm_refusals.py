@@ -1,4 +1,4 @@
-"""Backbones that timm does not have, or that cannot be walked: one sentence each, before anything is built."""
+"""The error messages for invalid timm backbones, which appear before a model is built."""
 
 import pytest
 
@@ -17,10 +17,13 @@ REFUSALS = [
     ({"model": "zzzzzzzz"}, f"{FIRST}zzzzzzzz is not a model of timm."),
     ({"model": "hf-hub:timm/test_vit"}, f"{FIRST}hf-hub:timm/test_vit is not a model of timm."),
     ({"model": "vit_base_patch16_224_in21k"}, f"{FIRST}vit_base_patch16_224_in21k is an old name: timm now calls it "),
-    ({"model": f"{VIT}.augreg2"}, f"timm has no weights `augreg2` of {VIT}; available are {VIT}.augreg2_in21k_ft_in1k, "),
+    (
+        {"model": f"{VIT}.augreg2"},
+        f"timm has no weights `augreg2` of {VIT}; available are {VIT}.augreg2_in21k_ft_in1k, ",
+    ),
     ({"model": f"{VIT}."}, f"{FIRST}{VIT}. ends in a dot; available are {VIT}.augreg2_in21k_ft_in1k, "),
     ({"model": ""}, '`model` string should have at least 1 character, but it is "".'),
-    # weights that are not pinned, or not there
+    # weights without a tag, or missing weights
     (
         {"pretrained": "timm"},
         f"{FIRST}{VIT} must include the tag of its weights if `backbone.pretrained` is timm; timm's current default is "
@@ -102,7 +105,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("changes", "sentence"), REFUSALS)
-def test_a_backbone_that_cannot_be_is_refused_in_one_sentence(changes, sentence):
+def test_an_invalid_backbone_is_one_error_message(changes, sentence):
     with pytest.raises(UserError) as refusal:
         TimmBackbone.of({"name": "timm", "model": VIT, "pretrained": "none", **changes}, "run")
     said = str(refusal.value)
@@ -113,7 +116,7 @@ def test_a_backbone_that_cannot_be_is_refused_in_one_sentence(changes, sentence)
         assert said == f"run: {sentence}"
 
 
-def test_a_refusal_reaches_the_run_with_the_experiments_name(experiment):
+def test_the_error_message_of_a_run_starts_with_the_experiments_name(experiment):
     backbone = {"name": "timm", "model": "resnet50", "pretrained": "none"}
     with pytest.raises(UserError) as refusal:
         experiment.override({"backbone": backbone}, "experiment x")
@@ -127,6 +130,6 @@ def test_a_refusal_reaches_the_run_with_the_experiments_name(experiment):
     assert str(refusal.value) == "experiment x: `backbone.model` is missing."
 
 
-def test_a_list_of_tags_is_cut_short():
+def test_a_long_list_of_tags_is_shortened():
     with pytest.raises(UserError, match=r"(, [\w.]+){5} and \d+ more\.$"):
         TimmBackbone.of({"name": "timm", "model": f"{VIT}.x", "pretrained": "none"}, "run")

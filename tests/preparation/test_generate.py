@@ -319,8 +319,8 @@ def test_a_share_that_cannot_be_prepared_is_refused(model, home):
         ({"template": "{class} of {domain}"}, "no other braces"),
         ({"template": "{class}"}, "`synthetic.styles` needs {style} in `synthetic.template`, but that is `{class}`"),
         ({"styles": {"plain": "grey"}}, "for every domain of the clients, but has none for inverted"),
-        ({"styles": STYLES | {"plane": "x"}}, "contains `plane`, which is not a domain of the data; did you mean `plain`?"),
-        ({"embeddings": {"noisy": "a.bin"}}, "the token of `synthetic.embeddings` for noisy, a single word, but it is null"),
+        ({"styles": STYLES | {"plane": "x"}}, "`plane`, which is not a domain of the data; did you mean `plain`?"),
+        ({"embeddings": {"noisy": "a.bin"}}, "`synthetic.embeddings` for noisy, a single word, but it is null"),
         ({"embeddings": {"plain": "a.bin"}}, 'for plain, a single word, but it is "white on black"'),
         (
             {"styles": {"plain": "<a>", "inverted": "<a>"}, "embeddings": {"plain": "a.bin", "inverted": "b.bin"}},

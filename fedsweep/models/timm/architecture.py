@@ -123,7 +123,7 @@ class Architecture:
 
     @property
     def _is_reshaped(self) -> bool:
-        """Whether timm's class is called directly, because timm's functions for Mixers reject other shapes."""
+        """True if timm's class must be called directly, because timm's functions for Mixers reject other shapes."""
         return self._is_mixer and any((self.patch_size, self.embed_dim, self.num_blocks))
 
 
