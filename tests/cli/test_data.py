@@ -233,8 +233,8 @@ def test_a_changed_pixel_is_found_by_verify(prepared, call: Call, refused: Refus
     ("words", "sentence"),
     [
         (["animal"], "there is no prepared data set `animal` in .*; did you mean `animals`?"),
-        (["birds"], r"`fedsweep data prepare birds --root DIR` would make it\.$"),
-        (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; `fedsweep data prepare animals"),
+        (["birds"], r"`fedsweep data prepare birds --root DIR` to prepare it\.$"),
+        (["animals", "--size", "64"], "animals is prepared at 16 pixels, not at 64; run `fedsweep data prepare"),
     ],
 )
 def test_show_of_a_missing_data_set_is_one_error_message(prepared, refused: Refused, words, sentence):
@@ -329,7 +329,7 @@ def test_generate_makes_the_images_once_and_prints_their_folder(tree, drawn, cal
         (("data", "generate", "fedag_digit"), "there is no experiment `fedag_digit`; did you mean `fedag_digits`"),
         (
             ("run", *GENERATE[2:]),
-            "`synthetic` diffusers: the images are not generated yet; `fedsweep data generate EXP",
+            "`synthetic` diffusers: the images are not generated yet; run `fedsweep data generate EXP",
         ),
     ],
 )

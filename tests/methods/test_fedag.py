@@ -273,7 +273,7 @@ REFUSED = [
     ({"evaluation.tsne_classes": 3}, "`evaluation.tsne_classes` shows the features of a shared model, but the clients "
      "of `method` fedag share none"),
     ({"method.delta": -0.1}, "`method.delta` must be greater than or equal to 0, but it is -0.1"),
-    ({"method.clip.prompt": "a photo"}, "`method.clip.prompt` must have {} once, for the class's name, but it is "
+    ({"method.clip.prompt": "a photo"}, "`method.clip.prompt` must contain {} once, for the class name, but it is "
      "`a photo`"),
 ]  # fmt: skip
 

@@ -193,7 +193,7 @@ def test_a_run_trains_on_the_images(model, home, monkeypatch):
     few = {"federation.rounds": 1, "local.steps": 1, "method.server.epochs": 1, "method.server.warmup_epochs": 1}
     asked = config(model, few, share=2 * SHARE)
     with pytest.raises(
-        UserError, match=r"^`synthetic` diffusers: the images are not generated yet; `fedsweep data gen"
+        UserError, match=r"^`synthetic` diffusers: the images are not generated yet; run `fedsweep data gen"
     ):
         split(asked)
     with pytest.raises(UserError, match=r"not generated yet"):
@@ -205,7 +205,7 @@ def test_a_run_trains_on_the_images(model, home, monkeypatch):
         split(asked)
     assert str(refused.value) == (
         "`synthetic` diffusers must have 3 images of `0` in plain for a `synthetic.share` of 0.125, but it has 2; "
-        "`fedsweep data generate EXPERIMENT` makes the others."
+        "run `fedsweep data generate EXPERIMENT` to generate the others."
     )
     asked = asked.override({"synthetic.share": SHARE}, "test")
     assert content_digests(asked)["data"].endswith(f" {prepared.card.digest}")
@@ -228,8 +228,8 @@ def test_a_domain_that_was_held_out_during_generation_is_reported_as_missing(mod
     with pytest.raises(UserError) as refused:
         split(config(model, {"data.held_out_domains": ["plain"]}, styles=styles))
     assert str(refused.value) == (
-        "`synthetic` diffusers: the images of noisy are not generated yet; `fedsweep data generate EXPERIMENT` makes "
-        "them."
+        "`synthetic` diffusers: the images of noisy are not generated yet; run `fedsweep data generate EXPERIMENT` "
+        "to generate them."
     )
 
 
@@ -319,10 +319,10 @@ def test_a_share_that_cannot_be_prepared_is_refused(model, home):
         ({"template": "{class} {style} {"}, "no other braces, but it is `{class} {style} {`"),
         ({"template": "{class} of {domain}"}, "no other braces"),
         ({"template": "{class}"}, "`synthetic.styles` needs {style} in `synthetic.template`, but that is `{class}`"),
-        ({"styles": {"plain": "grey"}}, "for every domain that clients have, but has none for inverted"),
-        ({"styles": STYLES | {"plane": "x"}}, "names `plane`, which is no domain of the data; did you mean `plain`?"),
-        ({"embeddings": {"noisy": "a.bin"}}, "the token of `synthetic.embeddings` for noisy, one word, but it is null"),
-        ({"embeddings": {"plain": "a.bin"}}, 'for plain, one word, but it is "white on black"'),
+        ({"styles": {"plain": "grey"}}, "for every domain of the clients, but has none for inverted"),
+        ({"styles": STYLES | {"plane": "x"}}, "`plane`, which is not a domain of the data; did you mean `plain`?"),
+        ({"embeddings": {"noisy": "a.bin"}}, "`synthetic.embeddings` for noisy, a single word, but it is null"),
+        ({"embeddings": {"plain": "a.bin"}}, 'for plain, a single word, but it is "white on black"'),
         (
             {"styles": {"plain": "<a>", "inverted": "<a>"}, "embeddings": {"plain": "a.bin", "inverted": "b.bin"}},
             "one file for each token, but `<a>` has a.bin and b.bin",
