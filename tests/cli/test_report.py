@@ -89,10 +89,10 @@ def test_every_format_has_the_given_columns(call: Call, sweeps):
         (("--format", "latx"),
          "`--format` must be terminal, markdown, csv, parquet, latex or html, but it is `latx`; did you mean `latex`?"),
         (("--columns", "worst_domian"),
-         "`--columns` names worst_domian, which is no column; did you mean `worst_domain` or `worst_client` or "
+         "`--columns` contains `worst_domian`, which is not a column; did you mean `worst_domain` or `worst_client` or "
          "`accuracy/worst_domain`?"),
-        (("--columns", "loss/train"), "`--columns` names loss/train, which is no column"),
-        (("--columns", "seconds,seconds"), "`--columns` names seconds twice."),
+        (("--columns", "loss/train"), "`--columns` contains `loss/train`, which is not a column"),
+        (("--columns", "seconds,seconds"), "`--columns` contains `seconds` twice."),
         (("--columns", "rounds_to=soon"),
          "`--columns` needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=soon."),
     ],
@@ -118,11 +118,11 @@ def test_columns_of_a_search_space_are_used_in_its_report_and_checked(refused: R
     text = GRID + "\ncolumns: [worst_domain, megbytes_up]\n"
     write("search_spaces", "mine", text)
     assert refused("tune", "mine") == (
-        "search space mine: `columns` names megbytes_up, which is no column; did you mean `megabytes_up` or "
+        "search space mine: `columns` contains `megbytes_up`, which is not a column; did you mean `megabytes_up` or "
         "`megabytes` or `bytes/up`?"
     )
     assert refused("tune", SPACE, "--columns", "bytes").startswith(
-        f"search space {SPACE}: `columns` names bytes, which is no column"
+        f"search space {SPACE}: `columns` contains `bytes`, which is not a column"
     )
 
 
@@ -153,7 +153,7 @@ def test_a_comparison_prints_findings_and_differing_hyperparameters(call: Call, 
         call("compare", f"{SPACE}@s1:lora.rank=4", f"{SPACE}@s2:lora.rank=16", "--format", format).out.split()
     )
     assert "lora.rank=4 / lora.rank=16, B against A: +20.67 points" in said
-    assert f"A: {SPACE}, sweep s1, around fedra_digits. B: {SPACE}, sweep s2" in said
+    assert f"A: {SPACE}, sweep s1, experiment fedra_digits. B: {SPACE}, sweep s2" in said
     assert "Differences are B minus A." in said
 
 

@@ -1,4 +1,4 @@
-"""YAML values and overrides, by the rules of YAML 1.2 instead of PyYAML's 1.1."""
+"""YAML values and overrides, which follow YAML 1.2 instead of PyYAML's YAML 1.1."""
 
 import math
 
@@ -116,8 +116,8 @@ def test_overrides_are_names_with_yaml_values():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["seed"], "an override must have the form `federation.rounds=5`, but it is `seed`."),
-        (["=5"], "an override must have the form `federation.rounds=5`, but it is `=5`."),
+        (["seed"], "an override must have the form NAME=VALUE, as in `federation.rounds=5`, but it is `seed`."),
+        (["=5"], "an override must have the form NAME=VALUE, as in `federation.rounds=5`, but it is `=5`."),
         (["seed=1", "seed=1"], "the override `seed` is given twice."),
         (
             ["a=[1"],
