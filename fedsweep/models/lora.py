@@ -116,7 +116,7 @@ def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor
 
 
 def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
-    """Load a folder of `write_adapter` into a plain network in place, with PEFT, and return the network."""
+    """Load an adapter that `write_adapter` has written into a plain network in place, and return the network."""
     from peft import PeftModel
 
     with warnings.catch_warnings():

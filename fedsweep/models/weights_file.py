@@ -103,7 +103,7 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name, floats as float32.
+    """Return the tensors in a file by name; floats are converted to float32.
 
     From a training checkpoint, only the tensors of the model are returned, and averaged weights (EMA) are preferred.
 

@@ -64,7 +64,7 @@ def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages:
 
 
 class _InPieces(io.BufferedWriter):
-    """A file that is written in pieces, with the release of the memory map `pages` after each piece."""
+    """A file that is written in pieces, and that releases the memory of the memory map `pages` after each piece."""
 
     pages: mmap.mmap | None = None
 
@@ -124,7 +124,7 @@ def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
 
 
 def stored_digest(folder: Path, card: StoreCard) -> str:
-    """Return the `content_digest` of a prepared data set, computed from its files with little memory."""
+    """Return the `content_digest` of a prepared data set, read from its files in pieces."""
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())
     for name in card.domains:
         for part in map_domain(folder / f"{name}.arrow"):

@@ -64,8 +64,8 @@ def _deviations(own: Mapping[int, ImageSet], labels: Iterable[int]) -> list[Tens
 def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]) -> dict[str, Tensor]:
     """Return the mean images of all classes (classes, 3, h, w), by domain.
 
-    If a domain has no images of a class, the mean is that of the domain plus the class's average offset from the mean
-    in the other domains.
+    If a domain has no images of a class, the mean of the class is estimated: it is the mean of the domain, plus the
+    average difference between the class and the domain in the other domains.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, classes in own.items():
