@@ -175,9 +175,7 @@ def load_without(network: nn.Module, path: Path, head: str) -> None:
         UserError: A tensor is missing, unknown or of another shape.
     """
     own = network.state_dict()
-    state = {
-        name: one for name, one in own.items() if name.endswith("num_batches_tracked")
-    }  # these counters are not used
+    state = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # unused counters
     state |= {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
     _check(state, own, path)
     network.load_state_dict(state)

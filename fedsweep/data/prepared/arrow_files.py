@@ -96,13 +96,7 @@ def map_domain(path: Path) -> tuple[Part, Part]:
         if reader.num_record_batches != 2 or not reader.schema.equals(schema(size)):
             raise ValueError("other columns or batches")
         train, test = (_part(reader.get_batch(number), size, pages) for number in range(2))
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-        KeyError,
-        AttributeError,
-    ):  # mmap raises ValueError for an empty file
+    except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):  # ValueError: mmap of an empty file
         raise UserError(
             f"{path} is not a file of prepared images, or it is damaged; prepare the data set again."
         ) from None

@@ -34,9 +34,8 @@ class Surrogate(Proportioned):
             images = torch.empty((len(labels), *centres.shape[1:]), dtype=torch.uint8)
             mine, of_all = own[domain.name], list[Tensor]()
             for label in sorted(set(labels.tolist())):
-                if not (
-                    deviations := _deviations(mine, [label])
-                ):  # a class with fewer than two images uses the deviations of all classes
+                # A class with fewer than two images uses the deviations of all classes.
+                if not (deviations := _deviations(mine, [label])):
                     deviations = of_all = of_all or _deviations(mine, mine)
                 rows = (labels == label).nonzero().flatten()
                 seeds = [derived_seed(seed, "surrogate", domain.name, label, number) for number in range(len(rows))]

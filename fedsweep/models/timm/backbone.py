@@ -116,9 +116,8 @@ class TimmBackbone(Backbone):
         if self.sha256 not in (None, digest):
             raise UserError(f"`backbone.sha256` is {self.sha256}, but that of {path} is {digest}.")
         free = [name for name in ("mean", "std") if getattr(self, name) is None]
-        used = {
-            name: card[name] for name in (*free, "class_names") if name in card
-        }  # the class names decide whether the head is kept
+        # Whether the head is kept depends on the class names.
+        used = {name: card[name] for name in (*free, "class_names") if name in card}
         suffix = f"+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}" if used else ""
         return f"sha256:{digest}{suffix}"
 
