@@ -30,7 +30,7 @@ class DigitsData(Data):
     """scikit-learn's handwritten digits in six styles, one domain per style."""
 
     name: Literal["digits"] = "digits"
-    domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles to use, in the order of the clients")
+    domains: tuple[str, ...] = Field(STYLES, min_length=1, description="styles to use; the clients follow this order")
     test_fraction: float = Field(
         0.2, ge=0.01, le=0.99, description="share of the scans held out for testing, the same scans in every domain"
     )

@@ -1,4 +1,7 @@
-"""Partitions of the training images among clients, after the server's proxy images are held out."""
+"""Partitions of the training images among clients.
+
+A share of each domain's images can be held out for the server first. These are the server's proxy images.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,9 +23,9 @@ POOL = "pool"  # the domain of a client with images of all domains
 
 @dataclass(frozen=True)
 class Split:
-    """The images of a run: the clients, and the server's images by domain.
+    """The images of all clients and of the server in a run.
 
-    The server's proxy images are real images that no client has.
+    `proxy` are the server's real images, by domain, which no client has. `synthetic` are its synthetic images.
     """
 
     clients: tuple[Client, ...]
@@ -46,7 +49,7 @@ class Partition(Config, ABC):
         description="share of each client's images, except those of `test_share`, that is held out for validation",
     )
     test_share: float = Field(
-        0.0, ge=0, lt=1, description="share of each client's images on which only its own model is tested"
+        0.0, ge=0, lt=1, description="share of each client's images that is held out to test the client's own model"
     )
 
     @abstractmethod
@@ -104,7 +107,7 @@ class Partition(Config, ABC):
         return False
 
     def joined(self, parts: Split, synthetic: Mapping[str, ImageSet]) -> Split:
-        """Return a split with the server's synthetic images, which clients also get if `takes_synthetic` is true."""
+        """Add synthetic images to a split: to the server and, if `takes_synthetic` is true, to the clients."""
         clients = parts.clients
         if self.takes_synthetic:
             clients = tuple(replace(one, train=pool([one.train, *synthetic.values()])) for one in clients)
@@ -112,7 +115,7 @@ class Partition(Config, ABC):
 
 
 def _hold_out(whole: ImageSet, share: float, seed: int, purpose: str, name: str) -> tuple[ImageSet | None, ImageSet]:
-    """Return a random `share` of the examples and the others, both in their original order and not empty."""
+    """Return a random `share` of the examples (None if `share` is 0) and the rest, both in their original order."""
     if share == 0:
         return None, whole
     if len(whole) < 2:
@@ -148,7 +151,11 @@ Alpha = Annotated[
     ),
 ]
 MinSize = Annotated[
-    int, Field(gt=0, description="smallest number of images per client; the division is drawn again until it is met")
+    int,
+    Field(
+        gt=0,
+        description="smallest number of images per client; the division is drawn again until all clients have them",
+    ),
 ]
 
 
@@ -222,7 +229,7 @@ class FeatureLabelSkew(Partition):
         return numbered(f"{source}/", self.clients_per_domain)
 
     def cut(self, images: ImageSet, source: str, seed: int) -> list[ImageSet]:
-        """Divide the images of a domain by Dirichlet(alpha), with a random stream of the domain's own."""
+        """Divide the images of a domain by Dirichlet(alpha), with a separate random stream for each domain."""
         rng, whose = stream(seed, "dirichlet", source), f"domain {source}"
         parts = deal_by_dirichlet(images.labels, self.clients_per_domain, self.alpha, self.min_size, rng, whose)
         return [images.select(rows) for rows in parts]

@@ -72,7 +72,7 @@ class FrozenRows:
 
     @classmethod
     def of(cls, sources: Mapping[int, str]) -> Self:
-        """Return a cache with the folder and the limit that the environment variables set.
+        """Return a cache with the folder and the limit that FEDSWEEP_CACHE and FEDSWEEP_CACHE_GB set.
 
         If the folder cannot be created or the limit is 0, the returned cache stores nothing.
         """
@@ -86,7 +86,7 @@ class FrozenRows:
     def rows(self, function: FrozenFunction, images: ImageSet, index: Tensor) -> Tensor:
         """Return the function's rows (k, ...) for the examples at `index` (k,).
 
-        If `images` can be cached, the rows are on the CPU.
+        The rows are on the CPU if `images` can be cached, and otherwise on the model's device.
         """
         places = images.places(index)
         if self.folder is None or any(part.data_ptr() not in self.sources for part, _, _ in places):
@@ -127,7 +127,7 @@ class FrozenRows:
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _kept(self, place: Path, count: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of `rows` are cached, and their values; none if the file is truncated or cannot be read."""
+        """Return a mask of the `rows` that are cached, and their values; no row counts if the file cannot be read."""
         with contextlib.suppress(OSError):
             if place not in self._files and (paths := list(place.parent.glob(f"{place.name}.*{SUFFIX}"))):
                 self._files[place] = _Rows(paths[0], count)
@@ -269,8 +269,8 @@ def digest_of(identity: str, state: AdapterState, device: torch.device) -> str:
 
 
 def walk_key(identity: str, steps: tuple[object, ...], whole: bool, state: AdapterState, device: torch.device) -> str:
-    """Return the key of the output of the first `steps` of a forward pass.
+    """Return the key of the output of `steps`, the first steps of a forward pass.
 
-    If `whole` is true, these are all steps, and the output includes the layers after the last block.
+    If `whole` is true, they are all steps of it, and the output includes the layers after the last block.
     """
     return digest_of(f"{identity}\0{steps}\0{whole}", state, device)

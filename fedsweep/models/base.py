@@ -160,7 +160,7 @@ def check_walk(
 
 @dataclass(frozen=True)
 class Reader:
-    """The supply of images to a model, which reuses cached outputs of the model's frozen blocks.
+    """The reader of images for a model, which reuses cached outputs of the model's frozen blocks.
 
     `identity` is a key of the model's origin, `kept` is the activation cache, and `batch_size` is used in evaluation.
     """

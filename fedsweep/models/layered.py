@@ -1,7 +1,7 @@
 """Backbones that run block by block, so that a client can run any subset of the blocks.
 
-A forward pass consists of an embedding, a walk over blocks and a classifier. A walk is a sequence of steps: each step
-is a block, or a small module that replaces a missing block.
+A forward pass consists of an embedding, a walk over blocks and a classifier. A walk is a sequence of steps. Each step
+is a block, or a stand-in, that is, a small module that replaces a missing block.
 """
 
 import math
@@ -90,7 +90,7 @@ class LayeredModel(nn.Module, ABC):
         self.head_is_fresh = True
 
     def add_heads(self, depths: Iterable[int], seed: int) -> None:
-        """Add a trainable classifier after each of `depths` blocks; its parameters are named `heads.<depth>`."""
+        """Add a trainable classifier, `heads.<depth>`, after each number of blocks in `depths`."""
         shape = self.backbone.num_features, self.backbone.num_classes
         for depth in sorted(depths):
             head = nn.Linear(*shape, device="meta").to_empty(device="cpu")
@@ -103,7 +103,7 @@ class LayeredModel(nn.Module, ABC):
         return {**{name: (place,) for name, place in cls.sublayers.items()}, "both": tuple(cls.sublayers.values())}
 
     def exits(self, images: Images, walk: Walk, depths: Sequence[int], last: bool) -> list[Tensor]:
-        """Return logits (batch, classes) of the heads after `depths` steps and, if `last`, of the backbone's head."""
+        """Return logits (batch, classes) of the heads at `depths` and, if `last` is true, of the backbone's head."""
         (tokens, done), logits = self.begin(images), []
         for place, step in enumerate(walk, start=1):
             tokens = tokens if place <= done else self.step(step, tokens)
@@ -141,7 +141,7 @@ class LayeredModel(nn.Module, ABC):
     def begin(self, images: Images) -> tuple[Tensor, int]:
         """Return tokens of images, and the number of steps that they have already passed.
 
-        For a batch with cached tokens, these are returned. Otherwise, the pixels are embedded and the number is 0.
+        If the batch has cached tokens, they are returned. Otherwise, the pixels are embedded and the number is 0.
         """
         if isinstance(images, Batch):
             if images.tokens is not None:
@@ -150,7 +150,7 @@ class LayeredModel(nn.Module, ABC):
         return self.embed(self.normalize(images)), 0
 
     def frozen_steps(self, walk: Walk, trained: Iterable[str]) -> int:
-        """Return the number of steps at the start of a walk that stay frozen while the tensors `trained` are trained.
+        """Return the number of steps at the start of a walk that do not change while the tensors `trained` are trained.
 
         >>> LayeredModel.frozen_steps(LayeredModel, (0, 3, 7), ["backbone.blocks.7.mlp.fc2.bias", "backbone.head.bias"])
         2
@@ -167,7 +167,7 @@ class LayeredModel(nn.Module, ABC):
     def ahead(self, state: AdapterState, walk: Walk, steps: int) -> AdapterState:
         """Return the tensors of `state` that influence the output of the first `steps` of a walk.
 
-        If these are all steps, the tensors after the last block (`top`) are included.
+        If `steps` is the length of the walk, the tensors after the last block (`top`) are included.
         """
         top = self.top if steps == len(walk) else ()
         behind = tuple(prefix for prefix in self.behind if prefix not in top)
@@ -182,7 +182,7 @@ class LayeredModel(nn.Module, ABC):
         return name.removeprefix("backbone.")
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return how many blocks a shortened copy of the library's network keeps.
+        """Return the number of blocks that the library's network must keep to compute a walk over `layers`.
 
         The result maps the name of each list of blocks to its new length. It is empty if `layers` are all blocks.
         """
@@ -239,7 +239,7 @@ class LayeredModel(nn.Module, ABC):
 
 
 def completed(held: Sequence[int], stand_ins: Mapping[int, Step]) -> Walk:
-    """Return the walk of a client that holds the blocks `held`, with the stand-ins of missing blocks.
+    """Return the walk of a client that holds the blocks `held`, and stand-ins for missing blocks, if there are any.
 
     >>> completed((0, 3), {}), completed((0, 3), {layer: f"E{layer}" for layer in range(4)})
     ((0, 3), (0, 'E1', 'E2', 3))

@@ -104,9 +104,8 @@ def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor
     adapted = sorted({name.partition(".lora_")[0] for name in tensors if ".lora_" in name})
     saved = sorted({name.rpartition(".")[0] for name in tensors if ".lora_" not in name})
     peft_config = _peft_config(config, modules_to_save=saved or None, inference_mode=True, base_model_name_or_path=base)
-    peft_config.target_modules = (
-        adapted  # set late: PEFT would convert it to a set, whose order varies between processes
-    )
+    # Given earlier, PEFT would convert the list to a set, whose order varies between processes.
+    peft_config.target_modules = adapted
     peft_config.save_pretrained(str(folder))
     renamed = {
         f"base_model.model.{name.replace('.default.', '.')}": tensor.detach().cpu().contiguous().clone()
@@ -116,7 +115,7 @@ def write_adapter(folder: Path, config: LoraConfig, tensors: Mapping[str, Tensor
 
 
 def with_adapter(network: nn.Module, folder: Path) -> nn.Module:
-    """Load a folder of `write_adapter` into a plain network in place, with PEFT, and return the network."""
+    """Load an adapter that `write_adapter` has written into a plain network in place, and return the network."""
     from peft import PeftModel
 
     with warnings.catch_warnings():

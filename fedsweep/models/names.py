@@ -1,4 +1,4 @@
-"""Names of a model's tensors, and the block and the kind that a name shows."""
+"""Functions that derive the block and the kind of a tensor from its name."""
 
 import re
 from collections.abc import Iterable

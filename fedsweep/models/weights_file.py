@@ -103,7 +103,7 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name, floats as float32.
+    """Return the tensors in a file by name; floats are converted to float32.
 
     From a training checkpoint, only the tensors of the model are returned, and averaged weights (EMA) are preferred.
 
@@ -175,9 +175,7 @@ def load_without(network: nn.Module, path: Path, head: str) -> None:
         UserError: A tensor is missing, unknown or of another shape.
     """
     own = network.state_dict()
-    state = {
-        name: one for name, one in own.items() if name.endswith("num_batches_tracked")
-    }  # these counters are not used
+    state = {name: one for name, one in own.items() if name.endswith("num_batches_tracked")}  # unused counters
     state |= {name: tensor for name, tensor in read(path).items() if not name.startswith(head)}
     _check(state, own, path)
     network.load_state_dict(state)

@@ -64,7 +64,7 @@ def write_domain(path: Path, train: pa.RecordBatch, test: pa.RecordBatch, pages:
 
 
 class _InPieces(io.BufferedWriter):
-    """A file that is written in pieces, with the release of the memory map `pages` after each piece."""
+    """A file that is written in pieces, and that releases the memory of the memory map `pages` after each piece."""
 
     pages: mmap.mmap | None = None
 
@@ -96,13 +96,7 @@ def map_domain(path: Path) -> tuple[Part, Part]:
         if reader.num_record_batches != 2 or not reader.schema.equals(schema(size)):
             raise ValueError("other columns or batches")
         train, test = (_part(reader.get_batch(number), size, pages) for number in range(2))
-    except (
-        pa.ArrowException,
-        OSError,
-        ValueError,
-        KeyError,
-        AttributeError,
-    ):  # mmap raises ValueError for an empty file
+    except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError):  # ValueError: mmap of an empty file
         raise UserError(
             f"{path} is not a file of prepared images, or it is damaged; prepare the data set again."
         ) from None
@@ -124,7 +118,7 @@ def check_labels(path: Path, labels: np.ndarray, classes: int) -> None:
 
 
 def stored_digest(folder: Path, card: StoreCard) -> str:
-    """Return the `content_digest` of a prepared data set, computed from its files with little memory."""
+    """Return the `content_digest` of a prepared data set, read from its files in pieces."""
     digest = hashlib.sha256("".join(f"{name}\0" for name in card.class_names).encode())
     for name in card.domains:
         for part in map_domain(folder / f"{name}.arrow"):

@@ -53,7 +53,7 @@ def content_digest(class_names: Sequence[str], domains: Iterable[Domain]) -> str
 class Data(Config):
     """The base class of data set configurations."""
 
-    domains: tuple[str, ...] = Field(min_length=1, description="domains to use, in the order of the clients")
+    domains: tuple[str, ...] = Field(min_length=1, description="domains to use; the clients follow this order")
     held_out_domains: tuple[str, ...] = Field(
         (), description="those of `data.domains` that no client has; they are tested as out of domain"
     )
@@ -78,7 +78,7 @@ class Data(Config):
 
     @property
     def training_domains(self) -> tuple[str, ...]:
-        """The domains of the clients' images."""
+        """The domains that clients have: all domains that are not held out."""
         return tuple(name for name in self.domains if name not in self.held_out_domains)
 
 

@@ -65,14 +65,17 @@ class NoSynthetic(Synthetic):
 
 
 class Proportioned(Synthetic, ABC):
-    """The base class of sources with a fixed share of images per domain (FedAG, Section 4.1)."""
+    """The base class of sources whose number of images is a share of the training images (FedAG, Section 4.1)."""
 
     share: float = Field(
         0.1, gt=0, le=10, description="number of synthetic images of each domain, as a share of its training images"
     )
 
     def labels(self, domain: Domain, classes: int) -> Tensor:
-        """Return the classes of the images, int64 (n,), in equal numbers; the server does not know the real ones."""
+        """Return the classes of a domain's synthetic images, int64 (n,), with equal numbers of images per class.
+
+        They are equal because the server does not know how many images of each class the clients have.
+        """
         return torch.arange(max(1, round(self.share * len(domain.train)))) % classes
 
     def wanted(self, domain: Domain, class_names: Sequence[str]) -> list[int]:
@@ -135,7 +138,7 @@ def _draw(
 
 
 def _load(name: str, data: FederatedData, what: str) -> FederatedData:
-    """Load the prepared set `name` with the size and domains of the data."""
+    """Load the prepared set `name` with the image size and the domains of `data`."""
     domains = tuple(domain.name for domain in data.domains)
     try:
         found = PreparedData(set=name, size=size_of(data), domains=domains).load()
@@ -169,7 +172,9 @@ class Diffusers(Proportioned):
         "a photograph of a {class} in {style} style",
         description="prompt; {class} and {style} are replaced with the class name and the style",
     )
-    styles: dict[str, str] = Field({}, description="text for {style} by domain: words, or the token of an embedding")
+    styles: dict[str, str] = Field(
+        {}, description="text that replaces {style}, by domain: words, or the token of an embedding"
+    )
     embeddings: dict[str, str] = Field(
         {}, description="file with the learned embedding (textual inversion) of the token in `styles`, by domain"
     )
@@ -230,7 +235,7 @@ class Diffusers(Proportioned):
                     )
 
     def prompt(self, domain: str, class_name: str) -> str:
-        """Return the prompt for an image of a class in the style of a domain; underscores in the name become spaces."""
+        """Return the prompt for an image of a class in the style of a domain; the class name is written in words."""
         words = {CLASS: readable(class_name), STYLE: self.styles.get(domain, "")}
         return _PLACE.sub(lambda place: words[place[0]], self.template)
 

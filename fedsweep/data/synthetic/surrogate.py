@@ -34,9 +34,8 @@ class Surrogate(Proportioned):
             images = torch.empty((len(labels), *centres.shape[1:]), dtype=torch.uint8)
             mine, of_all = own[domain.name], list[Tensor]()
             for label in sorted(set(labels.tolist())):
-                if not (
-                    deviations := _deviations(mine, [label])
-                ):  # a class with fewer than two images uses the deviations of all classes
+                # A class with fewer than two images uses the deviations of all classes.
+                if not (deviations := _deviations(mine, [label])):
                     deviations = of_all = of_all or _deviations(mine, mine)
                 rows = (labels == label).nonzero().flatten()
                 seeds = [derived_seed(seed, "surrogate", domain.name, label, number) for number in range(len(rows))]
@@ -64,8 +63,8 @@ def _deviations(own: Mapping[int, ImageSet], labels: Iterable[int]) -> list[Tens
 def _means(own: Mapping[str, Mapping[int, ImageSet]], class_names: Sequence[str]) -> dict[str, Tensor]:
     """Return the mean images of all classes (classes, 3, h, w), by domain.
 
-    If a domain has no images of a class, the mean is that of the domain plus the class's average offset from the mean
-    in the other domains.
+    If a domain has no images of a class, the mean of the class is estimated: it is the mean of the domain, plus the
+    average difference between the class and the domain in the other domains.
     """
     found, styles, moves = {}, {}, [list[Tensor]() for _ in class_names]
     for name, classes in own.items():

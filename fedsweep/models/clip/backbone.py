@@ -1,4 +1,4 @@
-"""CLIP backbones: checkpoints on the Hugging Face Hub, in folders, and the small ones that ship with fedsweep."""
+"""CLIP backbones: checkpoints on the Hugging Face Hub, checkpoints in folders, and small CLIPs of fedsweep."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

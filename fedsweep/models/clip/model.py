@@ -75,7 +75,10 @@ class FeatureAdapter(nn.Sequential):
 
 
 class LayeredClip(LayeredModel):
-    """A CLIP with logits exp(s) <V, T>, where V and T are unit vectors of an image and of the prompt of a class.
+    """A CLIP that runs block by block.
+
+    A logit is exp(s) <V, T>, where V and T are the unit vectors of an image and a class's prompt, and s is the logit
+    scale of CLIP.
 
     Prompts are padded only to the length of the longest prompt, which does not change the output of a causal encoder.
     In evaluation, the features of the prompts are computed once and reused until other tensors are loaded.
@@ -123,7 +126,7 @@ class LayeredClip(LayeredModel):
         return in_clip_model(name, None if layer_of(name) is None else self.height(name)[0])
 
     def cut(self, layers: Sequence[int]) -> dict[str, int]:
-        """Return the number of blocks of each encoder that are in `layers`; nothing if `layers` are all blocks."""
+        """Return how many blocks of each encoder are in `layers`; the result is empty if `layers` are all blocks."""
         if len(layers) == self.num_layers:
             return {}
         pairs = [self._pair(layer) for layer in layers]
@@ -167,14 +170,14 @@ class LayeredClip(LayeredModel):
         return cast(Tensor, features @ self.text_features(walk).T * self.backbone.logit_scale.exp())
 
     def passed(self, images: Images, walk: Walk) -> Tensor:
-        """Return the image encoder's output (batch, projection), from the batch if the batch contains it."""
+        """Return the image encoder's output (batch, projection); it is not computed if the batch contains it."""
         tokens = self.walk(images, walk)
         return tokens if tokens.ndim == 2 else self.projected(tokens)
 
     def text_features(self, walk: Walk) -> Tensor:
         """Return the prompts' features as unit vectors (classes, projection).
 
-        The text encoder runs only the steps of `walk` that are blocks.
+        The text encoder runs the blocks in `walk` and ignores other steps.
         """
         layers = tuple(step for step in walk if isinstance(step, int))
         if layers in self._known and not torch.is_grad_enabled():
@@ -204,7 +207,7 @@ class LayeredClip(LayeredModel):
         return cast(Tensor, pair[tower](tokens, None, is_causal=tower == TEXT)) if tower in pair else tokens
 
     def add_image_adapter(self, hidden: int | None, seed: int) -> None:
-        """Add FedCLIP's attention adapter on the image features, `image_adapter`, with `hidden` features in between."""
+        """Add FedCLIP's attention adapter for images, `image_adapter`, with a hidden layer of width `hidden`."""
         width = self.backbone.num_features
         self.image_adapter = FeatureAdapter(width, hidden, self.mean.device, seed, "image adapter")
 

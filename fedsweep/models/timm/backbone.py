@@ -49,15 +49,17 @@ class TimmBackbone(Backbone):
         3, description="number of input channels: 3 for colour, 1 for the mean of the three colours"
     )
     embed_dim: int | None = Field(
-        None, gt=0, description="features of a token; null: the model's own value, required for timm's weights"
+        None,
+        gt=0,
+        description="number of features of a token; null: the model's own value (timm's weights require null)",
     )
     num_blocks: int | None = Field(
         None,
         gt=0,
-        description="number of blocks of the full model; null: the model's own value, required for timm's weights",
+        description="number of blocks of the full model; null: the model's own value (timm's weights require null)",
     )
     num_heads: int | None = Field(
-        None, gt=0, description="number of attention heads; null: the model's own value, required for timm's weights"
+        None, gt=0, description="number of attention heads; null: the model's own value (timm's weights require null)"
     )
     mean: tuple[Mean, Mean, Mean] | None = Field(
         None, description="mean of each colour, for pixels between 0 and 1; null: the weights' own values"
@@ -114,9 +116,8 @@ class TimmBackbone(Backbone):
         if self.sha256 not in (None, digest):
             raise UserError(f"`backbone.sha256` is {self.sha256}, but that of {path} is {digest}.")
         free = [name for name in ("mean", "std") if getattr(self, name) is None]
-        used = {
-            name: card[name] for name in (*free, "class_names") if name in card
-        }  # the class names decide whether the head is kept
+        # Whether the head is kept depends on the class names.
+        used = {name: card[name] for name in (*free, "class_names") if name in card}
         suffix = f"+{hashlib.sha256(json.dumps(used).encode()).hexdigest()[:16]}" if used else ""
         return f"sha256:{digest}{suffix}"
 
@@ -161,7 +162,7 @@ class TimmBackbone(Backbone):
             return self._outline.family(backbone, [0.5] * self.in_chans, [0.5] * self.in_chans)
 
     def recipe(self, num_classes: int) -> Recipe:
-        """Return the call of timm that builds the same network; timm can also load the weights if they are its own."""
+        """Return the call of timm that builds the same network, and that can load the weights if they are timm's."""
         return self._architecture.recipe(num_classes, fetched=self.pretrained == "timm")
 
     def _create(self) -> nn.Module:

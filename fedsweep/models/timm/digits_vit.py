@@ -26,7 +26,7 @@ class DigitsViT(Backbone):
         return Outline(layers=12, width=64, image_size=16, largest_rank=dict.fromkeys(self.positions, 64))
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the weights, which `read_card` compares with the card."""
+        """Return the SHA-256 of the weights; raise UserError if the one on the card differs."""
         return f"sha256:{weights_file.read_card(WEIGHTS)['sha256']}"
 
     def build(self, num_classes: int, seed: int = 0, class_names: Sequence[str] | None = None) -> LayeredViT:

@@ -31,7 +31,7 @@ class LayeredViT(LayeredModel):
 
 
 class LayeredBeit(LayeredModel):
-    """timm's Beit, run block by block; relative positions are a table in each block, or one shared by all blocks."""
+    """timm's Beit, run block by block, with relative positions in each block, or in a table that all blocks share."""
 
     backbone: "Beit"
 
