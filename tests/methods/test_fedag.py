@@ -267,9 +267,9 @@ REFUSED = [
     ({"base_optimizer": "feddyn"}, "`base_optimizer` feddyn corrects the mean of the clients' models, but `method` "
      "fedag does not average them"),
     ({"evaluation.metrics": ["drift"]}, "`evaluation.metrics` drift compares clients with a shared model, but the "
-     "clients of `method` fedag share none"),
+     "clients of `method` fedag do not share a model"),
     ({"evaluation.tsne_classes": 3}, "`evaluation.tsne_classes` shows the features of a shared model, but the clients "
-     "of `method` fedag share none"),
+     "of `method` fedag do not share a model"),
     ({"method.delta": -0.1}, "`method.delta` must be greater than or equal to 0, but it is -0.1"),
     ({"method.clip.prompt": "a photo"}, "`method.clip.prompt` must have {} once, for the class's name, but it is "
      "`a photo`"),

@@ -19,9 +19,9 @@ from fedsweep.sweep.space.designs import Design, Factorial, Subsets, ablation_ar
 from fedsweep.sweep.space.settings import Objective, RandomSearch, Scheduler, Search, TPESearch, population_violations
 
 PROBED = 4096
-"""Largest number of value combinations that are all checked before a sampled search.
+"""Largest number of value combinations that are all validated before a sampled search.
 
-Above it, the checked arms contain all pairs of values instead.
+If there are more combinations, the validated arms contain all pairs of values instead.
 """
 
 
@@ -101,8 +101,8 @@ class SearchSpace(Config):
     )
     baseline: Arm | None = Field(
         default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
-        description="arm that the other arms are compared with, at their own value of each axis that it leaves open; "
-        "by default, the full method of `ablate`",
+        description="arm that the other arms are compared with, by default the full method of `ablate`; on an axis "
+        "that the baseline leaves open, each arm is compared at its own value",
     )
     reference: Reference | None = Field(
         None, description="values from a paper, shown next to yours and never mixed with them"
