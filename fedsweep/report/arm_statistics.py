@@ -40,7 +40,7 @@ class ArmTrials:
         return {seed: value for seed, value in ends.items() if value is not None}
 
     def reached(self, metric: str) -> tuple[int, float | None]:
-        """Return the last round that any trial reached, and the mean of `metric` over the trials at this round."""
+        """Return the furthest round of any trial, and the mean of `metric` over the trials that reached this round."""
         furthest = max(trial.last_round for trial in self.trials)
         ends = (final(trial, metric) for trial in self.trials if trial.last_round == furthest)
         return furthest, mean(end for end in ends if end is not None)
@@ -159,7 +159,7 @@ def same_images(metric: str, arms: Iterable[ArmStatistics]) -> bool:
 
 
 def printed(manifest: SweepManifest, one: ArmStatistics, metric: str) -> float | None:
-    """Return the paper's value of a metric for this arm, or None if the paper has none; accuracies are from 0 to 1."""
+    """Return the reference paper's value of a metric for an arm (accuracies from 0 to 1), or None if it has none."""
     return manifest.reference.value(one.arm.values, metric) if manifest.reference else None
 
 
@@ -179,7 +179,7 @@ def asked_columns(manifest: SweepManifest) -> list[Column]:
 
 
 def _rank(one: ArmStatistics, manifest: SweepManifest) -> tuple[bool, int, float]:
-    """Return the sort key of an arm: its mean, or for an arm without a mean, its last round and its value there."""
+    """Return a sort key: arms with a mean come first, best mean first; other arms follow by last round and value."""
     sign = -1 if manifest.mode == "max" else 1
     if one.mean is not None:
         return False, 0, sign * one.mean

@@ -178,7 +178,10 @@ def _effect(grid: _Grid, chosen: tuple[Names, ...], total: float) -> Effect:
 
 
 def _sphericity(own: Array, free: int) -> float:
-    """Return Greenhouse and Geisser's epsilon: 1 for equal variances, 1 / `free` for variance in one direction."""
+    """Return Greenhouse and Geisser's epsilon, from 1 / `free` (variance in one direction) to 1 (equal variances).
+
+    `free` is the number of degrees of freedom of the effect.
+    """
     deviations = own - own.mean(0)
     # A (seeds, seeds) matrix with the non-zero eigenvalues of the covariance, up to a factor that cancels below.
     gram = deviations @ deviations.T

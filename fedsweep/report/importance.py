@@ -72,7 +72,8 @@ def importances(manifest: SweepManifest, trials: Sequence[TrialRecord]) -> list[
 def _axis(values: Sequence[Json], log: bool) -> list[float] | list[str]:
     """Return the values as numbers, or as strings if any value is not a number.
 
-    With `log`, return logarithms of positive numbers, since Optuna's forests ignore logarithmic axes.
+    If `log` is true and all numbers are positive, return their logarithms, since Optuna's forests ignore logarithmic
+    axes.
     """
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) < len(values):

@@ -33,7 +33,7 @@ class Lineage:
         return self.trials[-1]
 
     def segments(self) -> list[tuple[int, int, TrialRecord]]:
-        """Return the first round, last round and trial of each segment; trials without a trained round have none."""
+        """Return the first round, last round and trial of each segment. Trials that trained no round are left out."""
         firsts = [one.plan.start.round + 1 if one.plan.start else 1 for one in self.trials]
         lasts = [*(first - 1 for first in firsts[1:]), self.end.last_round]
         found = zip(firsts, lasts, self.trials, strict=True)

@@ -99,7 +99,8 @@ def spans_decades(values: Sequence[float], decades: int = 2) -> bool:
 def logarithmic_if_wide(axis: "XAxis | YAxis", values: Sequence[float]) -> None:
     """Make an axis logarithmic if the values are positive and span more than one power of ten.
 
-    The ticks are at 1, 2 and 5 times each power of ten, or only at powers of ten for a span of three or more.
+    The ticks are at 1, 2 and 5 times each power of ten. If the values span three or more powers, the ticks are only at
+    powers of ten.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

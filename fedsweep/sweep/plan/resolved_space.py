@@ -31,8 +31,8 @@ def causes(wrong: Sequence[WrongArm], arms: Collection[Arm], most: int = SHOWN) 
 
     A cause is a set of entries that makes every arm with these entries invalid. The search for a cause begins with all
     entries of an invalid arm, and drops every entry that is not needed. An entry is not needed if each arm with the
-    remaining entries has the same error message or is explained by an earlier cause. (An arm with two causes has the
-    error message of only one.)
+    remaining entries has the same error message or is explained by an earlier cause. The second condition is needed
+    because an arm with two causes has the error message of only one of them.
     """
     everything = {_items(arm): arm for arm in arms}
     left = {_items(one.arm): one.message for one in wrong}

@@ -23,8 +23,9 @@ class Reuse:
     def give(self, plan: TrialPlan, together: bool = False) -> TrialPlan:
         """Copy the same trial from another sweep, and return the plan with the id of that sweep as a tag.
 
-        If no other sweep has the trial, the plan is returned unchanged. With `together`, the scheduler compares whole
-        arms. The outcome of a trial then depends on the other arms of the sweep, so it is not copied.
+        The plan is returned unchanged if no other sweep has the trial, if the trial failed, or if it is already part of
+        this sweep. `together` means that the scheduler compares whole arms. The outcome of a trial then depends on the
+        other arms of the sweep, so only the recorded rounds are copied.
         """
         trial = self.sweep.trial(plan.key)
         if plan.key not in self._found or trial.planned:

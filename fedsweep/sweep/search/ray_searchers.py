@@ -110,7 +110,7 @@ class SampledSearch(PlannedSearch):
 class JointSearch(FolderSearcher):
     """The searcher for successive halving of arms or a population.
 
-    It hands out a trial up to the next rung or the end of the generation, and hands it out again to continue.
+    It hands out each trial until the next rung or the end of the generation, and hands it out again to continue it.
     """
 
     def __init__(self, state: ArmState | Generations, announce: Announce, packing: Packing) -> None:
@@ -145,7 +145,7 @@ class ArmScheduler(FIFOScheduler):
         self.state = state
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Stop the trial if its arm was pruned and the trial has completed the last round of the arm."""
+        """Stop the trial if its arm was pruned and the trial has reached the round at which the arm ended."""
         key = trial.config["trial"]
         if result["round"] in self.state.milestones:
             self.state.refresh(key)

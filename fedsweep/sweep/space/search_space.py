@@ -101,8 +101,8 @@ class SearchSpace(Config):
     )
     baseline: Arm | None = Field(
         default_factory=lambda given: Arm({ABLATED: []}) if given.get("ablate") else None,
-        description="arm that all others are compared with, by default the full method of `ablate`; an axis that it "
-        "leaves out takes the value of the compared arm",
+        description="arm that the other arms are compared with, by default the full method of `ablate`; on an axis "
+        "that the baseline leaves open, each arm is compared at its own value",
     )
     reference: Reference | None = Field(
         None, description="values from a paper, shown next to yours and never mixed with them"
