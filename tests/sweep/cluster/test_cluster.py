@@ -65,28 +65,28 @@ def test_trials_side_by_side_are_those_that_fit_on_each_node(nodes, cpus, gpus, 
             17,
             0,
             "`cpus_per_trial` is 17, but no node of the cluster 10.0.0.1:6379 has more than 16 cores, "
-            "and a trial runs on one node.",
+            "and a trial must fit on one node.",
         ),
         (
             (CPUS, GPUS),
             1,
             3,
             "`gpus_per_trial` is 3, but no node of the cluster 10.0.0.1:6379 has more than 2 GPUs, "
-            "and a trial runs on one node.",
+            "and a trial must fit on one node.",
         ),
         (
             (CPUS, GPUS),
             8,
             1,
             "`cpus_per_trial` is 8 and `gpus_per_trial` 1, but no node of the cluster 10.0.0.1:6379 has both, "
-            "and a trial runs on one node.",
+            "and a trial must fit on one node.",
         ),
         (
             (CPUS, HEAD),
             1,
             "auto",
             "`gpus_per_trial` is auto, but no node of the cluster 10.0.0.1:6379 has more than 0 GPUs, "
-            "and a trial runs on one node.",
+            "and a trial must fit on one node.",
         ),
         ((GPUS,), 1, 1.5, "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."),
     ],
@@ -117,7 +117,7 @@ def test_logical_gpus_are_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(COUNT, "2")
     monkeypatch.setenv(SIZE, "1")
     there = Cluster("10.0.0.1:6379", (GPUS,))
-    with pytest.raises(UserError, match="makes logical GPUs of this machine alone"):
+    with pytest.raises(UserError, match="simulates GPUs on this machine only"):
         check_resources(Resources(gpus_per_trial="auto"), there)
     check_resources(Resources(), there)
 
@@ -147,7 +147,7 @@ def test_what_is_no_address_is_refused(address: str):
 
 def test_ray_clients_address_is_rejected_with_the_command_to_use_instead():
     with pytest.raises(
-        UserError, match=r"^`--address` ray://head:10001 is Ray Client's, .* `ray job submit -- fedsweep"
+        UserError, match=r"^`--address` ray://head:10001 is an address of Ray Client, .* `ray job submit -- fedsweep"
     ):
         check_address("ray://head:10001")
 
@@ -158,10 +158,10 @@ def test_nobody_at_the_address_is_told_at_once(clean: Path):
     for address, variable in ((f"127.0.0.1:{port}", None), ("auto", f"127.0.0.1:{port}")):
         if variable:
             os.environ["RAY_ADDRESS"] = variable
-        with pytest.raises(UserError, match=rf"^there is no Ray cluster at 127.0.0.1:{port} that could be"):
+        with pytest.raises(UserError, match=rf"^no Ray cluster can be reached at 127.0.0.1:{port}: "):
             opened(address).__enter__()
     os.environ["RAY_ADDRESS"] = "ray://head:10001"
-    with pytest.raises(UserError, match="is Ray Client's, which fedsweep does not use"):
+    with pytest.raises(UserError, match="is an address of Ray Client, which fedsweep does not support"):
         opened("auto").__enter__()
 
 
@@ -176,8 +176,8 @@ def test_a_ray_that_takes_too_long_to_start_is_told_in_a_sentence(clean: Path, m
     with pytest.raises(UserError) as refused:
         ray_session().__enter__()
     assert str(refused.value) == (
-        "Ray does not start on this machine (The current node timed out during startup); it waits for 30 seconds, too "
-        "short where others keep the machine busy: the same command with --resume goes on."
+        "Ray did not start on this machine (The current node timed out during startup). Its limit is 30 seconds, which "
+        "may be too short on a busy machine; run the same command with --resume to try again."
     )
 
 
@@ -200,7 +200,7 @@ def test_a_refusal_that_ray_tells_on_stderr_alone_is_understood_and_not_shown(cl
     monkeypatch.setattr(ray, "init", init)
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = opened(f"127.0.0.1:{server.getsockname()[1]}")
-        with pytest.raises(UserError, match="asks for a token, and the token given is not the cluster's; "), there:
+        with pytest.raises(UserError, match="requires a token, but the given token is wrong; set RAY_"), there:
             pass
     os.write(2, b"heard again")
     assert capfd.readouterr().err == "heard again"
@@ -209,7 +209,7 @@ def test_a_refusal_that_ray_tells_on_stderr_alone_is_understood_and_not_shown(cl
 def test_ray_address_is_not_followed_silently(clean: Path):
     assert not_followed("local") == ""
     os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
-    assert "RAY_ADDRESS is 10.0.0.1:6379, and `--address auto` would run it there" in not_followed("local")
+    assert "on the cluster of RAY_ADDRESS, 10.0.0.1:6379, use --address auto" in not_followed("local")
     assert not_followed("auto") == ""
 
 

@@ -53,9 +53,9 @@ def test_a_node_that_goes_changes_no_number_and_the_token_keeps_others_out(
         other = tmp_path / "other_token"
         other.write_text("0" * 64)
         for changed, said in (
-            ({"RAY_AUTH_TOKEN_PATH": str(other)}, "and the token given is not the cluster's; "),
-            ({"RAY_AUTH_MODE": "disabled"}, "and none was given; "),
-            ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, "RAY_AUTH_MODE is token, but there is no token; "),
+            ({"RAY_AUTH_TOKEN_PATH": str(other)}, "but the given token is wrong; "),
+            ({"RAY_AUTH_MODE": "disabled"}, "but none was given; "),
+            ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, "RAY_AUTH_MODE is token, but no token was found; "),
         ):
             with pytest.MonkeyPatch.context() as patch:
                 for name, value in changed.items():
@@ -115,7 +115,7 @@ def test_a_node_that_joins_in_the_middle_is_sent_the_data_and_a_wrong_one_is_ref
         cluster.remove_node(first, allow_graceful=False)
         out, error = process.communicate(timeout=280)
         assert process.returncode == 0, out + error
-        assert "can run code there" in error  # authentication is off, and the address is not the loopback
+        assert "can run code on the cluster" in error  # authentication is off, and the address is not the loopback
         assert sent(tmp_path / "node1") == sent(tmp_path / "data")
     assert_mlflow_equals_store(tmp_path, "prepared")
 

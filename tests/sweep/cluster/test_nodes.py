@@ -126,7 +126,7 @@ def test_other_images_under_the_same_name_are_told_and_left_alone(needs: Needs, 
     card.write_text(card.read_text().replace(said["digest"], "0" * 64))
     found = look(needs)
     assert found.lacking == []
-    assert found.problems == [f"has other data in {tmp_path / 'other'}"]
+    assert found.problems == [f"has different data in {tmp_path / 'other'}"]
 
 
 def test_a_full_disk_is_told_before_anything_is_sent(needs: Needs, monkeypatch: pytest.MonkeyPatch):

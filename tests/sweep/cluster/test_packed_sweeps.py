@@ -112,7 +112,7 @@ def test_too_small_a_gpu_fails_with_a_sentence(tmp_path: Path, monkeypatch: pyte
         assert trial.outcome is not None
         assert trial.outcome.outcome == "failed"
         assert trial.outcome.error is not None
-        assert "OutOfMemoryError: the worker took" in trial.outcome.error
+        assert "OutOfMemoryError: the worker used" in trial.outcome.error
         assert trial.outcome.error.strip().endswith("1 of a logical GPU of 0.10 GB")
     assert [one.gpus for of in attempts(tmp_path).values() for one in of][-1] == 1.0
     assert all(of[-1].out_of_memory for of in attempts(tmp_path).values())

@@ -171,10 +171,10 @@ def test_what_a_person_is_told_of_what_was_measured(tmp_path: Path) -> None:
         packing.choose([(plan, 9)])
         packing.ended(plan, report(1) | {"memory/peak": 2 * 10**9 + plan.number * 10**8, "memory/total": 141 * 10**9})
     assert len(told) == 8
-    assert told[1] == "lora.rank=1: 2.1 GB of 141 GB, 16 side by side, 1.0 s a round alone."
+    assert told[1] == "lora.rank=1: 2.1 GB of 141 GB per trial (16 in parallel, 1.0 s per round alone)."
     assert packing.summary() == (
-        "12 arms, from 2.0 GB of 141 GB, 16 side by side, 1.0 s a round alone, "
-        "to 3.1 GB of 141 GB, 16 side by side, 1.0 s a round alone."
+        "12 arms, from 2.0 GB of 141 GB per trial (16 in parallel, 1.0 s per round alone) "
+        "to 3.1 GB of 141 GB per trial (16 in parallel, 1.0 s per round alone)."
     )
 
 
@@ -201,14 +201,14 @@ def test_impossible_logical_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, co
 def test_auto_without_a_gpu_names_both_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(COUNT, raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(UserError, match=f"`--gpus-per-trial 0` would .* {COUNT}=1 with {SIZE} would"):
+    with pytest.raises(UserError, match=f"`--gpus-per-trial 0` to run .* {COUNT}=1 and {SIZE} to simulate"):
         check_resources(Resources(gpus_per_trial="auto"))
 
 
 def test_a_logical_gpu_runs_out_of_memory_where_a_worker_takes_more_than_its_share() -> None:
     taken = resident_peak()
     assert LogicalMeter(0.5, 4 * taken).read()["memory/total"] == 4 * taken
-    with pytest.raises(RuntimeError, match=r"it has .* 0.25 of a logical GPU of") as error:
+    with pytest.raises(RuntimeError, match=r"its share is .* 0.25 of a logical GPU of") as error:
         LogicalMeter(0.25, 2 * taken).read()
     assert ran_out(error.value)
 

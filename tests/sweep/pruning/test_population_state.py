@@ -175,7 +175,7 @@ def test_every_member_ends_once_and_goes_on_from_its_parents_history(size: int, 
         successor = end.round // INTERVAL * size + number % size
         assert successor in ends
         assert (end.reason or "").startswith(
-            f"replaced after round {end.round} by trial {successor}, which goes on from"
+            f"replaced after round {end.round} by trial {successor}, which continues from"
         )
     for key, plan in population.plans.items():
         assert (plan.start is None) == (plan.number < size)

@@ -60,9 +60,7 @@ def test_a_sweep_there_equals_one_in_a_folder_though_its_driver_is_killed_and_it
     machine(tmp_path / "other", monkeypatch)
     with seen(tmp_path / "looker").remote.exclusively("the sweep"):  # what was killed here gives way at once
         refused = launch(tmp_path, "tune", "tiny", "--store", URI, "--resume", code=2)
-    told = (
-        f"fedsweep: sweep {held[0].split('/')[2]} is being run by a process on {os.uname()[1]}; wait for it or end it."
-    )
+    told = f"fedsweep: sweep {held[0].split('/')[2]} is being run by a process on {os.uname()[1]}; wait until that "
     assert refused.stderr.startswith(told)
     done = launch(tmp_path, "tune", "tiny", "--store", URI, "--resume")
     assert f"fedsweep ui --store {URI}" in " ".join(done.stdout.split())

@@ -36,7 +36,7 @@ def test_a_trial_may_lose_its_worker_a_few_times_and_then_has_failed(recording: 
     for _ in range(LOST_WORKERS):
         assert lose(recording) is None
     said = [call.args[0] for call in recording.display.console.print.call_args_list]  # type: ignore[attr-defined]
-    assert said == ["lora.rank=4: its worker was lost; it goes on after round 0."] * LOST_WORKERS
+    assert said == ["lora.rank=4: the worker was lost, and the trial continues after round 0."] * LOST_WORKERS
     assert lose(recording).outcome == "failed"
 
 

@@ -81,5 +81,5 @@ def test_options_that_contradict_one_another_are_refused() -> None:
         TuneOptions("tiny", sweep_id="x")
     with pytest.raises(UserError, match="cannot be given with --resume"):
         TuneOptions("tiny", fresh=True, resume=True)
-    with pytest.raises(UserError, match="counts parameters and runs nothing"):
+    with pytest.raises(UserError, match="only counts parameters and has no trials"):
         tune(TuneOptions("papers/fedbrick/table3"))
