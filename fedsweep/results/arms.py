@@ -128,7 +128,7 @@ def at_commas(text: str) -> list[str]:
 
 
 def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Json]) -> dict[str, Arm]:
-    """Return the counterpart of each arm, which is the arm that it is compared to, by the `identity` of the arm.
+    """Map the `identity` of each arm to its counterpart, the arm with which it is compared.
 
     A counterpart has the values of the baseline and otherwise the values of the arm. It may be the arm itself. Arms
     without a counterpart are left out.
@@ -192,7 +192,9 @@ def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
 
 
 def shown_setting(value: Json, digits: int = 4) -> str:
-    """Return a value as readable text: as in YAML, but floats have `digits` significant digits and objects a name.
+    """Return a value as readable text.
+
+    It is shown as in YAML, but floats have `digits` significant digits, and the name of an object comes first.
 
     >>> shown_setting({"name": "all_small", "depth": 3}), shown_setting([4, 4]), shown_setting(["l0", None])
     ('all_small (depth 3)', '[4, 4]', '[l0, null]')

@@ -62,7 +62,7 @@ class TrialStore:
         return load_history(self.checkpoint) if self.checkpoint.exists() else []
 
     def history(self) -> Sequence[RoundRecord]:
-        """Return the recorded rounds, only up to the round of the outcome if the trial has ended."""
+        """Return the recorded rounds. If the trial has ended, rounds after that of its outcome are left out."""
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
 
@@ -146,7 +146,7 @@ class SweepStore:
             write_record(self.folder / "sweep.json", shown)
 
     def fetch(self) -> None:
-        """Update the folder from the remote store, unless a local process runs the sweep and so updates the folder."""
+        """Update the folder from the remote store, unless a local process runs the sweep and keeps it up to date."""
         if self.remote is not NOTHING:
             with contextlib.suppress(LockedError), locked(self.folder / ".lock", "taken"):
                 self.remote.pull(discard=True)
@@ -170,7 +170,10 @@ class SweepStore:
 
 
 class Store:
-    """The results folder, or a local mirror of it. Methods raise UserError for names that lead out of the folder."""
+    """The results folder, or the local mirror of a remote one.
+
+    Methods raise UserError for names that lead out of the folder.
+    """
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
         self.root, self.uri = root.resolve(), uri
@@ -197,7 +200,7 @@ class Store:
     def remote(self, folder: Path, plays: bool = False) -> Remote:
         """Return the remote counterpart of a folder.
 
-        Checkpoints are downloaded without tensors, unless this process `plays` (trains) the run itself.
+        Checkpoints are downloaded without tensors, unless `plays` is set because this process trains the run itself.
         """
         if self.uri is None:
             return NOTHING

@@ -59,7 +59,10 @@ def last(history: History, metric: str) -> float | None:
 
 
 def over_the_run(history: History, metric: str) -> float | None:
-    """Return the value of a metric for a whole run: a sum over all rounds for `ACCUMULATED`, else the last value."""
+    """Return the value of a metric for a whole run.
+
+    For the metrics in `ACCUMULATED`, this is the sum over all rounds, and for others the value after the last round.
+    """
     if not history or metric not in ACCUMULATED:
         return last(history, metric)
     if metric == "megabytes/sent":

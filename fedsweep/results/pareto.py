@@ -21,7 +21,7 @@ class Against(Config):
 
 
 def pareto_efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:
-    """Return, for each of n points, whether it is Pareto-efficient; takes O(n log n).
+    """Return, for each of n points, whether it is Pareto-efficient, in O(n log n) time.
 
     A point is efficient if no other point is at least as good in both values and better in one.
 

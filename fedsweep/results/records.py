@@ -53,7 +53,7 @@ class SweepManifest(Config):
 
 
 class Start(Config):
-    """The point from which a trial continues another trial."""
+    """The other trial, and its round, from which a trial continues."""
 
     key: str = Field(description="key of the other trial, whose state and history are copied")
     round: int = Field(ge=0, description="round of the other trial after which this trial continues")

@@ -111,7 +111,9 @@ COLUMNS: Mapping[str, Column] = {
 
 
 def column(name: str, metric: str, mode: Mode) -> Column:
-    """Return a column by its name. `rounds_to=` is followed by a value of the objective `metric`, accuracies as shares.
+    """Return a column by its name, which is a named column, a metric, or `rounds_to=NUMBER`.
+
+    The number is a target for the objective `metric`. If the objective is an accuracy, it is from 0 to 1.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')

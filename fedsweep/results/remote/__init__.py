@@ -60,7 +60,7 @@ class Place:
 
 @dataclass(eq=False)
 class Remote:
-    """The remote counterpart of a mirrored folder, below `prefix`; without a mirror, its methods do nothing.
+    """The remote counterpart of a mirrored folder. If the results are only local, its methods do nothing.
 
     Methods raise UnreachableError if the store does not answer.
     """
@@ -85,8 +85,8 @@ class Remote:
     def push(self, needed: bool = False) -> None:
         """Send new files, and files that an earlier call could not send.
 
-        If the files are `needed` at once, sending is repeated, and an error is raised if it still fails. Otherwise,
-        sending is tried once without an error, and again in the next call.
+        If the files are `needed` at once, sending is repeated, and an error is raised if it still fails. Otherwise, a
+        failure raises no error, and the files are sent again in the next call.
         """
         if self.mirror is None:
             return

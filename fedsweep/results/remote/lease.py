@@ -1,8 +1,8 @@
-"""The lease on a sweep in an object store, with which only one process at a time, its driver, runs the sweep.
+"""The lease on a sweep in an object store. It ensures that only one process at a time runs the sweep.
 
-The lease is an object that the driver creates, renews and deletes. If the store supports conditional writes, a write
-succeeds only if the object still has the version that was read before, so that only one of several processes succeeds.
-The age of a lease is measured by the store's clock, because the clocks of machines differ.
+The lease is an object that this process, the driver, creates, renews and deletes. If the store supports conditional
+writes, a write succeeds only if the object still has the version that was read before. So only one of several processes
+succeeds. The age of a lease is measured by the store's clock, because the clocks of machines differ.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Lease:
 
 
 def process() -> str:
-    """Return an identifier of this process that is unique over machines and time, or an empty string without /proc."""
+    """Return an identifier of this process that is unique over machines and time, or "" if the system has no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getpid()} {_started(os.getpid())}"

@@ -169,7 +169,7 @@ def _walked(folder: Path) -> Iterator[Path]:
 def _ours(name: str) -> bool:
     """Return whether a file is mirrored.
 
-    Hidden files are not, because they are incomplete or locks. Names with `..` lead out of the folder.
+    Hidden files are excluded because they are incomplete or locks, and names with `..` because they lead elsewhere.
     """
     parts = name.split("/")
     return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)

@@ -82,8 +82,8 @@ def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
     """Return how many trials run in parallel.
 
-    This is the requested number on a cluster, which may add nodes, and the number of trials that fit if none is
-    requested. On this machine, a larger request than fits has no effect.
+    On a cluster, this is the requested number, if any, because the cluster may add nodes. Otherwise, it is the number
+    of trials that fit, or the requested number if that is smaller.
     """
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once
@@ -92,7 +92,7 @@ def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the largest useful number of trials per GPU, with which all cores are busy.
+    """Return the largest useful number of trials per GPU, which keeps all cores busy.
 
     More trials would only divide the GPU's memory further.
     """

@@ -48,7 +48,7 @@ class Item:
     def is_there(self) -> bool:
         """Return whether this machine has a file or data set at the item's path.
 
-        Its content is not checked here, but by comparing a run's digests.
+        The content is not checked here but later, with the digests of a run.
         """
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 

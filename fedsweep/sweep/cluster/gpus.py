@@ -105,7 +105,7 @@ class LogicalMeter(Meter):
         return {PEAK: peak, BESIDE: 0, TOTAL: self.total}
 
     def release(self) -> None:
-        """Collect garbage. When the memory returns to the system is up to malloc."""
+        """Collect garbage. malloc decides when to return the memory to the system."""
         gc.collect()
 
 

@@ -29,7 +29,7 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
     """Check the nodes of a cluster, and send them missing data if `deliver` is set.
 
     Returns:
-        The preparation that workers repeat before their first trial.
+        The preparation that each worker performs before its first trial.
 
     Raises:
         UserError: A node does not meet the requirements. The message lists the problems of all nodes.
@@ -112,7 +112,7 @@ def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
 
 
 def _last_line(error: Exception) -> str:
-    """Return the last line of an error of Ray, whose message is the traceback on the node."""
+    """Return the last line of a Ray error, whose message is the traceback from the node."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
@@ -136,7 +136,7 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
 
 
 def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
-    """Download the items. This may be another process of the node than the one that ran `look`."""
+    """Download the items on a node, in a process that may be another one than that of `look`."""
     enter(environment)
     fetch(items, library)
 

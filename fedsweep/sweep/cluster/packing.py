@@ -61,7 +61,7 @@ def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = Non
     """Return the share of a GPU that a trial needs, or None if it must be measured first.
 
     Args:
-        attempts: Earlier attempts. Their measured memory determines the share, which is larger if one ran out of it.
+        attempts: Earlier attempts. Their measured memory determines the share, which grows if memory ran out.
         most: Largest number of trials per GPU.
         otherwise: The share that the user requested instead of a measured one.
     """
@@ -101,7 +101,7 @@ class Packing:
         most: Largest number of trials per GPU.
         sweep: Sweep whose trials record the attempts.
         plans: Trials of earlier sessions, whose attempts are read.
-        apart: Whether each arm is measured. If not, as for sampled arms, one measurement counts for all trials.
+        apart: Whether each arm is measured separately. If not, as for sampled arms, one measurement counts for all.
         writing: Context in which attempts are written.
         tell: Function that prints a measurement.
     """
@@ -181,7 +181,7 @@ class Packing:
             self._tell(f"{plan.label + ': ' if self._apart else ''}{_measured(known, self._most)}.")
 
     def marks(self, plan: TrialPlan) -> dict[str, str]:
-        """Return a trial's MLflow tags about its GPU."""
+        """Return the MLflow tags about a trial's share of a GPU."""
         return self._of(plan).marks()
 
     def summary(self) -> str | None:

@@ -110,7 +110,7 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
 def _captured_stderr() -> Iterator[list[str]]:
     """Yield a list that contains, after the block, the text that was written to stderr within the block.
 
-    Ray 2.52 writes only to stderr, from C++, why a cluster rejected the process.
+    If a cluster rejects the process, Ray 2.52 writes the reason only to stderr, from C++.
     """
     told: list[str] = []
     kept = os.dup(2)
@@ -201,7 +201,7 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(stop: bool = True) -> Iterator[None]:
-    """Silence Tune's logs and handle SIGTERM, which `ray job stop` sends, like SIGINT; at the end `stop` Ray."""
+    """Silence Tune's logs, handle SIGTERM (sent by `ray job stop`) like SIGINT, and shut Ray down at the end."""
     import ray
 
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):

@@ -200,7 +200,7 @@ def _halve_stratum(
 
 
 def _values_at(round: int, arm: Arm, trials: Trials, failed: Collection[tuple[Arm, int]]) -> dict[int, float]:
-    """Return the values by seed after a round. Trials that failed before have NaN, and unfinished trials no entry."""
+    """Return the values by seed after a round: NaN for trials that failed before, none for trials not yet there."""
     reached = {seed: history[round] for seed, history in trials.items() if round in history}
     return {seed: math.nan for seed in trials if (arm, seed) in failed} | reached
 

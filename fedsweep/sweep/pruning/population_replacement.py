@@ -159,7 +159,7 @@ class Generations(RecordedTrials):
         return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that may be shown: all rounds, because none is undecided."""
+        """Return the last round of the sweep, because all rounds of a trial may be shown."""
         return self.rounds
 
     def outcome(self, key: str) -> Outcome | None:

@@ -81,9 +81,9 @@ class Rungs:
 
 
 class Medians:
-    """The median rule, which stops a trial whose best value so far is below the median of other trials.
+    """The median rule, which stops a trial if its best value so far is below the median of other trials' running means.
 
-    The median is over the running means of the other trials in the same stratum (group of trials) up to this round.
+    Only trials of the same stratum (group) are compared. A running mean is over a trial's values up to this round.
     """
 
     def __init__(self, config: MedianScheduler, log: Path, remote: Remote = NOTHING) -> None:

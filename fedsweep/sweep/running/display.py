@@ -74,7 +74,7 @@ class LiveTable:
 def delivering(console: Console) -> Iterator[Callable[[int], None]]:
     """Show a status line while the last rounds are sent to MLflow.
 
-    Yield a function that sets the number of runs in this line that are still incomplete in MLflow.
+    Yield a function that updates the number of runs left to send, which the line shows.
     """
     with console.status("") as status:
         yield lambda left: status.update(f"Sending the last rounds to MLflow: {left} runs left (Ctrl-C: later)")

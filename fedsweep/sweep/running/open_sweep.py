@@ -138,7 +138,7 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
 
 
 def mark_finished(sweep: SweepStore, rounds: int) -> None:
-    """Mark trials as finished that have all rounds but no outcome, because their session was interrupted."""
+    """Mark trials with all rounds but without an outcome as finished. Their session was interrupted."""
     for trial in sweep.trials():
         if trial.outcome is None and trial.last_round >= rounds:
             sweep.trial(trial.plan.key).end(Outcome(outcome="finished", round=trial.last_round))
