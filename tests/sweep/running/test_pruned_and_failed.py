@@ -94,7 +94,7 @@ def test_a_pruned_search_that_is_killed_and_resumed_draws_the_same_samples(whole
 def test_a_search_with_several_workers_equals_one_with_a_single_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reference runs trials in order without Ray; Ray runs them on all cores. Kills are in test_search.py."""
+    """The reference runs trials in order without Ray. Kills are tested in `test_ray_searchers.py`."""
     search_space = {**SAMPLED, "scheduler": {"name": "none"}, "search": {**SAMPLED["search"], "in_flight": 2}}
     alone, together = tmp_path / "alone", tmp_path / "together"
     for folder in (alone, together):
