@@ -78,7 +78,7 @@ def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) 
         ready = {node: found for node, found in findings.items() if node not in lacking}
         findings = ready | _everywhere(list(lacking), needs)
     if nodes and not findings:
-        raise UserError(f"the cluster lost {_count(nodes)} before the sweep started, and no other node fits a trial.")
+        raise UserError(f"the cluster lost {_count(nodes)} before the sweep started; no other node can run trials.")
     return findings
 
 

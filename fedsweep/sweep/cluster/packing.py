@@ -86,8 +86,8 @@ def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
 def _measured(attempts: Sequence[Attempt], most: int) -> str:
     peak, total = _most_of(attempts)
     seconds = max(one.seconds or 0.0 for one in attempts)
-    fit = side_by_side(peak, total, most)
-    return f"{peak / 1e9:.1f} GB of {total / 1e9:.3g} GB per trial ({fit} in parallel, {seconds:.1f} s per round alone)"
+    speed = f"{side_by_side(peak, total, most)} in parallel; a round alone takes {seconds:.1f} s"
+    return f"{peak / 1e9:.1f} GB of {total / 1e9:.3g} GB per trial ({speed})"
 
 
 class Packing:

@@ -60,7 +60,7 @@ def not_followed(address: str) -> str:
     """
     if address != LOCAL or (other := os.environ.get("RAY_ADDRESS")) in (None, "", LOCAL):
         return ""
-    return f"The sweep runs on this machine only. To run it on the cluster of RAY_ADDRESS, {other}, use --address auto."
+    return f"The sweep runs on this machine only. To run it on the cluster at RAY_ADDRESS, {other}, use --address auto."
 
 
 def prepare_environment(cluster: Cluster = HERE) -> None:

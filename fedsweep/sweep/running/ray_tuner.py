@@ -68,7 +68,9 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
-        console.print(f"{reused} of {plan.num_trials} trials are reused from earlier sweeps; --fresh runs all again.")
+        console.print(
+            f"{reused} of {plan.num_trials} trials are reused from earlier sweeps; use --fresh to rerun them."
+        )
     display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done)
     packing = Packing(
         plan.space.resources.gpus_per_trial,
@@ -177,7 +179,7 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
             storage_filesystem=shared.filesystem if shared else None,
             callbacks=[recording],
             stop=recording,
-            failure_config=tune.FailureConfig(max_failures=0),  # searchers repeat trials, and `Recording` counts
+            failure_config=tune.FailureConfig(max_failures=0),  # the searcher repeats trials of lost workers
             verbose=0,
         ),
     )

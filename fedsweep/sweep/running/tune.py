@@ -143,7 +143,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
     """Resolve the search space, join its cluster, and check machines, data, weights and MLflow's server."""
     request, destination = options.request, options.destination
     if request.counted:
-        raise UserError(f"{request.where} only counts parameters and has no trials; use `fedsweep show` to print them.")
+        raise UserError(f"{request.where} only counts parameters; use `fedsweep show` to print the counts.")
 
     from fedsweep.sweep.cluster.cluster import check_resources
     from fedsweep.sweep.cluster.ray_session import opened

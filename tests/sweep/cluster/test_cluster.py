@@ -209,7 +209,7 @@ def test_a_rejection_that_ray_writes_to_stderr_is_understood_and_not_shown(clean
 def test_a_note_is_shown_if_ray_address_is_ignored(clean: Path):
     assert not_followed("local") == ""
     os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
-    assert "on the cluster of RAY_ADDRESS, 10.0.0.1:6379, use --address auto" in not_followed("local")
+    assert "on the cluster at RAY_ADDRESS, 10.0.0.1:6379, use --address auto" in not_followed("local")
     assert not_followed("auto") == ""
 
 

@@ -82,7 +82,7 @@ def test_all_nodes_that_lacked_data_may_be_lost_if_another_node_is_left(cluster)
 
 @pytest.mark.parametrize("last", [[GONE[0]], [LACKS, None, GONE[0]]])
 def test_an_error_is_raised_if_no_node_is_left(cluster, last):
-    with pytest.raises(UserError, match=r"^the cluster lost 2 nodes before the sweep started, and no other"):
+    with pytest.raises(UserError, match=r"^the cluster lost 2 nodes before the sweep started; no other node"):
         cluster(a=[GONE[0]], b=last)
 
 

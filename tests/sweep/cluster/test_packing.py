@@ -171,10 +171,10 @@ def test_measurements_are_printed_for_eight_arms_and_then_summarised(tmp_path: P
         packing.choose([(plan, 9)])
         packing.ended(plan, report(1) | {"memory/peak": 2 * 10**9 + plan.number * 10**8, "memory/total": 141 * 10**9})
     assert len(told) == 8
-    assert told[1] == "lora.rank=1: 2.1 GB of 141 GB per trial (16 in parallel, 1.0 s per round alone)."
+    assert told[1] == "lora.rank=1: 2.1 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s)."
     assert packing.summary() == (
-        "12 arms, from 2.0 GB of 141 GB per trial (16 in parallel, 1.0 s per round alone) "
-        "to 3.1 GB of 141 GB per trial (16 in parallel, 1.0 s per round alone)."
+        "12 arms, from 2.0 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s) "
+        "to 3.1 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s)."
     )
 
 

@@ -81,5 +81,5 @@ def test_options_that_contradict_each_other_are_rejected() -> None:
         TuneOptions("tiny", sweep_id="x")
     with pytest.raises(UserError, match="cannot be given with --resume"):
         TuneOptions("tiny", fresh=True, resume=True)
-    with pytest.raises(UserError, match="only counts parameters and has no trials"):
+    with pytest.raises(UserError, match="only counts parameters; use `fedsweep show`"):
         tune(TuneOptions("papers/fedbrick/table3"))
