@@ -1,17 +1,20 @@
-"""The results folder: plain files; each file of a trial is written atomically. MLflow only shows a copy of them.
+"""The results folder, which holds the records of all sweeps and runs as plain files. MLflow shows a copy of them.
+
+The files of a trial are written atomically. The key of a trial is a digest of its configuration, code and data.
 
 <root>/sweeps/<search space>/<sweep id>/
-    sweep.json                      SweepManifest
-    experiment.yaml search_space.yaml
-    decisions.jsonl                 the scheduler's decisions, if it makes any
-    warm_start.json                 trials of earlier sweeps that the search starts from, if any
-    trials/<key>/trial.json         TrialPlan
-    trials/<key>/checkpoint.safetensors   state and history after the last whole round
-    trials/<key>/tsne.csv tsne.png  features after the last round, if the experiment asks for them
+    sweep.json                      description of the sweep (SweepManifest)
+    experiment.yaml search_space.yaml   copies of the YAML files
+    decisions.jsonl                 decisions of the scheduler, if it makes any
+    warm_start.json                 trials of earlier sweeps from which the search learns, if any
+    trials/<key>/trial.json         configuration of the trial (TrialPlan)
+    trials/<key>/checkpoint.safetensors   state and history after the last complete round
+    trials/<key>/tsne.csv tsne.png  t-SNE of the features after the last round, if the experiment requests it
     trials/<key>/outcome.json       Outcome; absent until the trial has ended
-    trials/<key>/gpus.json          Attempts
+    trials/<key>/gpus.json          attempts to run the trial on a GPU (Attempts)
+<root>/runs/<experiment>/<time>/    a run outside of a sweep, with the files of a trial
 
-If the store is a URI, these are remote objects, and the root is a local mirror of those that are needed here.
+If `--store` is a URI, these files are objects in a remote store, and the root is a local mirror of the needed ones.
 """
 
 from fedsweep.results.folders import Store, SweepStore, TrialStore

@@ -1,4 +1,4 @@
-"""Arms of a sweep: identity, parsing, labels, and the values that a paper printed for them. No torch."""
+"""Arms of a sweep: their identity, parsing and labels, and the values that a paper reports for them. No torch."""
 
 import json
 import re
@@ -12,52 +12,48 @@ from fedsweep.common.errors import UserError
 from fedsweep.common.yaml_values import Json, parse_yaml
 
 Arm = dict[str, Json]
-ABLATED = "without"  # the entry of an arm that lists the components that an ablation leaves out, by dotted name
-NAMED = "arm"  # the entry of an arm with the search space's name for a set of changes to the experiment
+ABLATED = "without"  # entry of an arm: the dotted names of the components that an ablation removes
+NAMED = "arm"  # entry of an arm: the name that the search space gives to a set of changes to the experiment
 IN_WORDS = (NAMED, ABLATED)  # entries of an arm that are not hyperparameters
 
 
 class ReferenceArm(Config):
-    """The values of one arm in a paper."""
+    """The values that a paper reports for one arm."""
 
-    arm: Arm = Field(description="values of the arm, by dotted name")
-    values: dict[str, float] = Field(
-        min_length=1, description="metrics at the last round, by name; accuracies are in percent"
-    )
+    arm: Arm = Field(description="an arm of the grid")
+    values: dict[str, float] = Field(min_length=1, description="metrics after the last round, accuracies in percent")
 
     def _violations(self) -> Iterator[str]:
         for metric, value in self.values.items():
             if is_accuracy(metric) and not 0 <= value <= 100:
                 given = f"`{metric}` of {arm_label(self.arm)} is {value:g}"
-                yield f"`reference` gives accuracies in percent, from 0 to 100, but {given}"
+                yield f"`reference` must give accuracies in percent, from 0 to 100, but {given}"
 
 
 class Reference(Config):
-    """Values from a paper, which the report shows next to your values and never mixes with them."""
+    """The values that a paper reports. Tables show them next to the sweep's own values."""
 
-    source: str = Field(description="source of the values, e.g. `FedRA (Su, Li and Xue), Table 1`")
-    arms: tuple[ReferenceArm, ...] = Field(
-        min_length=1, description="arms with their values, each as `{arm: {name: value}, values: {metric: number}}`"
-    )
+    source: str = Field(description="the paper and its table, e.g. `FedRA (Su, Li and Xue), Table 1`")
+    arms: tuple[ReferenceArm, ...] = Field(min_length=1, description="`{arm: ..., values: {metric: number}}` per arm")
 
     def _violations(self) -> Iterator[str]:
         if not self.source.strip():
-            yield f"`reference.source` must name the source of the values, but it is `{self.source}`"
+            yield f"`reference.source` must name the paper and its table, but it is `{self.source}`"
         keys = [identity(one.arm) for one in self.arms]
         for place, one in enumerate(self.arms):
             if keys[place] in keys[:place]:
-                yield f"`reference` must name each arm once, but {arm_label(one.arm)} occurs twice"
+                yield f"`reference` must list each arm once, but it lists {arm_label(one.arm)} twice"
 
     def metrics(self) -> list[str]:
-        """Return all metrics for which the paper has a value."""
+        """Return all metrics for which the paper reports a value."""
         return list(dict.fromkeys(metric for one in self.arms for metric in one.values))
 
     def of_arm(self, arm: Mapping[str, Json]) -> dict[str, float]:
-        """Return the printed values of an arm by metric."""
+        """Return the paper's values for an arm by metric, or an empty dict if the paper has none."""
         return next((one.values for one in self.arms if identity(one.arm) == identity(arm)), {})
 
     def value(self, arm: Mapping[str, Json], metric: str) -> float | None:
-        """Return the paper's value, accuracies from 0 to 1, or None if it has none.
+        """Return the paper's value of a metric for an arm, accuracies from 0 to 1, or None if the paper has none.
 
         >>> paper = Reference(source="Table 1", arms=(ReferenceArm(arm={"rank": 4}, values={"accuracy/mean": 54.73}),))
         >>> paper.value({"rank": 4}, "accuracy/mean"), paper.value({"rank": 8}, "accuracy/mean")
@@ -70,22 +66,31 @@ class Reference(Config):
 
 
 def is_accuracy(metric: str) -> bool:
-    """Return whether the metric is a share from 0 to 1, shown in percent, with differences in percentage points."""
+    """Return whether a metric is an accuracy, a share from 0 to 1 that is shown in percent.
+
+    Differences between accuracies are shown in percentage points.
+    """
     return metric.startswith("accuracy/")
 
 
 def identity(values: Json | Mapping[str, Json]) -> str:
-    """Return JSON as a key: Python has one hash for `1`, `1.0` and `True`, and none for lists."""
+    """Return JSON text that is equal for equal values, to be used as a key.
+
+    Python itself does not distinguish the keys `1`, `1.0` and `True`, and does not accept lists as keys.
+    """
     return json.dumps(values, sort_keys=True)
 
 
 def agrees(part: Mapping[str, Json], arm: Mapping[str, Json]) -> bool:
-    """Return whether the arm has every value of `part`."""
+    """Return whether `arm` has all entries of `part`, with the same values."""
     return all(name in arm and identity(arm[name]) == identity(value) for name, value in part.items())
 
 
 def parse_arm(text: str) -> Arm:
-    """Parse `lora.rank=4,seed=0`, whose values are YAML, or raise UserError for another form or a repeated name.
+    """Parse an arm such as `lora.rank=4,seed=0`, whose values are YAML.
+
+    Raises:
+        UserError: The text has another form, or a name occurs twice.
 
     >>> parse_arm("federation.depths=[12, 6],arm='a, b'")
     {'federation.depths': [12, 6], 'arm': 'a, b'}
@@ -96,13 +101,13 @@ def parse_arm(text: str) -> Arm:
         if not sign or not name:
             raise UserError(f"an arm must look like `lora.rank=4,seed=0`, but got `{text}`.")
         if name in arm:
-            raise UserError(f"an arm has each hyperparameter once, but `{text}` has `{name}` twice.")
+            raise UserError(f"an arm must set each hyperparameter once, but `{text}` sets `{name}` twice.")
         arm[name] = parse_yaml(value, f"the arm's `{word.strip()}`")
     return arm
 
 
 def arm_argument(arm: Mapping[str, Json]) -> str:
-    """Return the text that `parse_arm` parses as this arm.
+    """Return an arm as text that `parse_arm` can parse.
 
     >>> arm_argument({"lora.rank": 4, "without": ["method.cross"], "arm": "a, b"})
     'lora.rank=4,without=["method.cross"],arm="a, b"'
@@ -123,9 +128,10 @@ def at_commas(text: str) -> list[str]:
 
 
 def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Json]) -> dict[str, Arm]:
-    """Return, by the `identity` of each arm, the arm that it is compared to, which may be itself.
+    """Map the `identity` of each arm to its counterpart, the arm with which it is compared.
 
-    A counterpart has the baseline's values, and otherwise the values of the arm. Arms without one are left out.
+    A counterpart has the values of the baseline and otherwise the values of the arm. It may be the arm itself. Arms
+    without a counterpart are left out.
 
     >>> rank_8 = {"lora.rank": 8, "optimizer.lr": 0.1}
     >>> counterparts([{"lora.rank": 4, "optimizer.lr": 0.1}, rank_8], {"lora.rank": 8}) == {
@@ -143,7 +149,7 @@ def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Js
             others[identity(rest)] = dict(one)
     found: dict[str, Arm] = {}
     for arm in arms:
-        for names in open_names:  # which differ where axes have conditions
+        for names in open_names:  # arms have different names if axes have conditions
             rest = {name: arm[name] for name in names if name in arm}
             if identity(rest) in others:
                 found[identity(arm)] = others[identity(rest)]
@@ -151,7 +157,7 @@ def counterparts(arms: Collection[Mapping[str, Json]], baseline: Mapping[str, Js
 
 
 def arm_label(arm: Mapping[str, Json]) -> str:
-    """Return an arm as text for people, with floats in six significant digits.
+    """Return an arm as readable text, with floats in six significant digits.
 
     >>> arm_label({"lora.rank": 4, "optimizer.lr": 0.012345678})
     'lora.rank=4, optimizer.lr=0.0123457'
@@ -166,7 +172,7 @@ def arm_label(arm: Mapping[str, Json]) -> str:
 
 
 def short_names(dotted: Iterable[str]) -> dict[str, str]:
-    """Return, for each dotted name, its shortest end that is unique among the names.
+    """Return, for each dotted name, the shortest ending that no other name has.
 
     >>> short_names(["lora.rank", "optimizer.lr", "method.server.lr", "without"])
     {'lora.rank': 'rank', 'optimizer.lr': 'optimizer.lr', 'method.server.lr': 'server.lr', 'without': 'without'}
@@ -177,7 +183,7 @@ def short_names(dotted: Iterable[str]) -> dict[str, str]:
 
 
 def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
-    """Return one entry of an arm for people, e.g. `rank 4` or `without cross`."""
+    """Return one entry of an arm as readable text, e.g. `rank 4` or `without cross`."""
     if name == NAMED:
         return str(value)
     if name == ABLATED and isinstance(value, list):
@@ -186,7 +192,9 @@ def setting(name: str, value: Json, sign: str = " ", digits: int = 4) -> str:
 
 
 def shown_setting(value: Json, digits: int = 4) -> str:
-    """Return a value for people: as in YAML, floats in `digits` significant digits, an object by its name.
+    """Return a value as readable text.
+
+    It is shown as in YAML, but floats have `digits` significant digits, and the name of an object comes first.
 
     >>> shown_setting({"name": "all_small", "depth": 3}), shown_setting([4, 4]), shown_setting(["l0", None])
     ('all_small (depth 3)', '[4, 4]', '[l0, null]')

@@ -1,4 +1,4 @@
-"""A run's state and history in one safetensors file, written atomically. No backbone, no pickle."""
+"""Checkpoints: a run's state and history in one safetensors file, without the backbone and without pickle."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedsweep.results.history import History, RoundRecord, from_json, to_json
 from fedsweep.types import ServerState
 
 FIRST_BYTES = 256 * 1024
-"""First request for a remote checkpoint: it usually contains all rounds, so that no tensor is downloaded."""
+"""Size of the first request for a remote checkpoint. It usually covers the history, so no tensor is downloaded."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to continue after `round`."""
+    """The state and history from which a run can continue after `round`."""
 
     round: int
     state: ServerState
@@ -37,7 +37,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
-    """Read a checkpoint, with its tensors on the device; its state has the class of `like`."""
+    """Read a checkpoint onto a device. Its state gets the class of `like`."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt", device=device) as file:
@@ -48,36 +48,40 @@ def load(path: Path, like: ServerState, device: str = "cpu") -> Checkpoint:
 
 
 def load_history(path: Path) -> History:
-    """Read only the history, without torch, or raise UserError for a damaged file, such as an incomplete copy."""
+    """Read only the history of a checkpoint, without importing torch.
+
+    Raises:
+        UserError: The file is damaged, for example because it is an incomplete copy.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
             return from_json(file.metadata()["history"])
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged, or no whole copy: {one_line(error)}.") from None
+        raise UserError(f"{path} is damaged or an incomplete copy: {one_line(error)}.") from None
 
 
 def without_tensors(file: BinaryIO) -> bytes:
-    """Return a checkpoint without its tensors.
+    """Return the bytes of a checkpoint without its tensors.
 
-    If the file is replaced during the read, either version may be returned.
+    If the file is replaced during the call, the result is either the old or the new version.
     """
     from safetensors.numpy import save as to_bytes
 
     size = FIRST_BYTES
-    for _ in range(2):  # in one piece, because the next one may be of another checkpoint
+    for _ in range(2):  # a single read, because two reads may return parts of different checkpoints
         file.seek(0)
         start = file.read(size)
         header = int.from_bytes(start[:8], "little")
         if 8 + header <= len(start):
             return to_bytes({}, json.loads(start[8 : 8 + header])["__metadata__"])
-        size = 8 + header + FIRST_BYTES  # it may grow
+        size = 8 + header + FIRST_BYTES  # the header may have grown by the next read
     raise OSError("a checkpoint changes faster than it can be read")
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Any]) -> Any:
-    """Return plain JSON for `node`, after moving its tensors to `tensors` under their path."""
+    """Return `node` as plain JSON, and copy its tensors to `tensors`, each under its path in the state."""
     if hasattr(node, "numel"):
         path = path if path not in tensors else f"{path}#{len(tensors)}"
         tensors[path] = node.detach().cpu().contiguous().clone()

@@ -1,4 +1,4 @@
-"""The results folder, the folder of one sweep and the folder of one trial, whether local or a mirror of objects."""
+"""The results folder, the folder of a sweep and the folder of a trial. Each is local or a mirror of a remote store."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from fedsweep.results.tsne_files import FILES
 
 Record = TypeVar("Record", bound=Config)
 SHORTEN = {"checkpoint.safetensors": without_tensors}
-"""Readers of the parts of large files that a driver needs."""
+"""Functions that read only those parts of large files that the driver, the process that runs a sweep, needs."""
 
 
 def read_record(kind: type[Record], path: Path) -> Record:
-    """Read a JSON file, or raise UserError if it is not such a record."""
+    """Read a record from a JSON file, or raise UserError if the file does not contain a valid one."""
     return kind.of(read_json(path), str(path))
 
 
 def write_record(path: Path, record: Config) -> None:
-    """Write a JSON file atomically."""
+    """Write a record to a JSON file atomically."""
     write_atomically(path, record.model_dump_json(indent=2).encode())
 
 
 class TrialStore:
-    """The folder of one trial. Files of the driver are also sent to the remote store, if there is one.
+    """The folder of one trial. Files that the driver writes are also sent to the remote store, if there is one.
 
-    Methods raise UnreachableError if the remote store does not answer, or does not take files that workers need.
+    Methods raise UnreachableError if files cannot be downloaded, or if files that workers need cannot be sent.
     """
 
     def __init__(self, folder: Path, remote: Remote = NOTHING) -> None:
@@ -48,7 +48,7 @@ class TrialStore:
         self.checkpoint = folder / "checkpoint.safetensors"
 
     def plan(self, plan: TrialPlan) -> None:
-        """Write the trial's plan, before any of it runs."""
+        """Write the trial's plan, which must happen before the trial starts."""
         write_record(self.folder / "trial.json", plan)
         self.remote.push(needed=True)
 
@@ -58,30 +58,30 @@ class TrialStore:
         return (self.folder / "trial.json").exists()
 
     def recorded(self) -> Sequence[RoundRecord]:
-        """Return all rounds on disk."""
+        """Return all rounds that are on disk."""
         return load_history(self.checkpoint) if self.checkpoint.exists() else []
 
     def history(self) -> Sequence[RoundRecord]:
-        """Return the trial's rounds; if it has ended, only those up to the round of its outcome."""
+        """Return the recorded rounds. If the trial has ended, rounds after that of its outcome are left out."""
         outcome = self.outcome()
         return [one for one in self.recorded() if outcome is None or one.round <= outcome.round]
 
     def outcome(self) -> Outcome | None:
-        """Return how the trial ended, or None."""
+        """Return the trial's outcome, or None if it has not ended."""
         path = self.folder / "outcome.json"
         return read_record(Outcome, path) if path.exists() else None
 
     def begin_from(self, other: TrialStore, round: int) -> None:
-        """Copy the state and history of another trial, or raise ValueError unless `round` is its last round."""
+        """Copy the state and history of another trial; raise ValueError unless its last round is `round`."""
         other.remote.pull(whole=True)
         history = other.recorded()
         if not history or history[-1].round != round:
             stands = history[-1].round if history else "none"
-            raise ValueError(f"trial {other.folder.name} must stand at round {round}, but it stands at {stands}")
+            raise ValueError(f"the last round of trial {other.folder.name} must be {round}, but it is {stands}")
         write_atomically(self.checkpoint, other.checkpoint.read_bytes())
 
     def end(self, outcome: Outcome) -> None:
-        """Record how the trial ended."""
+        """Record the trial's outcome."""
         write_record(self.folder / "outcome.json", outcome)
         self.remote.push()
 
@@ -112,7 +112,7 @@ class TrialStore:
         return read_record(Attempts, path) if path.exists() else Attempts()
 
     def keep_attempts(self, attempts: Attempts) -> None:
-        """Write the record of the attempts to run this trial."""
+        """Write the attempts to run the trial."""
         write_record(self.folder / "gpus.json", attempts)
         self.remote.push()
 
@@ -137,7 +137,7 @@ class SweepStore:
     def show(self, columns: tuple[str, ...], asked: bool) -> None:
         """Record the columns of reports.
 
-        Columns that the user `asked` for take precedence over those in the YAML file.
+        If the user `asked` for these columns, they take precedence over later changes of the YAML file.
         """
         manifest = self.manifest()
         if manifest.columns != columns:
@@ -146,7 +146,7 @@ class SweepStore:
             write_record(self.folder / "sweep.json", shown)
 
     def fetch(self) -> None:
-        """Update the folder from the remote store, unless a local process runs the sweep and updates it itself."""
+        """Update the folder from the remote store, unless a local process runs the sweep and keeps it up to date."""
         if self.remote is not NOTHING:
             with contextlib.suppress(LockedError), locked(self.folder / ".lock", "taken"):
                 self.remote.pull(discard=True)
@@ -170,16 +170,19 @@ class SweepStore:
 
 
 class Store:
-    """The results folder, or a local mirror of it. Methods raise UserError for names that point outside the folder."""
+    """The results folder, or the local mirror of a remote one.
+
+    Methods raise UserError for names that lead out of the folder.
+    """
 
     def __init__(self, root: Path, uri: str | None = None) -> None:
         self.root, self.uri = root.resolve(), uri
         self.where = uri or str(self.root)
-        """The address to show to a user."""
+        """The path or URI, as shown to users."""
 
     @classmethod
     def at(cls, address: str | Path) -> Store:
-        """Open a folder, or a local mirror of an object store's URI; raise UserError if the store is not accessible."""
+        """Open a results folder, or the local mirror of a URI; raise UserError if a remote store is not accessible."""
         if not is_uri(address):
             return cls(Path(address))
         uri = str(address).rstrip("/")
@@ -190,50 +193,57 @@ class Store:
         return cls(mirror_folder(uri), uri)
 
     def check_writable(self) -> None:
-        """Raise UserError if the store is remote and cannot be written."""
+        """Raise UserError if the results are in a remote store that is not writable."""
         if self.uri:
             check_writable(self.uri)
 
     def remote(self, folder: Path, plays: bool = False) -> Remote:
-        """Return the remote copy of a folder. Tensors are fetched only if this process runs trials (`plays`)."""
+        """Return the remote counterpart of a folder.
+
+        Checkpoints are downloaded without tensors, unless `plays` is set because this process trains the run itself.
+        """
         if self.uri is None:
             return NOTHING
         place = Place(self.uri, folder.relative_to(self.root).as_posix())
         return Remote(Mirror(place.filesystem, place.base, folder, None if plays else SHORTEN), place)
 
     def sweep(self, name: str, sweep_id: str) -> SweepStore:
-        """Return the folder of a sweep, whether it exists or not."""
+        """Return the folder of a sweep, which need not exist."""
         folder = inside(self.root / "sweeps", name, sweep_id)
         return SweepStore(folder, self.remote(folder))
 
     def run(self, name: str, stamp: str) -> TrialStore:
-        """Return the folder of a run outside a sweep."""
+        """Return the folder of a run outside of sweeps."""
         folder = inside(self.root / "runs", name, stamp)
         return TrialStore(folder, self.remote(folder, plays=True))
 
     def runs(self) -> list[TrialStore]:
-        """Return the existing runs outside sweeps, updated from the remote store."""
+        """Return the existing runs outside of sweeps, updated from the remote store."""
         remote = self.remote(self.root / "runs")
         remote.pull()
         remote.save()
         return [TrialStore(path.parent) for path in sorted((self.root / "runs").glob("**/trial.json"))]
 
     def whole_run(self, name: str, stamp: str) -> TrialStore:
-        """Return a run outside a sweep, with its tensors."""
-        # The mirror of `runs` knows which checkpoints it has without tensors.
+        """Return a run outside of sweeps, and download the tensors of its checkpoint if they are missing."""
+        # Only the mirror of `runs` records which checkpoints were downloaded without tensors.
         remote = self.remote(self.root / "runs").below(name, stamp)
         remote.pull(whole=True)
         remote.save()
         return TrialStore(inside(self.root / "runs", name, stamp))
 
     def sweeps(self) -> list[SweepStore]:
-        """Return the sweeps, oldest first. Of remote sweeps, only the manifest is downloaded."""
+        """Return the existing sweeps, oldest first. Of remote sweeps, only the manifest is downloaded."""
         local = (path.parent for path in (self.root / "sweeps").glob("**/sweep.json"))
         found = [SweepStore(folder, self.remote(folder)) for folder in (self._remote_sweeps if self.uri else local)]
         return sorted(found, key=lambda sweep: sweep.manifest().created)
 
     def find(self, name: str, sweep_id: str | None = None) -> SweepStore:
-        """Return the newest sweep of a search space, or the sweep with the given id, updated from the remote store."""
+        """Return the newest sweep of a search space, or the one with the given id, updated from the remote store.
+
+        Raises:
+            UserError: There is no such sweep.
+        """
         existing = self.sweeps()
         mine = {sweep.folder.name: sweep for sweep in existing if sweep.manifest().name == name}
         if sweep_id is not None and sweep_id not in mine:
@@ -247,10 +257,7 @@ class Store:
 
     @cached_property
     def _remote_sweeps(self) -> list[Path]:
-        """Return the local folders of the remote sweeps, each with its manifest.
-
-        The remote store is listed only once.
-        """
+        """The local folders of the remote sweeps, each with its manifest. The remote store is listed only once."""
         place, root = Place(self.where, "sweeps"), self.root / "sweeps"
 
         def manifest(name: str) -> Path:

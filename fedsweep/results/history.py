@@ -1,4 +1,4 @@
-"""A run's metric history: one record per communication round. No torch."""
+"""The metric history of a run: one record per communication round. No torch."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,52 +11,58 @@ ACCUMULATED = ("megabytes/sent", "bytes/up", "bytes/down", "seconds/round")
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Metrics after `round` rounds; round 0 is the untuned model.
+    """The metrics after `round` rounds. Round 0 is the untuned model.
 
-    A repetition changes only seconds, memory and system.
+    If a run is repeated, only `seconds`, `memory` and `system` change.
     """
 
     round: int
     metrics: Mapping[str, float]
     seconds: float
     memory: int | None = field(default=None, compare=False)
-    """Peak main memory of the process since it began the run, in bytes."""
+    """Peak main memory of the process since the start of the run, in bytes."""
     system: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """Use of the machine, if the run records it."""
+    """CPU, memory and GPU use of the machine, if the run records them."""
 
 
 History = Sequence[RoundRecord]
 
 
 def to_json(history: History) -> str:
-    """Return the history as JSON; floats survive bit-identically."""
+    """Return the history as JSON, from which `from_json` restores bit-identical floats."""
     rows = [asdict(record) for record in history]
     return json.dumps([{name: value for name, value in row.items() if name not in MEASURED or value} for row in rows])
 
 
 def from_json(text: str) -> list[RoundRecord]:
-    """Return the history that `to_json` wrote."""
+    """Parse a history from the JSON of `to_json`."""
     return [RoundRecord(**record) for record in json.loads(text)]
 
 
 def total_megabytes(history: History) -> float:
-    """Return the MB (10^6 bytes) sent in both directions over all rounds."""
+    """Return the megabytes (10^6 bytes) that were sent in both directions in all rounds."""
     return sum(record.metrics.get("bytes/up", 0) + record.metrics.get("bytes/down", 0) for record in history) / 1e6
 
 
 def mean_of_last(history: History, metric: str, rounds: int = 4) -> float:
-    """Return the mean of a metric over the last rounds (four in FedRA's code), without the untuned model."""
+    """Return the mean of a metric over the last `rounds` rounds, without the untuned model.
+
+    The default of four rounds is that of FedRA's code.
+    """
     values = [record.metrics[metric] for record in history if record.round > 0][-rounds:]
     return sum(values) / len(values)
 
 
 def last(history: History, metric: str) -> float | None:
-    """Return a metric at the last recorded round, or None if it is absent."""
+    """Return the value of a metric after the last recorded round, or None if it is absent."""
     return history[-1].metrics.get(metric) if history else None
 
 
 def over_the_run(history: History, metric: str) -> float | None:
-    """Return a metric of a whole run: the sum over rounds for accumulated metrics, or else the last value."""
+    """Return the value of a metric for a whole run.
+
+    For the metrics in `ACCUMULATED`, this is the sum over all rounds, and for others the value after the last round.
+    """
     if not history or metric not in ACCUMULATED:
         return last(history, metric)
     if metric == "megabytes/sent":

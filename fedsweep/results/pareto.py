@@ -11,17 +11,19 @@ Mode = Literal["max", "min"]
 
 
 class Against(Config):
-    """The second of two objectives."""
+    """The second objective of a sweep, which is traded off against the first one."""
 
     metric: str = Field(
-        description="metric, taken at the last round; `megabytes/sent`, `bytes/up`, `bytes/down` and `seconds/round` "
+        description="a metric after the last round; `megabytes/sent`, `bytes/up`, `bytes/down` and `seconds/round` "
         "are summed over all rounds instead"
     )
-    mode: Mode = Field("min", description="`max` if larger values are better, `min` if smaller values are better")
+    mode: Mode = Field("min", description="whether larger (`max`) or smaller (`min`) values are better")
 
 
 def pareto_efficient(points: Sequence[tuple[float, float]], modes: tuple[Mode, Mode]) -> list[bool]:
-    """Return, for each point, whether no other is at least as good in both values and better in one; O(n log n).
+    """Return, for each of n points, whether it is Pareto-efficient, in O(n log n) time.
+
+    A point is efficient if no other point is at least as good in both values and better in one.
 
     >>> pareto_efficient([(0.9, 5.0), (0.8, 3.0), (0.7, 4.0), (0.9, 5.0)], ("max", "min"))
     [True, True, False, True]

@@ -15,65 +15,65 @@ from fedsweep.results.arms import Arm, Reference, arm_label
 from fedsweep.results.history import RoundRecord
 from fedsweep.results.pareto import Against, Mode
 
-TAKEN_FROM = "taken_from"  # tag: the earlier sweep that ran a trial of this one
-SYNTHETIC = "synthetic"  # tag: the source of the synthetic images that a run trains on
+TAKEN_FROM = "taken_from"  # tag of a reused trial: the earlier sweep that ran it
+SYNTHETIC = "synthetic"  # tag of a run: the source of the synthetic images that it trains on
 STAND_INS = {
-    "surrogate": "surrogates, drawn from the statistics of images held out for the server and made by no generator"
+    "surrogate": "surrogates, drawn from the statistics of images held out for the server, not made by a generator"
 }
-"""Descriptions of images that replace a generator's, by source."""
+"""Descriptions of stand-ins, images that replace the output of a generator, by source."""
 OutcomeName = Literal["finished", "pruned", "diverged", "failed"]
 
 
 class SweepManifest(Config):
-    """Description of a sweep, fixed when it starts."""
+    """The description of a sweep, written when the sweep starts."""
 
-    id: str = Field(description="unique; the folder's name")
+    id: str = Field(description="unique id, also the folder's name")
     name: str = Field(description="the search space, e.g. ablations/lora_rank")
-    experiment: str = Field(description="the experiment it varies")
-    created: str = Field(description="UTC, ISO 8601")
+    experiment: str = Field(description="the experiment that the search space varies")
+    created: str = Field(description="time of the start, UTC, ISO 8601")
     metric: str = Field(description="the objective, e.g. accuracy/mean")
     mode: Mode
     against: Against | None = Field(None, description="the second objective, if there are two")
-    rounds: int = Field(description="rounds of a whole trial")
-    varied: tuple[str, ...] = Field(description="dotted names that differ between arms")
+    rounds: int = Field(description="rounds of a complete trial")
+    varied: tuple[str, ...] = Field(description="dotted names of the settings that differ between arms")
     baseline: Arm | None = Field(None, description="the arm that others are compared to")
-    reference: Reference | None = Field(None, description="a paper's values of some arms")
+    reference: Reference | None = Field(None, description="a paper's values for some arms")
     seeds: tuple[int, ...]
-    trials: int | None = Field(None, description="how many there are in the end; null of a population")
+    trials: int | None = Field(None, description="final number of trials; null for a population")
     scheduler: str
     search: str
-    processor: str = Field("", description="what decides the last digits of a trial: device and threads")
-    fresh: bool = Field(False, description="whether no trial is taken from another sweep")
+    processor: str = Field("", description="device and threads, on which the last digits of results depend")
+    fresh: bool = Field(False, description="whether all trials ran anew, with none reused from earlier sweeps")
     domains: tuple[str, ...]
-    columns: tuple[str, ...] = Field((), description="what the table shows beside the objective; empty for the usual")
-    logarithmic: tuple[str, ...] = Field((), description="dotted names that a search draws over a logarithm")
+    columns: tuple[str, ...] = Field((), description="columns of the table besides the objective; empty for defaults")
+    logarithmic: tuple[str, ...] = Field((), description="dotted names of values that a search draws on a log scale")
     overrides: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the experiment")
     options: dict[str, Json] = Field(default_factory=dict, description="the user's changes to the search space")
-    digests: dict[str, str] = Field(description="of the definition, the engine's code, the data, and the packages")
+    digests: dict[str, str] = Field(description="digests of definition, engine code, data and packages")
 
 
 class Start(Config):
-    """The starting point of a trial that continues another one."""
+    """The other trial, and its round, from which a trial continues."""
 
-    key: str = Field(description="the trial whose state and history it has")
-    round: int = Field(ge=0, description="after this round")
+    key: str = Field(description="key of the other trial, whose state and history are copied")
+    round: int = Field(ge=0, description="round of the other trial after which this trial continues")
 
 
 class TrialPlan(Config):
-    """One federated run of a sweep."""
+    """The plan of a trial, which is one federated run of a sweep."""
 
-    key: str = Field(description="digest of resolved configuration, code and data")
-    number: int = Field(ge=0, description="place in the plan")
+    key: str = Field(description="digest of the resolved configuration, code and data")
+    number: int = Field(ge=0, description="position in the plan, from 0")
     arm: Arm = Field(description="the varied hyperparameters, by dotted name")
     seed: int
-    config: dict[str, Json] = Field(description="the whole resolved run, nested as in an experiment file")
-    digests: dict[str, str] = Field(default_factory=dict, description="of the data and weights that it names")
-    marks: dict[str, str] = Field(default_factory=dict, description="what a reader of its numbers must know, by name")
-    start: Start | None = Field(None, description="the trial that it goes on from; null for the untuned model")
+    config: dict[str, Json] = Field(description="resolved configuration of the run, nested as in an experiment file")
+    digests: dict[str, str] = Field(default_factory=dict, description="digests of the run's data and weights")
+    marks: dict[str, str] = Field(default_factory=dict, description="provenance of the results, as tags by name")
+    start: Start | None = Field(None, description="the trial and round that this trial continues; null for none")
 
     @property
     def label(self) -> str:
-        """The arm as text for people, e.g. `lora.rank=4`."""
+        """The arm as readable text, e.g. `lora.rank=4`."""
         return arm_label(self.arm)
 
 
@@ -81,30 +81,30 @@ class Outcome(Config):
     """The outcome of a trial that has ended."""
 
     outcome: OutcomeName
-    round: int = Field(description="the last round that it reported")
-    reason: str | None = Field(None, description="why it was stopped, as a sentence")
-    error: str | None = Field(None, description="traceback of a failure, or of what told that the run diverged")
+    round: int = Field(description="the last round of the trial")
+    reason: str | None = Field(None, description="reason why the trial was stopped, as readable text")
+    error: str | None = Field(None, description="traceback of the failure or of the error that reported divergence")
 
 
 class Attempt(Config):
-    """One attempt of a worker to run a trial. Fields are None while the attempt runs, and if it was interrupted."""
+    """One attempt of a worker to run a trial. Measurements are None until it ends, and if the worker was lost."""
 
-    gpus: float = Field(ge=0, description="of a GPU, what it was given")
-    round: int | None = Field(None, description="the last round that it reported")
-    peak: int | None = Field(None, description="bytes, the most that it held of the GPU")
-    beside: int = Field(0, description="bytes taken on a GPU that it had alone by other than its tensors")
-    total: int | None = Field(None, description="bytes of the GPU")
-    seconds: float | None = Field(None, description="of its last round")
-    out_of_memory: bool = Field(False, description="whether it ended because the memory did not suffice")
+    gpus: float = Field(ge=0, description="the attempt's share of a GPU, or its number of GPUs")
+    round: int | None = Field(None, description="the last round that the attempt reported")
+    peak: int | None = Field(None, description="peak memory of the attempt on the GPU, in bytes")
+    beside: int = Field(0, description="bytes in use on the GPU besides the trial's; 0 if other trials shared the GPU")
+    total: int | None = Field(None, description="memory of the GPU in bytes")
+    seconds: float | None = Field(None, description="duration of the attempt's last round in seconds")
+    out_of_memory: bool = Field(False, description="whether the attempt ended because it ran out of GPU memory")
 
 
 class Attempts(Config):
-    """All attempts to run a trial, in order of time (`gpus.json`)."""
+    """All attempts to run a trial, oldest first (`gpus.json`)."""
 
     attempts: tuple[Attempt, ...] = ()
 
     def marks(self) -> dict[str, str]:
-        """Return the tags for MLflow: the last fraction of a GPU, and how often the GPU ran out of memory."""
+        """Return the MLflow tags: the share of a GPU in the last attempt, and how often memory ran out."""
         if not self.attempts:
             return {}
         ran_out = sum(one.out_of_memory for one in self.attempts)
@@ -119,9 +119,9 @@ class TrialRecord:
     outcome: Outcome | None
     history: Sequence[RoundRecord]
     artifacts: Mapping[str, Path] = field(default_factory=dict)
-    """Files for people to look at, by name."""
+    """Files to show to users, by name."""
     attempts: Sequence[Attempt] = ()
-    """Attempts on a GPU; none on a CPU."""
+    """Attempts to run the trial on a GPU; empty for trials on the CPU."""
 
     @property
     def last_round(self) -> int:
@@ -130,13 +130,15 @@ class TrialRecord:
 
 
 def count_outcomes(trials: Iterable[TrialRecord]) -> dict[OutcomeName, int]:
-    """Return the number of ended trials by outcome."""
+    """Return the number of ended trials with each outcome."""
     ended = [trial.outcome.outcome for trial in trials if trial.outcome]
     return {name: ended.count(name) for name in get_args(OutcomeName)}
 
 
 def stand_in(tags: Mapping[str, str]) -> str | None:
-    """Return the description of the stand-ins for generated images in a run with these tags, or None if it has none.
+    """Return the description of a run's stand-ins, images that replace the output of a generator, or None.
+
+    `tags` are the tags of the run.
 
     >>> stand_in({"synthetic": "folder"}), stand_in({})
     (None, None)
@@ -145,7 +147,11 @@ def stand_in(tags: Mapping[str, str]) -> str | None:
 
 
 def warning(made: str, where: str = "") -> str:
-    """Return the warning about stand-ins for generated images.
+    """Return a warning that runs used stand-ins, images that replace the output of a generator.
+
+    Args:
+        made: Description of the images.
+        where: The runs concerned; empty for a single run.
 
     >>> warning("surrogates", "all arms")
     'Synthetic images: surrogates (all arms).'

@@ -1,4 +1,4 @@
-"""Columns of result tables in addition to the objective: named ones, or any metric that rounds report."""
+"""Columns of result tables besides the objective: the named columns, and any metric that rounds report."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ TARGET = "rounds_to="
 
 @dataclass(frozen=True)
 class Column:
-    """One number of a trial; an arm has the mean over its finished seeds."""
+    """A column of result tables. It has one number per trial, and an arm shows the mean over its finished seeds."""
 
     name: str
     """The name in a search space, in `--columns` and in table.csv."""
     heading: str
     of: Callable[[TrialRecord], float | None]
-    """The value in plain units: shares from 0 to 1, MB of 10^6 bytes, seconds, rounds."""
+    """Function that returns the value of a trial: a share from 0 to 1, MB of 10^6 bytes, seconds or rounds."""
     meaning: str
     """The part of the definition that the heading leaves out."""
     percent: bool = False
     digits: int | None = None
-    """Decimals that are shown; None for four significant digits."""
+    """Number of decimals to show; None for four significant digits."""
     measured: bool = False
-    """True if the value differs between repetitions, as time and memory do."""
+    """True if the value changes when a run is repeated, like time and memory."""
 
 
 def _last(metric: str, trial: TrialRecord) -> float | None:
@@ -53,7 +53,7 @@ def _gpu_seconds(trial: TrialRecord) -> float | None:
         return None
     seconds, gpus = 0.0, [(one.gpus, one.round) for one in trial.attempts]
     for record in trial.history:
-        # The attempt that reported it: the first that came so far, or one that was cut off before it could tell.
+        # The attempt that ran the round is the first one that reached it, or else the last one, which was cut off.
         share = next((given for given, reached in gpus if reached is not None and record.round <= reached), gpus[-1][0])
         seconds += share * record.seconds
     return seconds
@@ -75,43 +75,45 @@ COLUMNS: Mapping[str, Column] = {
     column.name: column
     for column in (
         Column("mean_over_domains", "mean of domains", partial(_last, "accuracy/mean"),
-               "accuracy in percent, each domain with the same weight", percent=True),
+               "mean accuracy in percent, with the same weight for each domain", percent=True),
         Column("worst_domain", "worst domain", partial(_last, "accuracy/worst_domain"),
                "accuracy in percent on each seed's worst domain", percent=True),
         Column("domain_spread", "sd of domains", partial(_last, "accuracy/domain_spread"),
-               "of the accuracy over the domains (n), in percentage points", percent=True),
+               "standard deviation of the accuracy over domains with divisor n, in percentage points", percent=True),
         Column("out_of_domain", "out of domain", partial(_last, "accuracy/out_of_domain_mean"),
                "mean accuracy in percent over the domains that no client of an arm has", percent=True),
         Column("mean_client", "mean client", partial(_last, "accuracy/clients/mean"),
-               "accuracy in percent of clients with their own models, mean over clients", percent=True),
+               "mean accuracy in percent of the clients with their own models", percent=True),
         Column("worst_client", "worst client", partial(_last, "accuracy/clients/worst"),
                "accuracy in percent of each seed's worst client with its own model", percent=True),
         Column("bottom_clients", "bottom 10% clients", partial(_last, "accuracy/clients/bottom_10"),
-               "mean accuracy in percent of each seed's worst tenth of the clients", percent=True),
+               "mean accuracy in percent of each seed's worst tenth of the clients, with their own models",
+               percent=True),
         Column("megabytes", "MB sent", lambda trial: total_megabytes(trial.history),
-               "10^6 bytes, both directions, whole run"),
+               "10^6 bytes in both directions, whole run"),
         Column("megabytes_up", "MB up", partial(_megabytes, "bytes/up"), "10^6 bytes sent by clients, whole run"),
         Column("megabytes_down", "MB down", partial(_megabytes, "bytes/down"), "10^6 bytes sent to clients, whole run"),
         Column("parameters_trained", "trained parameters", partial(_mean_of_rounds, "parameters/trained"),
-               "of a client, mean over clients and rounds", digits=0),
+               "number per client, mean over clients and rounds", digits=0),
         Column("parameters_held", "held parameters", partial(_mean_of_rounds, "parameters/held"),
-               "of a client, frozen ones included, mean over clients and rounds", digits=0),
+               "number per client including frozen ones, mean over clients and rounds", digits=0),
         Column("seconds", "seconds", lambda trial: sum(one.seconds for one in trial.history),
-               "training and evaluation as measured, whole run", measured=True),
+               "measured time of training and evaluation, whole run", measured=True),
         Column("gpu_seconds", "GPU seconds", _gpu_seconds,
-               "the same times the fraction of a GPU that a trial had", measured=True),
+               "seconds of training and evaluation multiplied by the trial's share of a GPU", measured=True),
         Column("peak_memory", "peak MB", lambda trial: _most_megabytes(one.memory for one in trial.history),
-               "10^6 bytes of main memory that a trial's process held at most while it played the trial",
-               measured=True),
+               "peak main memory of a trial's process during the trial, in 10^6 bytes", measured=True),
         Column("gpu_memory", "peak GPU MB", lambda trial: _most_megabytes(one.peak for one in trial.attempts),
-               "10^6 bytes of its GPU that a trial held at most", measured=True),
+               "peak memory of a trial on its GPU, in 10^6 bytes", measured=True),
     )
 }  # fmt: skip
-"""The named columns; `rounds_to=NUMBER` and any metric are columns too."""
+"""The named columns. `rounds_to=NUMBER` and all metrics are columns, too."""
 
 
 def column(name: str, metric: str, mode: Mode) -> Column:
-    """Return a column by its name; the target of `rounds_to=` is a value of `metric` (accuracies from 0 to 1).
+    """Return a column by its name, which is a named column, a metric, or `rounds_to=NUMBER`.
+
+    The number is a target for the objective `metric`. If the objective is an accuracy, it is from 0 to 1.
 
     >>> column("loss/train", "accuracy/mean", "max").heading, column("rounds_to=0.7", "accuracy/mean", "max").heading
     ('loss/train', 'rounds to 70%')
@@ -121,25 +123,25 @@ def column(name: str, metric: str, mode: Mode) -> Column:
     if name.startswith(TARGET):
         target = float(name.removeprefix(TARGET))
         shown = f"{100 * target:g}%" if is_accuracy(metric) else f"{target:g}"
-        meaning = "the first round after which the objective was there, on every seed or `by k of n`"
+        meaning = "first round after which the objective reached the target, `by k of n` if only k of n seeds did"
         return Column(name, f"rounds to {shown}", partial(_rounds_to, target, metric, mode), meaning, digits=1)
     percent = is_accuracy(name)
-    return Column(name, name, partial(_last, name), "at the last round" + ", in percent" * percent, percent=percent)
+    return Column(name, name, partial(_last, name), "after the last round" + ", in percent" * percent, percent=percent)
 
 
 def check_columns(names: Sequence[str], metrics: Collection[str], objective: str, where: str) -> None:
-    """Raise UserError for an unknown or repeated name, and for an invalid target."""
+    """Raise UserError if a column's name is unknown or repeated, or if its target is not a valid number."""
     known = [*COLUMNS, *metrics]
     taken: set[str | float] = set()
     for name in names:
         is_target = name.startswith(TARGET)
         meant = _target(name, objective, where) if is_target else name
         if meant in taken:
-            raise UserError(f"{where} contains `{name}` twice.")
+            raise UserError(f"{where} lists `{name}` twice.")
         taken.add(meant)
         if not is_target and name not in known:
-            rest = f"; the columns are {', '.join(COLUMNS)}, {TARGET}NUMBER and all metrics of a round."
-            raise UserError(f"{where} contains `{name}`, which is not a column{near(name, known) or rest}")
+            rest = f"; choose from {', '.join(COLUMNS)}, {TARGET}NUMBER and the metrics of the rounds."
+            raise UserError(f"{where} lists `{name}`, which is not a column{near(name, known) or rest}")
 
 
 def _target(name: str, objective: str, where: str) -> float:
@@ -150,6 +152,6 @@ def _target(name: str, objective: str, where: str) -> float:
     if not math.isfinite(value):
         raise UserError(f"{where} needs a number after {TARGET}, such as {TARGET}0.7, but it is {name}.")
     if is_accuracy(objective) and not 0 <= value <= 1:
-        share = f"a share from 0 to 1 after {TARGET}, since the objective is {objective}"
+        share = f"a share from 0 to 1 after {TARGET}, because the objective is {objective}"
         raise UserError(f"{where} needs {share}, but it is {name}.")
     return value

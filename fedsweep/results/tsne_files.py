@@ -1,4 +1,4 @@
-"""The points of a t-SNE as a CSV file and as a picture. No torch; matplotlib is imported when a picture is drawn."""
+"""The points of a t-SNE as a CSV file and a picture. No torch, and matplotlib is imported only to draw a picture."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 TABLE = "tsne.csv"
 PICTURE = "tsne.png"
 FILES = (TABLE, PICTURE)
-"""Files that a run writes if its configuration asks for a t-SNE."""
+"""Files that a run writes if its configuration requests a t-SNE."""
 COLUMNS = ("x", "y", "class", "domain", "silhouette")
 
 
 @dataclass(frozen=True)
 class Point:
-    """The position of a test image in the plane (no unit), and its silhouette (Rousseeuw 1987), from -1 to 1."""
+    """The position of a test image in the t-SNE plane, and its silhouette from -1 to 1 (Rousseeuw, 1987).
+
+    The position has no unit. The silhouette is computed from the features, not from the position.
+    """
 
     x: float
     y: float
@@ -34,17 +37,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Embedding:
-    """All points, ordered by class, domain and place in the data set."""
+    """The points of a t-SNE, ordered by class, domain and position in the data set."""
 
     points: tuple[Point, ...]
 
     @property
     def silhouette(self) -> float:
-        """Mean silhouette over all points, with the classes as clusters; higher for more discriminative features."""
+        """The mean silhouette of the points, which is higher if the features separate the classes better."""
         return math.fsum(point.silhouette for point in self.points) / len(self.points)
 
     def csv(self) -> str:
-        """Return a CSV table with one row per point and numbers with six significant digits."""
+        """Return a CSV table with one row per point, in which numbers have six significant digits."""
         table = io.StringIO()
         rows = [(f"{one.x:.6g}", f"{one.y:.6g}", one.label, one.domain, f"{one.silhouette:.6g}") for one in self.points]
         csv.writer(table, lineterminator="\n").writerows([COLUMNS, *rows])
@@ -52,7 +55,7 @@ class Embedding:
 
     @classmethod
     def of_csv(cls, text: str) -> Embedding:
-        """Return the points that `csv` wrote."""
+        """Parse the points from a table of `csv`."""
         rows = list(csv.reader(io.StringIO(text)))[1:]
         return cls(tuple(Point(float(x), float(y), label, domain, float(near)) for x, y, label, domain, near in rows))
 
@@ -60,7 +63,7 @@ class Embedding:
 COLOURS = (
     "#332288", "#DDCC77", "#117733", "#CC6677", "#88CCEE", "#000000", "#44AA99", "#AA4499", "#999933", "#882255",
 )  # fmt: skip
-"""Paul Tol's muted colours and black, distinct for any colour vision. No palette is for more classes."""
+"""Paul Tol's muted colours and black, which people with any colour vision can tell apart."""
 MARKERS = ("o", "^", "s", "P", "X", "D", "v", "*")
 INK = "#404040"
 FRAME = "#C4C4C4"
@@ -68,7 +71,7 @@ FRAME = "#C4C4C4"
 
 @dataclass(frozen=True)
 class Look:
-    """One colour per class and one marker per domain."""
+    """The colours of the classes and the markers of the domains in a picture."""
 
     colours: Mapping[str, str]
     markers: Mapping[str, str]
@@ -84,7 +87,7 @@ class Look:
 
 
 def palette(count: int) -> Sequence[str]:
-    """Return `count` colours, from `COLOURS` if it has enough, or else evenly spaced colours of a rainbow."""
+    """Return `count` colours: the first of `COLOURS`, or evenly spaced rainbow colours if `COLOURS` has too few."""
     if count <= len(COLOURS):
         return COLOURS[:count]
     from matplotlib import colormaps
@@ -99,7 +102,10 @@ def files(embedding: Embedding) -> dict[str, bytes]:
 
 
 def png(embedding: Embedding) -> bytes:
-    """Return a PNG picture of the points with legends. It stores no version of matplotlib."""
+    """Return a picture of the points with legends.
+
+    The file does not contain matplotlib's version, so that it depends only on the points.
+    """
     figure, written = blank(6.2, 5.4, "constrained"), io.BytesIO()
     axes, look = figure.add_subplot(), Look.of([embedding])
     scatter(axes, embedding, look, size=26)
@@ -114,7 +120,10 @@ def png(embedding: Embedding) -> bytes:
 
 
 def blank(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
-    """Return an empty figure of this size in inches. No pyplot: it would keep the figure and choose a screen."""
+    """Return an empty figure of a size in inches.
+
+    The figure is created without pyplot, which would keep it in memory and select a screen.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -124,7 +133,7 @@ def blank(width: float, height: float, layout: Literal["constrained"] | None = N
 
 
 def scatter(axes: Axes, embedding: Embedding, look: Look, size: float) -> None:
-    """Draw the points, with markers of `size` square points; no ticks, because the plane has no unit."""
+    """Draw the points with markers of `size` square points. The axes have no ticks, because the plane has no unit."""
     for domain, marker in look.markers.items():
         dots = [point for point in embedding.points if point.domain == domain]
         axes.scatter(

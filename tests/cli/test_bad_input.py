@@ -150,7 +150,7 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
          f"search space {SPACE}: `resources.cpus_per_trial` must be a finite number, but it is NaN."),
         (["--cpus-per-trial", "9999"], f"`cpus_per_trial` is 9999, but this machine has {available_cpus()} cores."),
         (["--gpus-per-trial", "0.5"],
-         "`gpus_per_trial` is 0.5, but the number of GPUs that Ray finds on this machine is 0; "
+         "`gpus_per_trial` is 0.5, but this machine has 0 GPUs that Ray can use; "
          "use `--gpus-per-trial 0` to run on the CPU."),
         (["--gpus-per-trial", "1.5"],
          "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."),
@@ -160,9 +160,9 @@ def test_every_command_rejects_a_malformed_override(refused: Refused, verb):
         (["--gpus-per-trial", "atuo"],
          f"search space {SPACE}: `resources.gpus_per_trial` must be a number, or 'auto', but it is \"atuo\"."),
         (["--gpus-per-trial", "auto"],
-         "`gpus_per_trial` auto measures how many trials fit on a GPU, but Ray finds none on this machine; "
-         "use `--gpus-per-trial 0` to run on the CPU, or FEDSWEEP_LOGICAL_GPUS=1 with FEDSWEEP_LOGICAL_GPU_GB "
-         "to simulate a GPU on it."),
+         "`gpus_per_trial` is auto, but this machine has no GPU that Ray can use; "
+         "use `--gpus-per-trial 0` to run on the CPU, or set FEDSWEEP_LOGICAL_GPUS=1 and FEDSWEEP_LOGICAL_GPU_GB to "
+         "simulate a GPU on it."),
         (["--gpus-per-trial", "inf"],
          f"search space {SPACE}: `resources.gpus_per_trial` must be a finite number, but it is Infinity."),
     ],
@@ -360,7 +360,7 @@ PRINTED = """reference:
     ("change", "sentence"),
     [
         (("  source: Table 1\n", ""), "`reference.source` is missing."),
-        (("Table 1", "' '"), "`reference.source` must name the source of the values, but it is ` `."),
+        (("Table 1", "' '"), "`reference.source` must name the paper and its table, but it is ` `."),
         (("source: Table", "sauce: Table"), "`reference.sauce` is not an entry of a search space; did you mean "
          "`reference.source`"),
         (("method: all_large", "method: all_medium"),
@@ -368,15 +368,15 @@ PRINTED = """reference:
         (("{method: fedra}", "{method: {name: fedra}}"),
          "`reference.arms.1.arm` must be one of the arms, but {'method': {'name': 'fedra'}} is not."),
         (("method: fedra", "method: all_large"),
-         "`reference` must name each arm once, but method=all_large occurs twice."),
+         "`reference` must list each arm once, but it lists method=all_large twice."),
         (("{loss/test: 1.5}", "{}"), "`reference.arms.1.values` must have at least 1 item"),
         (("loss/test: 1.5", "loss/tset: 1.5"),
          "`reference` loss/tset is not reported by this run; did you mean `loss/test`"),
         (("accuracy/domain/plain: 85", "accuracy/domain/plan: 85"),
          "`reference` accuracy/domain/plan is not reported by this run; did you mean `accuracy/domain/plain`"),
-        (("77.17", "107.17"), "`reference` gives accuracies in percent, from 0 to 100, but `accuracy/mean` of "
+        (("77.17", "107.17"), "`reference` must give accuracies in percent, from 0 to 100, but `accuracy/mean` of "
          "method=all_large is 107.17."),
-        (("77.17", "-0.5"), "`reference` gives accuracies in percent, from 0 to 100, but `accuracy/mean` of "
+        (("77.17", "-0.5"), "`reference` must give accuracies in percent, from 0 to 100, but `accuracy/mean` of "
          "method=all_large is -0.5."),
         (("77.17", "77,17"), "`reference.arms.0.values.17` must be a number, but it is null."),
         (("77.17", "77.17 (2)"),
@@ -472,8 +472,8 @@ def test_a_sweep_whose_definition_has_changed_is_not_resumed(refused: Refused, t
         case "seeds":
             words = ("--seeds", "0,1")
     assert refused("tune", "mine", "--resume", *words) == (
-        f"sweep {folder.name} of mine cannot be resumed because its YAML files or overrides have changed since; "
-        "start a new sweep, or undo the change."
+        f"sweep {folder.name} of mine cannot be resumed because its YAML files or overrides have changed since it was "
+        "started; undo the change, or start a new sweep."
     )
 
 
@@ -482,8 +482,8 @@ def test_a_sweep_of_another_engine_is_not_resumed(refused: Refused, tmp_path, mo
     folder = start(Store(tmp_path / "mlruns"))
     monkeypatch.setattr(plan_module, "engine_digest", lambda: "another")
     assert refused("tune", "mine", "--resume") == (
-        f"sweep {folder.name} of mine cannot be resumed because fedsweep's engine has changed since; "
-        "start a new sweep, or undo the change."
+        f"sweep {folder.name} of mine cannot be resumed because fedsweep's engine has changed since it was started; "
+        "undo the change, or start a new sweep."
     )
 
 

@@ -89,10 +89,10 @@ def test_every_format_has_the_given_columns(call: Call, sweeps):
         (("--format", "latx"),
          "`--format` must be terminal, markdown, csv, parquet, latex or html, but it is `latx`; did you mean `latex`?"),
         (("--columns", "worst_domian"),
-         "`--columns` contains `worst_domian`, which is not a column; did you mean `worst_domain` or `worst_client` or "
+         "`--columns` lists `worst_domian`, which is not a column; did you mean `worst_domain` or `worst_client` or "
          "`accuracy/worst_domain`?"),
-        (("--columns", "loss/train"), "`--columns` contains `loss/train`, which is not a column"),
-        (("--columns", "seconds,seconds"), "`--columns` contains `seconds` twice."),
+        (("--columns", "loss/train"), "`--columns` lists `loss/train`, which is not a column"),
+        (("--columns", "seconds,seconds"), "`--columns` lists `seconds` twice."),
         (("--columns", "rounds_to=soon"),
          "`--columns` needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=soon."),
     ],
@@ -109,7 +109,7 @@ def test_files_that_cannot_be_written_or_read_are_one_error_message(refused: Ref
     )
     damaged = next((sweeps[0] / "trials").iterdir()) / "checkpoint.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:20])
-    assert refused("report", SPACE, "--sweep", "s1").startswith(f"{damaged} is damaged, or no whole copy: ")
+    assert refused("report", SPACE, "--sweep", "s1").startswith(f"{damaged} is damaged or an incomplete copy: ")
     (sweeps[0] / "sweep.json").write_text("{")
     assert refused("report", SPACE, "--sweep", "s1").startswith(f"{sweeps[0] / 'sweep.json'} is not valid JSON: ")
 
@@ -118,11 +118,11 @@ def test_columns_of_a_search_space_are_used_in_its_report_and_checked(refused: R
     text = GRID + "\ncolumns: [worst_domain, megbytes_up]\n"
     write("search_spaces", "mine", text)
     assert refused("tune", "mine") == (
-        "search space mine: `columns` contains `megbytes_up`, which is not a column; did you mean `megabytes_up` or "
+        "search space mine: `columns` lists `megbytes_up`, which is not a column; did you mean `megabytes_up` or "
         "`megabytes` or `bytes/up`?"
     )
     assert refused("tune", SPACE, "--columns", "bytes").startswith(
-        f"search space {SPACE}: `columns` contains `bytes`, which is not a column"
+        f"search space {SPACE}: `columns` lists `bytes`, which is not a column"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which arm is which, how arms are said, and what a paper printed for them."""
+"""Arms: their identity, their text, and the values that a paper reports for them."""
 
 import json
 
@@ -28,13 +28,13 @@ def reference(*arms: tuple[dict, dict]) -> Reference:
 
 
 @given(VALUES, VALUES)
-def test_two_values_are_one_arm_if_their_json_is(one, other):
+def test_two_values_have_one_identity_if_their_json_is_equal(one, other):
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     assert (identity({"x": one}) == identity({"x": other})) == same
 
 
 @given(VALUES)
-def test_a_value_is_said_in_one_line_without_quotes_or_braces(value):
+def test_a_value_is_shown_on_one_line_without_quotes_or_braces(value):
     shown = shown_setting(value)
     assert not set(shown) & set("{}'\"\n")
     assert shown
@@ -50,23 +50,23 @@ ARGUMENTS = st.recursive(
 
 @given(st.dictionaries(st.text("ab._", min_size=1), ARGUMENTS, min_size=1, max_size=3))
 @settings(max_examples=25)
-def test_an_arm_is_read_from_what_it_is_written_as(arm):
+def test_the_text_of_an_arm_is_parsed_as_that_arm(arm):
     assert identity(parse_arm(arm_argument(arm))) == identity(arm)
 
 
-def test_commas_part_what_is_not_in_brackets_or_quotes():
+def test_text_is_split_at_commas_outside_brackets_and_quotes():
     text = "a={x: [1, 2], y: 3},b='1,2',c=\"]\",d="
     assert at_commas(text) == ["a={x: [1, 2], y: 3}", "b='1,2'", 'c="]"', "d="]
 
 
 @pytest.mark.parametrize("text", ["", "lora.rank", "=4", "a=1,,b=2", "a=1,a=2", "a=[1"])
-def test_what_is_no_arm_is_refused(text):
+def test_invalid_arms_are_rejected(text):
     with pytest.raises(UserError, match=r"arm"):
         parse_arm(text)
 
 
 @given(st.floats(0, 100), st.text("abc/", min_size=1))
-def test_accuracies_are_printed_in_percent_and_compared_as_shares(printed, name):
+def test_reference_accuracies_in_percent_are_returned_as_shares(printed, name):
     paper = reference(({"rank": 4}, {f"accuracy/{name}": printed, f"loss/{name}": printed}))
     assert paper.value({"rank": 4}, f"accuracy/{name}") == pytest.approx(printed / 100, abs=1e-12)
     assert paper.value({"rank": 4}, f"loss/{name}") == printed
@@ -81,13 +81,13 @@ def test_every_accuracy_with_two_decimals_has_short_digits():
 
 
 @pytest.mark.parametrize("wrong", [-0.01, 100.01, 7717])
-def test_an_accuracy_outside_of_a_hundred_percent_is_refused(wrong):
+def test_an_accuracy_outside_0_to_100_percent_is_rejected(wrong):
     with pytest.raises(UserError, match=f"but `accuracy/mean` of rank=4 is {wrong:g}"):
         reference(({"rank": 4}, {"accuracy/mean": wrong}))
     assert reference(({"rank": 4}, {"loss/test": wrong})).metrics() == ["loss/test"]
 
 
-def test_an_arm_stands_once_to_the_letter():
+def test_a_reference_with_the_same_arm_twice_is_rejected():
     reference(({"rank": 1}, {"accuracy/mean": 1}), ({"rank": 1.0}, {"accuracy/mean": 1}))
-    with pytest.raises(UserError, match=r"must name each arm once, but rank=1, lr=2 occurs twice"):
+    with pytest.raises(UserError, match=r"must list each arm once, but it lists rank=1, lr=2 twice"):
         reference(({"lr": 2, "rank": 1}, {"accuracy/mean": 1}), ({"rank": 1, "lr": 2}, {"accuracy/mean": 1}))

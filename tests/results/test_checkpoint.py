@@ -1,4 +1,4 @@
-"""A run's state and history on disk."""
+"""Checkpoints: the state and history of a run on disk."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from tests.compare import identical
 
 @dataclass(frozen=True)
 class LongMemory(ServerState):
-    """A state as a method with memory would extend it."""
+    """A server state with additional fields, as some methods define it."""
 
     clients: dict[str, AdapterState]
     stage: dict[int, tuple[int, float, None]]
@@ -44,7 +44,7 @@ def round_trip(folder, checkpoint: Checkpoint) -> Checkpoint:
     return load(folder / "run" / "checkpoint.safetensors", like=checkpoint.state)
 
 
-def test_nested_states_come_back_with_types_and_bits(tmp_path):
+def test_nested_states_are_restored_with_their_types_and_bits(tmp_path):
     before = state(extra=({"flag": True, "name": "é", "none": None}, (), {}, torch.tensor(True), torch.empty(0, 2)))
     after = round_trip(tmp_path, Checkpoint(7, before, ()))
     assert after.round == 7
@@ -52,7 +52,7 @@ def test_nested_states_come_back_with_types_and_bits(tmp_path):
     assert after.state.clients["plain"]["head"].is_contiguous()
 
 
-def test_names_that_look_alike_do_not_collide(tmp_path):
+def test_keys_with_the_same_text_do_not_collide(tmp_path):
     one, two = torch.zeros(1), torch.ones(1)
     before = state(extra={"a": {"b": one}, "a/b": two, 1: two, "1": one})
     assert identical(round_trip(tmp_path, Checkpoint(0, before, ())).state, before)
@@ -67,7 +67,7 @@ def test_names_that_look_alike_do_not_collide(tmp_path):
         ({(1, 2): 3}, "state/extra", "dict"),
     ],
 )
-def test_a_state_that_could_not_come_back_is_refused_when_it_is_saved(tmp_path, extra, path, kind):
+def test_saving_a_state_that_could_not_be_restored_raises_an_error(tmp_path, extra, path, kind):
     with pytest.raises(TypeError) as refusal:
         save(tmp_path / "checkpoint", Checkpoint(0, state(extra), ()))
     assert str(refusal.value) == (
@@ -82,14 +82,14 @@ def test_history_floats_are_exact(metrics, seconds):
     assert identical(from_json(to_json(history)), history)
 
 
-def test_the_history_comes_back_with_the_state_and_alone(tmp_path):
+def test_the_history_is_read_with_the_state_and_alone(tmp_path):
     history = (RoundRecord(0, {"accuracy/mean": 0.1 + 0.2}, 0.5), RoundRecord(1, {"loss": math.pi / 3}, 1 / 3))
     assert identical(round_trip(tmp_path, Checkpoint(1, state(), history)).history, history)
     assert identical(load_history(tmp_path / "run" / "checkpoint.safetensors"), list(history))
 
 
 @pytest.mark.parametrize("breaking", ["replace", "fsync"])
-def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, breaking):
+def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch, breaking):
     path = tmp_path / "checkpoint"
     save(path, Checkpoint(1, state(), ()))
 
@@ -103,7 +103,7 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypa
     assert load(path, like=state()).round == 1
 
 
-def test_a_write_replaces_the_whole_file_and_makes_its_folder(tmp_path):
+def test_a_write_replaces_the_whole_file_and_creates_its_folder(tmp_path):
     path = tmp_path / "deep" / "er" / "file"
     write_atomically(path, b"a long first text")
     write_atomically(path, b"short")
@@ -111,14 +111,14 @@ def test_a_write_replaces_the_whole_file_and_makes_its_folder(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["file"]
 
 
-def test_a_file_holds_adapters_and_no_backbone(federation, tmp_path):
+def test_a_checkpoint_contains_adapters_but_no_backbone(federation, tmp_path):
     small = federation()
     save(tmp_path / "checkpoint", Checkpoint(0, small.initial_state(), ()))
     trainable = sum(parameter.numel() for parameter in small.model.trainable().values())
     assert 4 * trainable < (tmp_path / "checkpoint").stat().st_size < 4 * trainable + 30_000
 
 
-def test_a_state_of_an_unknown_kind_is_no_value(tmp_path, monkeypatch):
+def test_an_unknown_kind_of_packed_value_raises_an_error(tmp_path, monkeypatch):
     path = tmp_path / "checkpoint.safetensors"
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_pack", lambda *_: {"set": [1, 2]})

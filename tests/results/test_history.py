@@ -1,4 +1,4 @@
-"""What is read off a run's history."""
+"""Values computed from the history of a run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One driver at a time per sweep in an object store."""
+"""The lease, which allows one driver at a time per sweep in an object store."""
 
 import json
 import random
@@ -55,35 +55,35 @@ def acquire(remote: Objects) -> None:
 
 @pytest.fixture(scope="module")
 def dead() -> str:
-    """What told a process of this machine from others, which has ended."""
+    """The identifier of a process of this machine that has ended."""
     code = "from fedsweep.results.remote.lease import process; print(process())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_it_is_renewed_while_it_is_held_and_gone_afterwards(remote: Objects) -> None:
+def test_a_lease_is_renewed_while_it_is_held_and_deleted_afterwards(remote: Objects) -> None:
     with Lease(remote, FOLDER).acquired("sweep x"):
         first = remote.read(PATH)
         deadline = time.monotonic() + 10
         while remote.read(PATH).content == first.content and time.monotonic() < deadline:
             time.sleep(0.01)
         assert remote.read(PATH).content != first.content
-        with pytest.raises(UserError, match=r"^sweep x is being run by a process on .*; wait for it or end it\."):
+        with pytest.raises(UserError, match=r"^sweep x is being run by a process on .*; wait until that process "):
             acquire(remote)
     assert remote.read(PATH) == Found()
     acquire(remote)
 
 
-def test_the_holder_is_named(remote: Objects) -> None:
+def test_the_error_names_the_machine_that_holds_the_lease(remote: Objects) -> None:
     others(remote)
     with pytest.raises(UserError) as error:
         acquire(remote)
     assert str(error.value) == (
-        "sweep x is being run by a process on worker-7; wait for it or end it. "
-        "One that was killed gives way after 2 minutes."
+        "sweep x is being run by a process on worker-7; wait until that process ends, or stop it. "
+        "If it was killed, try again in 2 minutes."
     )
 
 
-def test_one_that_was_not_renewed_is_replaced(remote: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_was_not_renewed_is_replaced(remote: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
     others(remote)
     monkeypatch.setattr(lease, "STALE", 60.0)
     with pytest.raises(UserError):
@@ -94,7 +94,7 @@ def test_one_that_was_not_renewed_is_replaced(remote: Objects, monkeypatch: pyte
         assert b"theirs" not in remote.read(PATH).content
 
 
-def test_one_of_a_killed_process_of_this_machine_is_replaced_at_once(remote: Objects, dead: str) -> None:
+def test_the_lease_of_a_killed_process_of_this_machine_is_replaced_at_once(remote: Objects, dead: str) -> None:
     assert is_dead(dead)
     assert not is_dead(process())
     boot, *rest = process().split(" ")
@@ -107,12 +107,12 @@ def test_one_of_a_killed_process_of_this_machine_is_replaced_at_once(remote: Obj
 
 
 @pytest.mark.parametrize("torn", [b"", b"[]", b"{}", b"\xff"])
-def test_what_is_no_lease_is_none(remote: Objects, torn: bytes) -> None:
+def test_an_invalid_lease_does_not_count(remote: Objects, torn: bytes) -> None:
     remote.write(PATH, torn, None)
     acquire(remote)
 
 
-def test_who_lost_it_knows_and_leaves_the_other_one_alone(remote: Objects) -> None:
+def test_a_process_that_lost_the_lease_knows_it_and_does_not_delete_the_new_one(remote: Objects) -> None:
     with Lease(remote, FOLDER).acquired("sweep x") as mine:
         deadline = time.monotonic() + 10
         while not mine.lost and time.monotonic() < deadline:
@@ -123,7 +123,7 @@ def test_who_lost_it_knows_and_leaves_the_other_one_alone(remote: Objects) -> No
 
 
 class Slow:
-    """Objects whose writes arrive late, each at another moment."""
+    """Objects whose writes arrive late, after random delays."""
 
     def __init__(self, real: Objects) -> None:
         self.real = real
@@ -137,7 +137,7 @@ class Slow:
 
 
 def race(remote: Objects, drivers: int) -> Counter[str]:
-    """Let drivers ask for the lease after all have seen that it is free, and count how they fare."""
+    """Let several drivers acquire the lease after all of them have seen it free, and count the results."""
     fared: list[str] = []
     ready, over = threading.Barrier(drivers), threading.Barrier(drivers)
 
@@ -175,24 +175,24 @@ def race_often(remote: Objects, dead: str, drivers: int) -> Iterator[Counter[str
         yield race(remote, drivers)
 
 
-ONE_OF_TWO = {"acquired": 1, "sweep x has just been taken": 1}
+ONE_OF_TWO = {"acquired": 1, "sweep x was just started": 1}
 
 
-def test_of_two_drivers_whose_writes_are_slow_one_acquires_it_whether_free_or_of_a_dead_one(dead: str) -> None:
+def test_one_of_two_drivers_with_slow_writes_acquires_a_free_lease_or_that_of_a_dead_process(dead: str) -> None:
     fared = list(race_often(ConditionalObjects(MemoryStore()), dead, 2))
     assert fared == [ONE_OF_TWO] * 20
 
 
-def test_without_conditional_writes_one_acquires_it_that_waits_for_the_others(
+def test_without_conditional_writes_one_of_several_drivers_acquires_the_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "SETTLES", 0.5)
     remote = UnconditionalObjects(SubTreeFileSystem(str(tmp_path), LocalFileSystem()))
-    assert race(remote, 4) == {"acquired": 1, "sweep x has just been taken": 3}
+    assert race(remote, 4) == {"acquired": 1, "sweep x was just started": 3}
 
 
 @pytest.mark.slow
-def test_a_server_lets_one_driver_through(client: Any, dead: str) -> None:
+def test_one_of_several_drivers_acquires_the_lease_on_a_real_server(client: Any, dead: str) -> None:
     remote = objects_of(URI)
     assert remote.exclusive
     fared = list(race_often(remote, dead, 2))
@@ -233,8 +233,8 @@ def test_obstore_opens_the_bucket_that_pyarrow_found(uri: str, kind: str, opened
 @pytest.mark.parametrize(
     ("uri", "kind"), [("hdfs://host/x", "hdfs"), ("gs://b/x?endpoint_override=h", "gcs"), ("abfs://b/x", "abfs")]
 )
-def test_obstore_is_not_asked_to_open_what_it_would_read_otherwise(uri: str, kind: str) -> None:
-    with pytest.raises(ValueError, match=f"not asked to open {kind}"):
+def test_uris_that_obstore_interprets_differently_are_not_opened_with_it(uri: str, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"does not open {kind} stores"):
         _conditional_store(uri, SimpleNamespace(type_name=kind), "b")
 
 

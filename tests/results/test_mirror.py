@@ -1,4 +1,4 @@
-"""A folder and its objects: what is sent is what another machine fetches, however a process ends in between."""
+"""The mirror of a folder: another machine downloads what was sent, even if a process is killed in between."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ HIDDEN = [".lock", "trials/a/.torn", "ray/state.json", ".hidden/x"]
 
 
 class Failing:
-    """A file system whose writes and removals fail after so many."""
+    """A file system whose writes and deletions fail after a given number of them."""
 
     def __init__(self, real: FileSystem, left: int) -> None:
         self.real, self.left = real, left
@@ -52,7 +52,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What is kept alike of a folder."""
+    """Return the files of a folder that are mirrored."""
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     return {name: content for name, content in found.items() if name not in (*HIDDEN, STATE)}
 
@@ -66,7 +66,7 @@ Action = st.tuples(st.sampled_from(["write", "remove", "push", "pull"]), st.samp
 
 
 @given(st.lists(Action, max_size=25))
-def test_a_fresh_mirror_has_what_was_pushed(tmp_path_factory: pytest.TempPathFactory, actions: list[Any]) -> None:
+def test_a_new_mirror_contains_what_was_pushed(tmp_path_factory: pytest.TempPathFactory, actions: list[Any]) -> None:
     tmp_path = tmp_path_factory.mktemp("mirror")
     store, local = _MockFileSystem(), tmp_path / "local"
     mirror = Mirror(store, "b/runs", local)
@@ -88,8 +88,10 @@ def test_a_fresh_mirror_has_what_was_pushed(tmp_path_factory: pytest.TempPathFac
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.sampled_from(NAMES)), max_size=25))
 @settings(max_examples=25)
-def test_mirrors_that_take_turns_come_to_the_same(tmp_path_factory: pytest.TempPathFactory, actions: list[Any]) -> None:
-    """Each pulls before it writes, as the holder of a sweep does, and remembers what it knew in an earlier process."""
+def test_mirrors_that_write_in_turns_have_the_same_content(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[Any]
+) -> None:
+    """Each pulls before it writes, as a driver does, and loads the record of its earlier process."""
     tmp_path, store = tmp_path_factory.mktemp("mirror"), _MockFileSystem()
     expected: dict[str, bytes] = {}
     for number, (who, removes, name) in enumerate(actions):
@@ -122,7 +124,7 @@ def test_a_prefix_is_pulled_and_pushed_alone(store: FileSystem, tmp_path: Path) 
     other.pull("nowhere")
 
 
-def test_hidden_and_scratch_are_neither_sent_nor_fetched(store: FileSystem, tmp_path: Path) -> None:
+def test_hidden_files_and_rays_folder_are_neither_sent_nor_downloaded(store: FileSystem, tmp_path: Path) -> None:
     local = Mirror(store, "b/runs", tmp_path / "local")
     for name in (*NAMES, *HIDDEN):
         write_atomically(local.folder / name, b"x")
@@ -135,13 +137,13 @@ def test_hidden_and_scratch_are_neither_sent_nor_fetched(store: FileSystem, tmp_
     assert not any((tmp_path / "other" / name).exists() for name in HIDDEN)
 
 
-def test_hidden_folders_are_not_walked(tmp_path: Path) -> None:
+def test_hidden_folders_are_not_searched(tmp_path: Path) -> None:
     for name in (*NAMES, ".hidden/deep/x", "trials/.torn/x"):
         write_atomically(tmp_path / name, b"x")
     assert sorted(path.relative_to(tmp_path).as_posix() for path in _walked(tmp_path)) == sorted(NAMES)
 
 
-def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+def test_a_name_that_leads_out_of_the_folder_is_ignored(tmp_path: Path) -> None:
     class Wicked:
         def get_file_info(self, _: object) -> list[Any]:
             from types import SimpleNamespace
@@ -153,7 +155,7 @@ def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*outside*"))
 
 
-def test_what_was_changed_here_stays_unless_it_is_to_be_discarded(store: FileSystem, tmp_path: Path) -> None:
+def test_local_changes_are_kept_unless_discard_is_set(store: FileSystem, tmp_path: Path) -> None:
     mirror = Mirror(store, "b/runs", tmp_path / "local")
     for name in ("changed", "removed", "gone"):
         put(store, f"b/runs/{name}", b"theirs")
@@ -179,17 +181,17 @@ def state(rounds: int) -> Checkpoint:
 
 
 @pytest.mark.parametrize("left", range(9))
-def test_a_push_cut_off_anywhere_leaves_what_a_resume_can_go_on_from(
+def test_a_sweep_can_be_resumed_after_a_push_that_was_interrupted_anywhere(
     store: FileSystem, tmp_path: Path, left: int
 ) -> None:
-    """Whatever arrived: no outcome without its checkpoint, no plan of a trial that starts from one without that."""
+    """An outcome never arrives before its checkpoint, nor a trial's plan before the checkpoint that it starts from."""
     sweep = SweepStore(tmp_path / "local")
     other = sweep.trial("other")
     save(other.checkpoint, state(2))
     other.plan(PLAN)
     other.end(Outcome(outcome="finished", round=2))
     trial = sweep.trial("k")
-    trial.end(Outcome(outcome="pruned", round=1))  # in the wrong order, all within a moment
+    trial.end(Outcome(outcome="pruned", round=1))  # written in the wrong order and at almost the same time
     trial.plan(PLAN)
     trial.begin_from(other, 2)
     mirror = Mirror(Failing(store, left), "b/runs", sweep.folder)  # type: ignore[arg-type]
@@ -206,7 +208,7 @@ def test_a_push_cut_off_anywhere_leaves_what_a_resume_can_go_on_from(
     assert fresh(store, tmp_path / "whole") == files(sweep.folder)
 
 
-def test_an_outcome_is_taken_back_before_its_checkpoint(store: FileSystem, tmp_path: Path) -> None:
+def test_an_outcome_is_deleted_before_its_checkpoint(store: FileSystem, tmp_path: Path) -> None:
     sweep = SweepStore(tmp_path / "local")
     trial = sweep.trial("k")
     save(trial.checkpoint, state(1))
@@ -222,7 +224,7 @@ def test_an_outcome_is_taken_back_before_its_checkpoint(store: FileSystem, tmp_p
     assert mirror.names() == ["trials/k/checkpoint.safetensors", "trials/k/trial.json"]
 
 
-def test_only_the_rounds_of_a_checkpoint_are_fetched_until_it_is_wanted_as_a_whole(
+def test_only_the_history_of_a_checkpoint_is_downloaded_until_the_tensors_are_needed(
     store: FileSystem, tmp_path: Path
 ) -> None:
     trial = SweepStore(tmp_path / "local").trial("k")
@@ -249,7 +251,7 @@ def test_only_the_rounds_of_a_checkpoint_are_fetched_until_it_is_wanted_as_a_who
     assert copy.read_bytes() == trial.checkpoint.read_bytes()
 
 
-def test_the_rounds_of_a_long_history_are_read_in_a_second_piece(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_long_history_is_read_with_a_second_request(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("fedsweep.results.checkpoint.FIRST_BYTES", 64)
     save(tmp_path / "checkpoint", state(3))
     with (tmp_path / "checkpoint").open("rb") as file:
@@ -257,7 +259,7 @@ def test_the_rounds_of_a_long_history_are_read_in_a_second_piece(tmp_path: Path,
     assert list(load_history(tmp_path / "short")) == list(state(3).history)
 
 
-def test_nothing_is_fetched_twice(tmp_path: Path, store: FileSystem) -> None:
+def test_nothing_is_downloaded_twice(tmp_path: Path, store: FileSystem) -> None:
     class Counting:
         reads = 0
 
@@ -281,7 +283,7 @@ def test_nothing_is_fetched_twice(tmp_path: Path, store: FileSystem) -> None:
 
 
 @pytest.mark.parametrize("torn", ["", "[1]", "{", '{"x": 1}', '{"x": [[1], 2, 3]}', json.dumps({"x": [[1, 2], None]})])
-def test_a_torn_memory_costs_bytes_and_nothing_else(store: FileSystem, tmp_path: Path, torn: str) -> None:
+def test_a_damaged_record_only_causes_further_downloads(store: FileSystem, tmp_path: Path, torn: str) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / STATE).write_text(torn)
     put(store, "b/x", b"1")
@@ -290,7 +292,7 @@ def test_a_torn_memory_costs_bytes_and_nothing_else(store: FileSystem, tmp_path:
     assert files(mirror.folder) == {"x": b"1"}
 
 
-def test_what_cannot_be_sent_is_sent_with_the_next(store: FileSystem, tmp_path: Path) -> None:
+def test_files_that_could_not_be_sent_are_sent_with_the_next_push(store: FileSystem, tmp_path: Path) -> None:
     mirror = Mirror(Failing(store, 0), "b", tmp_path / "local")  # type: ignore[arg-type]
     remote = Remote(mirror)
     write_atomically(mirror.folder / "trials/a/outcome.json", b"1")
@@ -305,12 +307,12 @@ def test_what_cannot_be_sent_is_sent_with_the_next(store: FileSystem, tmp_path: 
     assert remote.unsent == {}
 
 
-def test_a_folder_of_this_machine_has_nothing_behind_it() -> None:
+def test_a_local_folder_has_no_remote_counterpart() -> None:
     Remote().below("x").pull(whole=True)
     Remote().below("x").push(needed=True)
 
 
-def test_a_full_disk_and_a_missing_file_are_not_tried_again() -> None:
+def test_a_full_disk_and_a_missing_file_are_not_retried() -> None:
     for error in (OSError(28, "No space left on device"), FileNotFoundError(2, "No such file")):
         tries = []
 
@@ -324,7 +326,7 @@ def test_a_full_disk_and_a_missing_file_are_not_tried_again() -> None:
         assert len(tries) == 1
 
 
-def test_an_outage_that_passes_is_not_noticed() -> None:
+def test_a_short_outage_has_no_effect() -> None:
     answers = iter([OSError("no"), OSError("no"), 7])
 
     def ask() -> int:

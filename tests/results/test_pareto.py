@@ -1,4 +1,4 @@
-"""Which points are efficient, against the definition of dominance."""
+"""Pareto efficiency, compared with the definition of dominance."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,18 +12,18 @@ MODES = st.sampled_from(["max", "min"])
 
 
 def dominates(one: tuple[float, float], other: tuple[float, float], modes: tuple[str, str]) -> bool:
-    """As good in all and better in one, by the definition."""
+    """Return whether one point is at least as good in both values and better in one."""
     pairs = [(a, b) if mode == "max" else (b, a) for a, b, mode in zip(one, other, modes, strict=True)]
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 
 
 @given(st.lists(st.tuples(FEW, FEW) | st.tuples(ANY, ANY), max_size=12), st.tuples(MODES, MODES))
-def test_efficient_is_what_no_other_dominates(points, modes):
+def test_a_point_is_efficient_if_no_other_point_dominates_it(points, modes):
     expected = [not any(dominates(other, one, modes) for other in points) for one in points]
     assert pareto_efficient(points, modes) == expected
 
 
-def test_what_accumulates_is_summed_over_the_rounds_and_anything_else_is_of_the_last():
+def test_accumulated_metrics_are_summed_over_the_rounds_and_others_are_of_the_last_round():
     history = [
         RoundRecord(0, {"accuracy/mean": 0.1}, 0.5),
         RoundRecord(1, {"accuracy/mean": 0.2, "bytes/up": 2e6, "bytes/down": 3e6}, 1.0),

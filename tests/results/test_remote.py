@@ -1,4 +1,4 @@
-"""A store whose truth lies elsewhere: two machines with a mirror each, over the file system of this one."""
+"""A remote store with two machines that have one mirror each, simulated in the file system of this machine."""
 
 import shutil
 from pathlib import Path
@@ -30,7 +30,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Machines:
-    """Stores that see the same objects and share nothing else."""
+    """Stores of several machines, which share only the remote objects."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.objects = folder, folder / "objects"
@@ -67,7 +67,7 @@ def sweep_of(store: Store, sweep_id: str = "s1", **changes: Any) -> SweepStore:
 
 
 def play(trial: TrialStore, round: int) -> None:
-    """What a worker does on its own machine."""
+    """Do what a worker does on its own machine."""
     assert trial.remote.place is not None
     from fedsweep.sweep.running.trainable import _trial_folder
 
@@ -94,18 +94,18 @@ def test_another_machine_finds_the_sweep_and_its_rounds(machines: Machines) -> N
         machines["two"].find("other")
 
 
-def test_columns_that_were_asked_for_are_kept_with_the_options_and_others_are_not(machines: Machines) -> None:
+def test_only_columns_that_the_user_asked_for_are_recorded_as_options(machines: Machines) -> None:
     sweep = sweep_of(machines["one"], options={"seeds": [0, 1]})
     before = sweep.manifest()
     sweep.show(before.columns, asked=True)
     assert sweep.manifest() == before
-    sweep.show(("seconds",), asked=False)  # the YAML's
+    sweep.show(("seconds",), asked=False)  # columns from the YAML file
     assert (sweep.manifest().columns, sweep.manifest().options) == (("seconds",), {"seeds": [0, 1]})
     sweep.show(("megabytes",), asked=True)
     assert (sweep.manifest().columns, sweep.manifest().options["columns"]) == (("megabytes",), ["megabytes"])
 
 
-def test_only_files_of_trials_and_sweeps_are_there(machines: Machines) -> None:
+def test_the_remote_store_contains_only_files_of_trials_and_sweeps(machines: Machines) -> None:
     store = machines["one"]
     sweep = sweep_of(store)
     (store.root / "mlflow.db").write_text("a view")
@@ -118,7 +118,7 @@ def test_only_files_of_trials_and_sweeps_are_there(machines: Machines) -> None:
     assert machines.all() == [f"{folder}/experiment.yaml", f"{folder}/sweep.json"]
 
 
-def test_a_session_begins_with_what_is_elsewhere_and_not_with_what_was_left_here(machines: Machines) -> None:
+def test_a_session_begins_with_the_remote_files_and_not_with_local_leftovers(machines: Machines) -> None:
     sweep = sweep_of(machines["one"])
     stale = sweep.trial("k")
     stale.plan(plan())
@@ -132,7 +132,7 @@ def test_a_session_begins_with_what_is_elsewhere_and_not_with_what_was_left_here
         clear_leftovers(again, ROUNDS, retry=True)
 
 
-def test_failures_are_reopened_elsewhere_too(machines: Machines) -> None:
+def test_failed_trials_are_also_reopened_in_the_remote_store(machines: Machines) -> None:
     sweep = sweep_of(machines["one"])
     for key in ("whole", "failed"):
         sweep.trial(key).plan(plan(key))
@@ -145,7 +145,7 @@ def test_failures_are_reopened_elsewhere_too(machines: Machines) -> None:
     assert ended == [f"sweeps/{MANIFEST.name}/s1/trials/whole/outcome.json"]
 
 
-def test_another_driver_is_refused_on_this_machine_and_on_others(machines: Machines) -> None:
+def test_a_second_driver_is_rejected_on_this_machine_and_on_others(machines: Machines) -> None:
     with exclusively(sweep_of(machines["one"])):
         for name in ("one", "two"):
             other = machines[name].find(MANIFEST.name)
@@ -155,7 +155,7 @@ def test_another_driver_is_refused_on_this_machine_and_on_others(machines: Machi
     assert not machines["two"].find(MANIFEST.name).remote.is_taken()
 
 
-def test_a_trial_that_goes_on_from_another_one_has_all_its_tensors(machines: Machines) -> None:
+def test_a_trial_that_continues_another_trial_has_all_its_tensors(machines: Machines) -> None:
     sweep = sweep_of(machines["one"])
     sweep.trial("parent").plan(plan("parent"))
     play(sweep.trial("parent"), ROUNDS)
@@ -172,7 +172,7 @@ def test_a_trial_that_goes_on_from_another_one_has_all_its_tensors(machines: Mac
     assert load(arrived, ServerState({}, (0,))).round == ROUNDS + 1
 
 
-def test_trials_of_an_earlier_sweep_are_taken_from_elsewhere(machines: Machines) -> None:
+def test_trials_of_an_earlier_remote_sweep_are_reused(machines: Machines) -> None:
     old = sweep_of(machines["one"], "s1")
     old.trial("k").plan(plan())
     play(old.trial("k"), ROUNDS)
@@ -189,14 +189,14 @@ def test_trials_of_an_earlier_sweep_are_taken_from_elsewhere(machines: Machines)
     assert new.trial("k").read().outcome is not None
 
 
-def test_decisions_are_there_before_they_take_effect(machines: Machines) -> None:
+def test_decisions_are_sent_before_they_take_effect(machines: Machines) -> None:
     sweep = sweep_of(machines["one"])
     Decisions(sweep.folder / "decisions.jsonl", sweep.remote).add(Decision("k", 1, 0.5, stop=True))
     found = machines["two"].find(MANIFEST.name)
     assert ("k", 1) in Decisions(found.folder / "decisions.jsonl").made
 
 
-def test_runs_outside_sweeps_are_there_too(machines: Machines) -> None:
+def test_runs_outside_of_sweeps_are_also_sent(machines: Machines) -> None:
     run = machines["one"].run("fedra_digits", "stamp")
     run.plan(plan("stamp"))
     for round in (0, 1):
@@ -208,7 +208,7 @@ def test_runs_outside_sweeps_are_there_too(machines: Machines) -> None:
 
 
 def test_a_worker_that_cannot_send_counts_as_lost(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it raises is an error to Ray, which hands the trial out again; nothing that was sent is lost."""
+    """The error of the worker reaches Ray, the trial is repeated, and nothing that was sent is lost."""
     from fedsweep.sweep.running import trainable
 
     trial = sweep_of(machines["one"]).trial("k")
@@ -247,13 +247,13 @@ def test_a_worker_that_cannot_send_counts_as_lost(machines: Machines, monkeypatc
         ("foo://x/y", "but `foo://x/y` is not: "),
         ("s3:///x", "but `s3:///x` is not: Missing bucket name in S3 URI"),
         ("mock://x/y", "must name a bucket, such as s3://BUCKET/RUNS, but it is `mock://x/y`."),
-        ("s3://key:cret@bucket/x", "must hold no credentials, but `s3://***@bucket/x` does; "),
-        ("s3://bucket/x?secret_key=cret", "must hold no credentials, but `s3://bucket/x` does; "),
-        ("abfs://c:cret@host/x", "must hold no credentials, but `abfs://***@host/x` does; "),
-        ("http://[::x/y", "is a URI that cannot be read: "),
+        ("s3://key:cret@bucket/x", "must not contain credentials, but `s3://***@bucket/x` does; "),
+        ("s3://bucket/x?secret_key=cret", "must not contain credentials, but `s3://bucket/x` does; "),
+        ("abfs://c:cret@host/x", "must not contain credentials, but `abfs://***@host/x` does; "),
+        ("http://[::x/y", "is not a valid URI: "),
     ],
 )
-def test_what_is_no_store_is_refused_and_no_secret_shown(address: str, sentence: str) -> None:
+def test_invalid_stores_are_rejected_without_showing_secrets(address: str, sentence: str) -> None:
     with pytest.raises(UserError) as refused:
         Store.at(address)
     assert str(refused.value).startswith("`--store` ")
@@ -262,14 +262,14 @@ def test_what_is_no_store_is_refused_and_no_secret_shown(address: str, sentence:
     assert "=cret" not in str(refused.value)
 
 
-def test_a_uri_of_this_machines_files_is_a_folder(tmp_path: Path) -> None:
+def test_a_file_uri_is_opened_as_a_folder(tmp_path: Path) -> None:
     store = Store.at(f"file://{tmp_path}/mlruns")
     assert (store.root, store.uri) == (tmp_path / "mlruns", None)
     assert Store.at("mlruns").uri is None
     assert not is_uri("C:/mlruns")
 
 
-def test_mirrors_lie_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirrors_are_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSWEEP_CACHE", str(tmp_path / "given"))
     assert mirror_folder("s3://b/x").parent == tmp_path / "given" / "stores"
     monkeypatch.delenv("FEDSWEEP_CACHE")
@@ -278,7 +278,7 @@ def test_mirrors_lie_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.Monk
     assert mirror_folder("s3://b/x") != mirror_folder("s3://b/y")
 
 
-def test_a_trial_that_is_named_on_another_machine_comes_with_its_tensors(machines: Machines) -> None:
+def test_a_trial_of_another_machine_is_downloaded_with_its_tensors(machines: Machines) -> None:
     from fedsweep.export.which_trial import find_trial
 
     sweep = sweep_of(machines["one"])

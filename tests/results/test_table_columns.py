@@ -1,4 +1,4 @@
-"""Columns of a table: each against a loop over rounds, and what is refused."""
+"""Columns of a table, each compared with a loop over rounds, and the errors for invalid columns."""
 
 import math
 
@@ -45,18 +45,18 @@ def test_a_target_for_a_loss_is_reached_from_above():
     assert value("rounds_to=0.5", metric="loss/test", mode="min") is None
 
 
-def test_seconds_of_a_gpu_are_those_of_the_share_that_a_round_was_played_with():
+def test_gpu_seconds_use_the_share_with_which_each_round_ran():
     probe, then = Attempt(gpus=1.0, round=1, peak=2_000_000), Attempt(gpus=0.25, round=2, peak=3_000_000)
     assert value("gpu_seconds", probe, then) == 1.0 + 4.0 + 0.25 * 6.0
     assert value("gpu_memory", probe, then) == 3.0
 
 
-def test_rounds_that_no_attempt_told_of_are_those_of_the_last_one():
-    """Its worker was lost, or it goes on."""
+def test_rounds_that_no_attempt_reported_count_for_the_last_attempt():
+    """The worker of the last attempt was lost, or the attempt is still running."""
     assert value("gpu_seconds", Attempt(gpus=0.5, round=0), Attempt(gpus=0.25)) == 0.5 + 0.25 * 10.0
 
 
-def test_every_column_has_a_heading_of_its_own():
+def test_all_columns_have_different_headings():
     assert len(COLUMNS) == 16
     assert len({one.heading for one in COLUMNS.values()}) == len(COLUMNS)
 
@@ -64,25 +64,25 @@ def test_every_column_has_a_heading_of_its_own():
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["worst_domian"], "contains `worst_domian`, which is not a column; did you mean `worst_domain`"),
+        (["worst_domian"], "lists `worst_domian`, which is not a column; did you mean `worst_domain`"),
         (["acuracy/mean"], "did you mean `accuracy/mean`"),
-        (["zzz"], "which is not a column; the columns are mean_over_domains, worst_domain"),
-        (["seconds", "seconds"], "contains `seconds` twice."),
+        (["zzz"], "which is not a column; choose from mean_over_domains, worst_domain"),
+        (["seconds", "seconds"], "lists `seconds` twice."),
         (["rounds_to="], "needs a number after rounds_to=, such as rounds_to=0.7, but it is rounds_to=."),
         (["rounds_to=nan"], "needs a number"),
         (
             ["rounds_to=70"],
-            "needs a share from 0 to 1 after rounds_to=, since the objective is accuracy/mean, but it is",
+            "needs a share from 0 to 1 after rounds_to=, because the objective is accuracy/mean, but it is",
         ),
-        (["rounds_to=0.5", "rounds_to=0.50"], "contains `rounds_to=0.50` twice."),
+        (["rounds_to=0.5", "rounds_to=0.50"], "lists `rounds_to=0.50` twice."),
     ],
 )
-def test_what_is_no_column_is_refused(names, words):
+def test_invalid_columns_are_rejected(names, words):
     with pytest.raises(UserError, match=r"^`columns` ") as error:
         check_columns(names, ["accuracy/mean"], "accuracy/mean", "`columns`")
     assert words in str(error.value)
 
 
-def test_columns_and_metrics_are_taken():
+def test_columns_and_metrics_are_accepted():
     check_columns([*COLUMNS, "rounds_to=0.7", "accuracy/mean"], ["accuracy/mean"], "accuracy/mean", "`columns`")
     check_columns(["rounds_to=70"], ["accuracy/mean"], "loss/test", "`columns`")

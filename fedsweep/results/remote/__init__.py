@@ -1,4 +1,4 @@
-"""The remote objects behind a folder of the results folder, if the results folder mirrors an object store."""
+"""The remote counterparts of folders in the results folder, if the results are in a remote store."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedsweep.results.remote.objects import UnreachableError, filesystem, persis
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-LOST = "another process has taken the sweep over"
+LOST = "another process is now running the sweep"
 
 
 @dataclass(frozen=True)
 class Place:
-    """The address of a remote folder. It holds no secrets and can be sent to workers."""
+    """The address of a remote folder. It contains no credentials, so it can be sent to workers."""
 
     uri: str
     path: str
@@ -32,15 +32,18 @@ class Place:
 
     @property
     def base(self) -> str:
-        """The path in the file system."""
+        """The path of the folder in the file system."""
         return f"{filesystem(self.uri)[1].rstrip('/')}/{self.path}"
 
     def below(self, *names: str) -> Place:
-        """Return the address of a folder within this one."""
+        """Return the address of a subfolder."""
         return Place(self.uri, "/".join((self.path, *names)))
 
     def folders(self, marker: str, known: Callable[[str], bool], above: str = "") -> Iterator[str]:
-        """Yield the folders below `above` that contain the file `marker`; folders in `known` need no request."""
+        """Yield the folders below `above` that contain the file `marker`.
+
+        A folder for which `known` returns True is yielded without a request to the store.
+        """
         from pyarrow.fs import FileSelector
 
         found = self.filesystem.get_file_info(FileSelector(f"{self.base}/{above}".rstrip("/"), allow_not_found=True))
@@ -57,7 +60,7 @@ class Place:
 
 @dataclass(eq=False)
 class Remote:
-    """The objects of a mirror below a prefix, or nothing.
+    """The remote counterpart of a mirrored folder. If the results are only local, its methods do nothing.
 
     Methods raise UnreachableError if the store does not answer.
     """
@@ -66,23 +69,24 @@ class Remote:
     place: Place | None = None
     prefix: str = ""
     unsent: dict[str, str] = field(default_factory=dict)
-    """Prefixes below which a push has failed, with the reason; shared by all parts of a mirror."""
+    """Prefixes of files that could not be sent, with the reason. All parts of a mirror share this mapping."""
     is_lost: Callable[[], bool] = lambda: False
-    """Function that returns whether another process has taken the remote folder over."""
+    """Function that returns whether another process has acquired the lease on the remote folder."""
 
     def below(self, *names: str) -> Remote:
-        """Return the remote copy of a folder or file within this one."""
+        """Return the remote counterpart of a subfolder or file."""
         return replace(self, prefix="/".join((self.prefix, *names)).lstrip("/"))
 
     def pull(self, whole: bool = False, discard: bool = False) -> None:
-        """Update the folder from the objects, as `Mirror.pull` does."""
+        """Update the local folder from the remote one, with the arguments of `Mirror.pull`."""
         if self.mirror is not None:
             persistently(partial(self.mirror.pull, self.prefix, whole, discard))
 
     def push(self, needed: bool = False) -> None:
-        """Send new files, including files that an earlier push could not send.
+        """Send new files, and files that an earlier call could not send.
 
-        Files that are not `needed` at once are sent in one attempt. If it fails, the next push repeats it.
+        If the files are `needed` at once, sending is repeated, and an error is raised if it still fails. Otherwise, a
+        failure raises no error, and the files are sent again in the next call.
         """
         if self.mirror is None:
             return
@@ -99,18 +103,18 @@ class Remote:
                 return
 
     def clear(self, name: str) -> None:
-        """Remove a remote folder that is not mirrored; ignore errors of the store."""
+        """Delete a remote folder that is not mirrored, and ignore errors of the store."""
         if self.place is not None:
             with contextlib.suppress(OSError):
                 self.place.filesystem.delete_dir(f"{self.place.base}/{name}")
 
     def save(self) -> None:
-        """Record the mirrored files, so that later processes need not fetch them again."""
+        """Record the mirrored files, so that later processes need not download them again."""
         if self.mirror is not None:
             self.mirror.save()
 
     def is_taken(self) -> bool:
-        """Return whether another process, on any machine, is writing to the remote folder."""
+        """Return whether another process, on any machine, holds the lease on the remote folder."""
         if self.place is None:
             return False
         other, _ = persistently(Lease(UnconditionalObjects(self.place.filesystem), self.place.base).look)
@@ -118,7 +122,10 @@ class Remote:
 
     @contextlib.contextmanager
     def exclusively(self, what: str) -> Iterator[None]:
-        """Hold the lease on the remote folder during the context, or raise UserError if another process has it."""
+        """Hold the lease on the remote folder during the context; raise UserError if another process holds it.
+
+        `what` names the folder's sweep in the error message.
+        """
         if self.place is None:
             yield
             return
@@ -129,7 +136,7 @@ class Remote:
             yield
 
     def __reduce__(self) -> tuple[type[Remote], tuple[()]]:
-        """Pickle as `NOTHING`: Ray pickles the search algorithm that contains this object, but never restores it."""
+        """Pickle an empty object, because Ray pickles the search algorithm with this object but restores neither."""
         return Remote, ()
 
 

@@ -1,4 +1,4 @@
-"""Conditional writes of objects with `obstore`, because pyarrow has none."""
+"""Conditional writes to object stores with `obstore`. pyarrow does not support them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLOWEST = timedelta(seconds=20)  # time limit of one request of `obstore`
 
 
 class ConditionalObjects:
-    """Objects of a store with conditional writes. As in pyarrow, paths begin with the bucket."""
+    """The objects of a store with conditional writes. As in pyarrow, paths begin with the bucket."""
 
     exclusive = True
 
@@ -37,7 +37,7 @@ class ConditionalObjects:
         self.store = store
 
     def read(self, path: str) -> Found:
-        """Read an object."""
+        """Return the content, time and version of an object."""
         with _os_errors(), contextlib.suppress(FileNotFoundError):
             found = obstore.get(self.store, _key(path))
             version = {name: found.meta[name] for name in ("e_tag", "version") if found.meta[name]}
@@ -45,7 +45,7 @@ class ConditionalObjects:
         return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
-        """Write an object if it still has this version (None: it does not exist). Otherwise, leave it unchanged."""
+        """Write an object if its version is still `version` (None if it must not exist), otherwise do nothing."""
         with _os_errors(), contextlib.suppress(AlreadyExistsError, PreconditionError):
             obstore.put(self.store, _key(path), content, mode=version or "create")
 
@@ -69,9 +69,9 @@ def _os_errors() -> Iterator[None]:
 
 @cache
 def objects_of(uri: str) -> ConditionalObjects | UnconditionalObjects:
-    """Return the objects of a store, with conditional writes if `obstore` opens it and a test write succeeds."""
+    """Return the objects of a store, with conditional writes if `obstore` can open it and a test of them succeeds."""
     files, base = filesystem(uri)
-    with contextlib.suppress(Exception):  # obstore may lack the kind of store, credentials or an operation
+    with contextlib.suppress(Exception):  # obstore may lack credentials, or not support this kind of store
         found = ConditionalObjects(_conditional_store(uri, files, base.partition("/")[0]))
         probe = f"{base}/.conditional-{secrets.token_hex(8)}"
         found.write(probe, b"1", None)
@@ -101,11 +101,11 @@ def _conditional_store(uri: str, files: FileSystem, bucket: str) -> ObjectStore:
     if files.type_name == "abfs" and host.endswith(".core.windows.net"):
         account = host.partition(".")[0]
         return AzureStore(bucket, account_name=account, client_options=client, retry_config=retries)
-    raise ValueError(f"obstore is not asked to open {files.type_name}")
+    raise ValueError(f"fedsweep does not open {files.type_name} stores with obstore")
 
 
 def _keys_of_profile() -> dict[str, str]:
-    """Return the keys in ~/.aws/credentials, which `obstore` does not read, unless the environment has keys."""
+    """Return the keys from ~/.aws/credentials, which `obstore` does not read, unless the environment contains keys."""
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return {}
     parser = configparser.ConfigParser(interpolation=None)

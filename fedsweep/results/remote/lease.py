@@ -1,7 +1,8 @@
-"""The lease on a sweep in an object store: an object that the sweep's only driver creates, renews and removes.
+"""The lease on a sweep in an object store. It ensures that only one process at a time runs the sweep.
 
-Writes are conditional on the version read before, if the store allows it, so that only one of several drivers succeeds.
-Ages are measured by the store's clock, because those of machines differ.
+The lease is an object that this process, the driver, creates, renews and deletes. If the store supports conditional
+writes, a write succeeds only if the object still has the version that was read before. So only one of several processes
+succeeds. The age of a lease is measured by the store's clock, because the clocks of machines differ.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ SETTLES = 1.0  # seconds between writing and reading back if the store has no co
 
 
 class Found(NamedTuple):
-    """The content of an object; `version` is None if the object does not exist."""
+    """The content, time and version of an object; `version` is None if the object does not exist."""
 
     content: bytes = b""
     seconds: float = 0.0
-    """Time of writing, by the store's clock."""
+    """Time of the last write in seconds since 1970, by the store's clock."""
     version: Any = None
 
 
 class UnconditionalObjects:
-    """Objects of a pyarrow file system, in which the last of two simultaneous writers wins."""
+    """The objects of a pyarrow file system. If two processes write at the same time, the last one wins."""
 
     exclusive = False
 
@@ -49,14 +50,14 @@ class UnconditionalObjects:
         self.files = files
 
     def read(self, path: str) -> Found:
-        """Read an object."""
+        """Return the content, time and version of an object."""
         with contextlib.suppress(FileNotFoundError):
             content = read(self.files, path)
             return Found(content, (self.files.get_file_info(path).mtime_ns or time.time_ns()) / 1e9)
         return Found()
 
     def write(self, path: str, content: bytes, version: Any) -> None:
-        """Write an object, whatever its version."""
+        """Write an object and ignore `version`."""
         put(self.files, path, content)
 
     def remove(self, path: str) -> None:
@@ -65,7 +66,7 @@ class UnconditionalObjects:
 
 
 class Lease:
-    """The exclusive right to write a sweep, once acquired. `lost` is set if another process has taken it over."""
+    """The exclusive right to write to a sweep. `lost` is True after another process has acquired it."""
 
     def __init__(self, objects: ConditionalObjects | UnconditionalObjects, folder: str) -> None:
         self.objects, self.path = objects, f"{folder}/{NAME}"
@@ -75,21 +76,27 @@ class Lease:
 
     @contextlib.contextmanager
     def acquired(self, what: str) -> Iterator[Lease]:
-        """Hold the lease during the context, renewed by a thread; `what` names the sweep in error messages.
+        """Hold the lease during the context, in which a thread renews it.
 
-        Raise UserError if another process has the lease, and UnreachableError if the store does not answer.
+        Args:
+            what: Name of the sweep in error messages.
+
+        Raises:
+            UserError: Another process holds the lease.
+            UnreachableError: The store does not answer.
         """
         other, version = persistently(self.look)
         if other:
-            killed = f"One that was killed gives way after {STALE / 60:g} minutes."
-            raise UserError(f"{what} is being run by a process on {other['host']}; wait for it or end it. {killed}")
+            killed = f"If it was killed, try again in {STALE / 60:g} minutes."
+            running = f"a process on {other['host']}; wait until that process ends, or stop it"
+            raise UserError(f"{what} is being run by {running}. {killed}")
         persistently(lambda: self._write(version))
         if not self.objects.exclusive:
             time.sleep(SETTLES)
-        holder, _ = persistently(self._read)  # a write whose answer was lost may have been the one that succeeded
+        holder, _ = persistently(self._read)  # our write may have succeeded although its answer was lost
         if not self._is_mine(holder):
             host = holder["host"] if holder else "another machine"
-            raise UserError(f"{what} has just been taken by a process on {host}; wait for it or end it.")
+            raise UserError(f"{what} was just started by a process on {host}; wait until it ends, or stop it.")
         thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         thread.start()
         try:
@@ -102,7 +109,7 @@ class Lease:
                     self.objects.remove(self.path)
 
     def look(self) -> tuple[dict[str, Any] | None, Any]:
-        """Return the other live holder, if any, and the version of the object that the next holder has to replace."""
+        """Return the other process that holds the lease, or None, and the version of the object to replace."""
         other, found = self._read()
         if other is None or self._is_mine(other) or is_dead(other.get("process", "")):
             return None, found.version
@@ -117,9 +124,9 @@ class Lease:
         return (holder if isinstance(holder, dict) and {"nonce", "host"} <= holder.keys() else None), found
 
     def _now(self) -> float:
-        """Return the store's current time, read from an object that is written now."""
+        """Return the current time of the store's clock, which is the time of an object written now."""
         probe = f"{self.path}-{self._mine['nonce']}"
-        with contextlib.suppress(OSError):  # without the right to write, this machine's clock must do
+        with contextlib.suppress(OSError):  # without permission to write, use this machine's clock
             self.objects.write(probe, b"", None)
             now = self.objects.read(probe).seconds
             self.objects.remove(probe)
@@ -134,7 +141,7 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._over.wait(RENEWED):
-            with contextlib.suppress(OSError):  # the next time, or another process has it by then
+            with contextlib.suppress(OSError):  # try again later; another process may hold the lease by then
                 holder, found = self._read()
                 if holder and not self._is_mine(holder):
                     self.lost = True
@@ -143,7 +150,7 @@ class Lease:
 
 
 def process() -> str:
-    """Return an id of this process that is unique across machines and time, or an empty string if there is none."""
+    """Return an identifier of this process that is unique over machines and time, or "" if the system has no /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getpid()} {_started(os.getpid())}"
@@ -152,7 +159,7 @@ def process() -> str:
 
 
 def is_dead(other: str) -> bool:
-    """Return whether a process of this machine has ended; False for other machines and containers.
+    """Return whether a process has ended, given its identifier; False for processes of other machines and containers.
 
     >>> is_dead(process()), is_dead("")
     (False, False)
@@ -167,6 +174,6 @@ def is_dead(other: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process in the system's ticks, or an empty string once it has ended."""
+    """Return the start time of a process in clock ticks of the system, or an empty string if it has ended."""
     state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return "" if state in "ZX" else fields[18]

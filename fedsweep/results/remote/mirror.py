@@ -1,6 +1,6 @@
-"""A local folder that mirrors remote objects. Files are compared by size and time, and transferred as a whole.
+"""A local folder as a mirror of remote objects. Files are compared by size and time, not by content.
 
-Times in whole seconds suffice: the only files that are rewritten within a second, checkpoints, grow each time.
+Times in whole seconds are precise enough: only checkpoints are rewritten within a second, and their size grows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 STATE = ".mirror.json"
-SCRATCH = "ray"  # a folder that is not mirrored
+SCRATCH = "ray"  # folder of Ray's own files, which is not mirrored
 LAST = ("checkpoint.safetensors", "gpus.json", "trial.json", "sweep.json", "outcome.json")
-"""Files that are sent after all others, in this order: each implies that those before it are complete."""
-AT_ONCE = 16  # objects that are fetched in parallel
-READS = 5  # attempts at reading an object that changes meanwhile
+"""Files that are sent after all others, in this order. If one of them exists, the files before it are complete."""
+AT_ONCE = 16  # objects that are downloaded in parallel
+READS = 5  # attempts to read an object that changes during the download
 Shorten = Mapping[str, Callable[[Any], bytes]]
-"""Functions that read a part of a large file, by its name; these files are never sent back."""
+"""Functions that read a part of a large file, by the file's name. Files that were read in part are never sent."""
 
 
 class Mark(NamedTuple):
@@ -39,7 +39,10 @@ class Mark(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A file when it last equalled its object; `remote` is None if the object was not listed since the push."""
+    """The versions of a file and its object when both were last equal.
+
+    `remote` is None if the file was sent and the object has not been listed since.
+    """
 
     local: Mark
     remote: Mark | None
@@ -47,7 +50,10 @@ class Known(NamedTuple):
 
 
 class Mirror:
-    """A folder, and the objects below a path of a pyarrow file system, without names that begin with a dot."""
+    """A local folder and the objects below a path of a pyarrow file system.
+
+    Names that begin with a dot are not mirrored.
+    """
 
     def __init__(self, filesystem: FileSystem, base: str, folder: Path, shorten: Shorten | None = None) -> None:
         self.filesystem, self.base, self.folder = filesystem, base.rstrip("/"), folder
@@ -55,9 +61,15 @@ class Mirror:
         self._known = _load(folder / STATE)
 
     def pull(self, prefix: str = "", whole: bool = False, discard: bool = False) -> None:
-        """Fetch new and changed objects, and remove files whose objects are gone; raise OSError if that fails.
+        """Download new and changed objects, and delete local files whose objects no longer exist.
 
-        Local changes that were not sent stay, unless `discard` is set. With `whole`, large files are fetched whole.
+        Args:
+            prefix: Folder or file to update; empty for all.
+            whole: Whether to download large files completely.
+            discard: Whether to overwrite local changes that were not sent. Otherwise they are kept.
+
+        Raises:
+            OSError: The store does not answer, or a file cannot be written.
         """
         remote, local = self._objects(prefix), self._files(prefix)
         wanted = [name for name, mark in remote.items() if self._lacks(name, mark, local.get(name), whole, discard)]
@@ -72,9 +84,10 @@ class Mirror:
                 self._known.pop(name, None)
 
     def push(self, prefix: str = "") -> None:
-        """Remove objects whose files are gone, then send new and changed files in the order of `LAST`.
+        """Delete objects whose files no longer exist, then send new and changed files in the order of `LAST`.
 
-        If the store does not take one, OSError is raised after all files before it have been sent.
+        Raises:
+            OSError: The store does not accept a file. All files before it have been sent.
         """
         local = self._files(prefix)
         gone = [name for name in self._below(prefix, self._known) if name not in local]
@@ -91,7 +104,7 @@ class Mirror:
         return sorted(self._objects(prefix))
 
     def save(self) -> None:
-        """Record which files are in sync, so that later processes need not fetch them again."""
+        """Record which files equal their objects, so that later processes need not download them again."""
         write_atomically(self.folder / STATE, json.dumps(self._known).encode())
 
     def _objects(self, prefix: str) -> dict[str, Mark]:
@@ -106,7 +119,7 @@ class Mirror:
         start, found = self.folder / prefix, {}
         for path in [start] if start.is_file() else _walked(start):
             if _ours(name := path.relative_to(self.folder).as_posix()):
-                with contextlib.suppress(FileNotFoundError):  # it has just gone
+                with contextlib.suppress(FileNotFoundError):  # it was just deleted
                     found[name] = _mark(path)
         return found
 
@@ -123,12 +136,12 @@ class Mirror:
         return known.remote != remote or (whole and not known.whole)
 
     def _changed(self, name: str, local: Mark | None) -> bool:
-        """Return whether a file was changed locally. Files fetched without tensors never count as changed."""
+        """Return whether a file was changed locally. Files that were read in part never count as changed."""
         known = self._known.get(name)
         return known is None or (known.local != local and not (local and Path(name).name in self._shorten))
 
     def _fetch(self, name: str, mark: Mark, whole: bool) -> Known | None:
-        """Write an object's content to its file; return None if the object is gone."""
+        """Download an object to its file, or return None if the object no longer exists."""
         short = None if whole else self._shorten.get(Path(name).name)
         place, path = inside(self.folder, name), f"{self.base}/{name}"
         for _ in range(READS):
@@ -141,7 +154,7 @@ class Mirror:
             if short is None:
                 info = self.filesystem.get_file_info(path)
                 mark = Mark(info.size, info.mtime_ns)
-            if mark == before:  # else it may be a part of each
+            if mark == before:  # otherwise the content may mix two versions
                 write_atomically(place, content)
                 return Known(_mark(place), mark, short is None)
         raise OSError(f"{path} changes faster than it can be read")
@@ -154,7 +167,10 @@ def _walked(folder: Path) -> Iterator[Path]:
 
 
 def _ours(name: str) -> bool:
-    """Return whether a file is mirrored. Hidden files are incomplete or locks, and `..` leads out of the folder."""
+    """Return whether a file is mirrored.
+
+    Hidden files are excluded because they are incomplete or locks, and names with `..` because they lead elsewhere.
+    """
     parts = name.split("/")
     return parts[0] != SCRATCH and not any(part == "" or part.startswith(".") for part in parts)
 
@@ -170,7 +186,7 @@ def _mark(path: Path) -> Mark:
 
 
 def _load(path: Path) -> dict[str, Known]:
-    """Return the record of an earlier process, or nothing if it is incomplete or has another format."""
+    """Return the files that an earlier process recorded, or none if its record is incomplete or in another format."""
     known: dict[str, Known] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         for name, (local, remote, whole) in json.loads(path.read_text()).items():

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 SECRETS = re.compile(r"key|secret|token|password|credential", re.IGNORECASE)
 FLAT = ("s3", "gcs", "abfs")
-"""Kinds of stores without folders, where an object appears as a whole once it is written."""
+"""Kinds of stores without folders, in which an object becomes visible only when it is complete."""
 PAUSES = (1.0, 4.0, 10.0)  # seconds between attempts
 Answer = TypeVar("Answer")
 
 
 class UnreachableError(OSError):
-    """An object store failed at every attempt."""
+    """Error of an object store that failed at every attempt."""
 
 
 def is_uri(address: str | Path) -> bool:
-    """Return whether an address is a URI and not a folder.
+    """Return whether an address is a URI rather than a folder.
 
     >>> is_uri("s3://bucket/runs"), is_uri("mlruns"), is_uri(Path("mlruns"))
     (True, False, False)
@@ -40,15 +40,16 @@ def is_uri(address: str | Path) -> bool:
 
 @cache
 def filesystem(uri: str) -> tuple[FileSystem, str]:
-    """Return pyarrow's file system for a URI, and the path in it.
+    """Return pyarrow's file system for a URI, and the path in that file system.
 
-    Raise UserError if this fails or the URI has secrets.
+    Raises:
+        UserError: pyarrow cannot open the URI, or the URI contains credentials or names no bucket.
     """
     _check_secrets(uri)
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem
 
-    # A file that is small goes in one request, not in three.
+    # With this option, a small file is sent in one request instead of three.
     quick = f"{uri}{'&' if '?' in uri else '?'}allow_delayed_open=true" if uri.startswith("s3://") else uri
     try:
         found, base = FileSystem.from_uri(quick)
@@ -66,11 +67,11 @@ def _check_secrets(uri: str) -> None:
         parts = urlsplit(uri)
         named = any(SECRETS.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     except ValueError as error:
-        raise UserError(f"`--store` is a URI that cannot be read: {one_line(error)}.") from None
+        raise UserError(f"`--store` is not a valid URI: {one_line(error)}.") from None
     if named or parts.password is not None or (parts.scheme == "s3" and parts.username is not None):
         shown = re.sub("//.*@", "//***@", uri.partition("?")[0])
-        usual = "the environment or from the usual files, such as ~/.aws/credentials"
-        raise UserError(f"`--store` must hold no credentials, but `{shown}` does; they are taken from {usual}.")
+        usual = "environment variables or the usual files, such as ~/.aws/credentials"
+        raise UserError(f"`--store` must not contain credentials, but `{shown}` does; put them into {usual}.")
 
 
 def check_there(uri: str) -> None:
@@ -88,7 +89,7 @@ def check_there(uri: str) -> None:
 
 
 def check_writable(uri: str) -> None:
-    """Raise UserError unless objects below the URI can be written, read and removed."""
+    """Raise UserError unless objects below the URI can be written, read and deleted."""
     check_there(uri)
     found, base = filesystem(uri)
     name, content = f"{base}/.write-{secrets.token_hex(4)}", secrets.token_bytes(8)
@@ -99,11 +100,11 @@ def check_writable(uri: str) -> None:
     except OSError as error:
         raise UserError(f"the store {uri} cannot be written: {one_line(error)}.") from None
     if not same:
-        raise UserError(f"the store {uri} cannot be used: what was written there is not what is read.")
+        raise UserError(f"the store {uri} cannot be used: it returned other content than was written.")
 
 
 def put(filesystem: FileSystem, path: str, content: bytes) -> None:
-    """Write an object as a whole, or raise OSError and leave it as it was."""
+    """Write an object atomically. If that fails, raise OSError and leave an existing object unchanged."""
     flat = filesystem.type_name in FLAT
     folder, _, name = path.rpartition("/")
     target = path if flat else f"{folder}/.{name}.{secrets.token_hex(4)}"
@@ -111,7 +112,7 @@ def put(filesystem: FileSystem, path: str, content: bytes) -> None:
         filesystem.create_dir(folder, recursive=True)
     stream = filesystem.open_output_stream(target)
     stream.write(content)
-    stream.close()  # not where writing failed: closing is what makes an object
+    stream.close()  # not if writing failed, because closing creates the object
     if not flat:
         filesystem.move(target, path)
 
@@ -130,7 +131,7 @@ def remove(filesystem: FileSystem, path: str) -> None:
 
 
 def persistently(do: Callable[[], Answer], pauses: Sequence[float] | None = None) -> Answer:
-    """Call a function that uses an object store. If it fails, repeat the call after each of the pauses.
+    """Call a function that uses an object store, and repeat it after each of `pauses` (seconds) while it fails.
 
     Raises:
         UnreachableError: Every attempt failed.

@@ -1,1 +1,1 @@
-"""Machines of a sweep: joining a Ray cluster, checking nodes, delivering files, sharing GPUs."""
+"""The machines of a sweep: joining a Ray cluster, checking its nodes, delivering files and sharing GPUs."""

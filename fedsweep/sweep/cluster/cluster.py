@@ -1,4 +1,4 @@
-"""The machines of a sweep (this one, or a Ray cluster's nodes), their GPUs, and the number of parallel trials."""
+"""The machines of a sweep, their cores and GPUs, and the number of trials that run on them in parallel."""
 
 import math
 import platform
@@ -24,7 +24,10 @@ class Node:
     gpus: float
 
     def slots(self, resources: Resources) -> int:
-        """Return the number of trials that fit on the node; with `auto`, only the cores of a GPU node count."""
+        """Return how many trials fit on the node.
+
+        If `gpus_per_trial` is auto, only the cores limit this number, but a node without a GPU runs no trials.
+        """
         slots, share = int(self.cpus / resources.cpus_per_trial), resources.gpus_per_trial
         if share == "auto":
             return slots if self.gpus >= 1 else 0
@@ -35,17 +38,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines of a sweep."""
+    """The machines of a sweep: this machine, or the nodes of a Ray cluster."""
 
     address: str = LOCAL
     nodes: tuple[Node, ...] = ()
-    """The nodes of a cluster; empty for this machine, whose cores and GPUs are counted when needed."""
+    """The nodes of a Ray cluster; empty for this machine, whose cores and GPUs are counted when needed."""
     at_once: int | None = None
-    """The requested number of trials side by side, which a cluster may add nodes for."""
+    """The requested number of parallel trials. A cluster that scales automatically may add nodes for them."""
 
     @property
     def is_local(self) -> bool:
-        """True without a cluster: the sweep runs on this machine."""
+        """True if the sweep runs on this machine, without a cluster."""
         return self.address == LOCAL
 
 
@@ -53,7 +56,7 @@ HERE = Cluster()
 
 
 def available_cpus() -> int:
-    """Return the number of cores that this process may use, within a container's quota."""
+    """Return the number of cores that this process may use; the quota of a container is respected."""
     return int(cpu_count())
 
 
@@ -77,7 +80,11 @@ def _nodes(resources: Resources, cluster: Cluster) -> tuple[Node, ...]:
 
 
 def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return how many trials run in parallel: as many as fit, or the requested number."""
+    """Return how many trials run in parallel.
+
+    On a cluster, this is the requested number, if any, because the cluster may add nodes. Otherwise, it is the number
+    of trials that fit, or the requested number if that is smaller.
+    """
     if cluster.at_once and not cluster.is_local:
         return cluster.at_once
     fit = max(sum(node.slots(resources) for node in _nodes(resources, cluster)), 1)
@@ -85,7 +92,10 @@ def concurrency(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the number of trials per GPU that keeps all cores busy. More trials would only divide the GPU's memory."""
+    """Return the largest useful number of trials per GPU, which keeps all cores busy.
+
+    More trials would only divide the GPU's memory further.
+    """
     at_once = concurrency(resources, cluster)
     nodes = [node for node in _nodes(resources, cluster) if node.gpus >= 1]
     on_each = [math.ceil(min(node.slots(resources), at_once) / int(node.gpus)) for node in nodes]
@@ -93,12 +103,12 @@ def most_on_a_gpu(resources: Resources, cluster: Cluster = HERE) -> int:
 
 
 def gpus_of(resources: Resources, cluster: Cluster = HERE) -> int:
-    """Return the number of GPUs of all nodes, or of this machine if trials use any."""
+    """Return the total number of GPUs of all nodes, or of this machine if trials use GPUs."""
     return sum(int(node.gpus) for node in _nodes(resources, cluster))
 
 
 def processor(resources: Resources) -> str:
-    """Return a description of the hardware that determines the last digits of a trial's results."""
+    """Return a description of the processor and threads, on which the last digits of a trial's results depend."""
     threads = f"{resources.threads} thread{'s' * (resources.threads > 1)}"
     if resources.device == "cpu":
         return f"{platform.machine()}, {threads}"
@@ -108,24 +118,24 @@ def processor(resources: Resources) -> str:
 
 
 def check_resources(resources: Resources, cluster: Cluster = HERE) -> None:
-    """Raise UserError unless a machine has the cores and GPUs of a trial; Ray would silently wait for ever."""
+    """Raise UserError unless some machine has enough cores and GPUs for a trial. Ray would wait for them forever."""
     gpus, cpus = resources.gpus_per_trial, resources.cpus_per_trial
     if gpus != "auto" and gpus > 1 and gpus != int(gpus):
         raise UserError(f"`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is {gpus:g}.")
     if not cluster.is_local:
         if logical_gpus() is not None and resources.on_gpu:
-            raise UserError(f"{COUNT} makes logical GPUs of this machine alone, and the sweep is to run on a cluster.")
+            raise UserError(f"{COUNT} simulates GPUs on this machine only; unset it to run a sweep on a cluster.")
         _check_nodes_fit(resources, cluster)
         return
     (here,) = _nodes(resources, cluster)
     if gpus == "auto" and here.gpus == 0:
         raise UserError(
-            "`gpus_per_trial` auto measures how many trials fit on a GPU, but Ray finds none on this machine; "
-            f"use `--gpus-per-trial 0` to run on the CPU, or {COUNT}=1 with {SIZE} to simulate a GPU on it."
+            "`gpus_per_trial` is auto, but this machine has no GPU that Ray can use; "
+            f"use `--gpus-per-trial 0` to run on the CPU, or set {COUNT}=1 and {SIZE} to simulate a GPU on it."
         )
     if gpus != "auto" and gpus > here.gpus:
         raise UserError(
-            f"`gpus_per_trial` is {gpus:g}, but the number of GPUs that Ray finds on this machine is {here.gpus:g}; "
+            f"`gpus_per_trial` is {gpus:g}, but this machine has {here.gpus:g} GPUs that Ray can use; "
             "use `--gpus-per-trial 0` to run on the CPU."
         )
     if cpus > here.cpus:
@@ -136,15 +146,18 @@ def _check_nodes_fit(resources: Resources, cluster: Cluster) -> None:
     if cluster.at_once or any(node.slots(resources) for node in cluster.nodes):
         return
     gpus = resources.gpus_per_trial
-    asked = {"cpus": resources.cpus_per_trial, "gpus": 1 if gpus == "auto" else gpus}  # one to measure on
+    asked = {
+        "cpus": resources.cpus_per_trial,
+        "gpus": 1 if gpus == "auto" else gpus,
+    }  # auto needs a whole GPU to measure on
     said = {"cpus": f"{asked['cpus']:g}", "gpus": "auto" if gpus == "auto" else f"{gpus:g}"}
     for name, what in (("gpus", "GPUs"), ("cpus", "cores")):
         if asked[name] > (most := max((getattr(node, name) for node in cluster.nodes), default=0)):
             raise UserError(
                 f"`{name}_per_trial` is {said[name]}, but no node of the cluster {cluster.address} has more than "
-                f"{most:g} {what}, and a trial runs on one node."
+                f"{most:g} {what}, and a trial must fit on one node."
             )
     raise UserError(
         f"`cpus_per_trial` is {said['cpus']} and `gpus_per_trial` {said['gpus']}, but no node of the cluster "
-        f"{cluster.address} has both, and a trial runs on one node."
+        f"{cluster.address} has both, and a trial must fit on one node."
     )

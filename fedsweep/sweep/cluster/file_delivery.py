@@ -1,4 +1,4 @@
-"""Delivery of prepared data and weights to the nodes of a cluster, once per node and in pieces."""
+"""Delivery of prepared data sets and weights to the nodes of a cluster, once per node and in pieces."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ class Item:
     source: str
     """The driver's folder to which the paths are relative."""
     sha256: str
-    """The digest of the file, or of the data set's content, as in its card."""
+    """The digest of a weights file, or of a data set's content, as in its card."""
     is_set: bool
 
     @property
@@ -46,7 +46,10 @@ class Item:
         return sum(size for _, size in self.files)
 
     def is_there(self) -> bool:
-        """Return whether the item exists on this machine. Its content is checked by the digests of a run."""
+        """Return whether this machine has a file or data set at the item's path.
+
+        The content is not checked here but later, with the digests of a run.
+        """
         return is_store(data_folder() / self.place) if self.is_set else resolve(self.place).exists()
 
     def check(self, root: Path) -> None:
@@ -54,12 +57,12 @@ class Item:
         path = root / self.place
         found = stored_digest(path, read_card(path)) if self.is_set else weights_file.digest(path)
         if found != self.sha256:
-            sent = f"it has the digest {found[:12]}, but was sent as {self.sha256[:12]}"
+            sent = f"its digest is {found[:12]}, but the driver sent {self.sha256[:12]}"
             raise UserError(f"{self.place} arrived damaged: {sent}.")
 
 
 def items_of(config: RunConfig) -> Iterator[Item]:
-    """Yield the files of a run that can be sent: prepared data sets, and weights under a relative path."""
+    """Yield the items of a run that can be sent to nodes: prepared data sets, and weights with a relative path."""
     if isinstance(config.data, PreparedData):
         yield _set(config.data.set, config.data.size)
         if config.trains_on_synthetic and isinstance(config.synthetic, Folder):
@@ -69,7 +72,7 @@ def items_of(config: RunConfig) -> Iterator[Item]:
     for text in dict.fromkeys(_strings(config.model_dump(mode="json"))):
         name = str(Path(text))
         if not name.startswith(("/", "~")) and ".." not in Path(name).parts:
-            with contextlib.suppress(OSError):  # too long for a name
+            with contextlib.suppress(OSError):  # the text is too long for a file name
                 yield from _weights(name, resolve(name))
 
 
@@ -82,7 +85,7 @@ def _set(name: str, size: int) -> Item:
 
 
 def _weights(name: str, path: Path) -> Iterator[Item]:
-    """Yield a weights file and its card, or the files of a checkpoint folder that are read."""
+    """Yield a weights file and its card, or the files of a checkpoint folder that a run reads."""
     source = str(path).removesuffix(name)
     if path.is_file() and path.suffix in weights_file.SUFFIXES:
         wanted = [(name, path), (str(Path(name).with_suffix(".json")), path.with_suffix(".json"))]
@@ -105,14 +108,14 @@ def _strings(node: Any) -> Iterator[str]:
 
 
 class Library:
-    """Actor on the driver's node that returns pieces of the files of `items`."""
+    """The Ray actor on the driver's node that sends the files of `items` in pieces."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._paths = {place: Path(item.source) / place for item in items for place, _ in item.files}
         self._sent, self._counting = 0, Lock()
 
     def piece(self, place: str, offset: int) -> bytes:
-        """Return at most PIECE bytes of a file, from `offset` on."""
+        """Return at most PIECE bytes of a file, starting at `offset`."""
         with self._paths[place].open("rb") as file:
             file.seek(offset)
             content = file.read(PIECE)
@@ -126,13 +129,16 @@ class Library:
 
 
 def fetch(items: Iterable[Item], library: Any) -> None:
-    """Download the items that this machine lacks, one process at a time. Raise UserError if an item is damaged."""
+    """Download the items that this machine lacks; raise UserError if one arrives damaged.
+
+    Only one process of the machine downloads at a time; the others wait for it.
+    """
     root = data_folder()
     arriving = root / ".arriving"
     arriving.mkdir(parents=True, exist_ok=True)
     with FileLock(root / ".arriving.lock"):
         for item in items:
-            if item.is_there():  # another worker of this node was first
+            if item.is_there():  # another worker of this node has downloaded it
                 continue
             for place, size in item.files:
                 _receive(arriving / place, place, size, library)

@@ -1,8 +1,7 @@
-"""The GPUs of a machine, the share of a GPU that a trial may use, and the memory that the trial takes.
+"""The number of GPUs of a machine, and the measurement of the GPU memory that trials use.
 
-A logical GPU, for machines without a real one, is a share of this machine's processor and memory under the name of a
-GPU: Ray hands it out, trials that share it are measured, and a trial that takes too much runs out of memory. It
-computes on the CPU.
+A logical GPU simulates a GPU with the CPU and main memory of a machine that has no real one. Ray schedules trials on it
+as on a GPU, their memory is measured, and a trial that exceeds its share runs out of memory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that Ray could hand out."""
+    """Return the number of GPUs, real or logical, on which Ray can schedule trials."""
     if (logical := logical_gpus()) is not None:
         return logical.count
     import torch
@@ -27,13 +26,17 @@ def count_gpus() -> int:
 
 
 class Meter:
-    """Meter of the GPU memory that a trial uses. This base class serves trials on a CPU and measures nothing."""
+    """The measurement of a trial's GPU memory. The base class is for trials on the CPU and measures nothing."""
 
     def start(self) -> None:
-        """Reset the measurements, and limit the process to its share of the GPU."""
+        """Discard earlier measurements, and limit the process to its share of the GPU."""
 
     def read(self) -> dict[str, int]:
-        """Return the report's keys about memory; raise OutOfMemoryError if it was more than the share."""
+        """Return the measured memory in bytes, by key of the trial's report.
+
+        Raises:
+            OutOfMemoryError: The trial used more memory than its share.
+        """
         return {}
 
     def release(self) -> None:
@@ -41,34 +44,34 @@ class Meter:
 
 
 class CUDAMeter(Meter):
-    """Meter of the device that Ray made visible. torch's allocator raises where a trial exceeds its share."""
+    """The meter of the GPU that Ray made visible. torch's allocator raises an error if a trial exceeds its share."""
 
     def __init__(self, gpus: float) -> None:
         self.gpus = gpus
 
     def start(self) -> None:
-        """Limit torch's allocator to the share, so that other trials on the GPU keep theirs, and start measuring."""
+        """Limit the allocator to its share, so that other trials keep theirs, and start measuring."""
         import torch
 
         torch.cuda.set_per_process_memory_fraction(float(min(self.gpus, 1.0)))
         torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> dict[str, int]:
-        """Return the allocator's peak with cached blocks.
+        """Return the peak memory of torch's allocator, including cached blocks, and the GPU's total memory.
 
-        On a GPU without other trials, include memory outside the allocator.
+        If the trial has the GPU to itself, the result also contains the memory in use outside the allocator.
         """
         import torch
 
-        # Outside it are the CUDA context, which each process has, and other programs, counted as a precaution.
+        # Outside the allocator are the CUDA context of each process, and other programs, counted as a precaution.
         free, total = torch.cuda.mem_get_info()
         beside = max(total - free - torch.cuda.memory_reserved(), 0) if self.gpus >= 1 else 0
         return {PEAK: int(torch.cuda.max_memory_reserved()), BESIDE: int(beside), TOTAL: int(total)}
 
     def release(self) -> None:
-        """Free cached memory.
+        """Free the allocator's unused memory.
 
-        Call this after the last reference to the trial's tensors, for example in a traceback, is gone.
+        Call this after the last reference to the trial's tensors is gone, including the traceback of an error.
         """
         import torch
 
@@ -77,7 +80,10 @@ class CUDAMeter(Meter):
 
 
 class LogicalMeter(Meter):
-    """Meter of a share of a logical GPU: the memory of the whole worker process, compared after each round."""
+    """The meter of a share of a logical GPU.
+
+    It compares the peak memory of the whole worker process with the share after each round.
+    """
 
     def __init__(self, gpus: float, total: int) -> None:
         self.gpus, self.total = gpus, total
@@ -87,24 +93,24 @@ class LogicalMeter(Meter):
         forget_peak()
 
     def read(self) -> dict[str, int]:
-        """Return the peak, or raise OutOfMemoryError if it exceeds the share."""
+        """Return the peak memory of the process, or raise OutOfMemoryError if it exceeds the share."""
         import torch
 
         peak, held = resident_peak(), min(self.gpus, 1.0) * self.total
         if peak > held:
             raise torch.OutOfMemoryError(
-                f"the worker took {peak / 1e9:.2f} GB, but it has {held / 1e9:.2f} GB: {min(self.gpus, 1.0):g} of a "
-                f"logical GPU of {self.total / 1e9:.2f} GB"
+                f"the worker used {peak / 1e9:.2f} GB of memory, but its share is {held / 1e9:.2f} GB: "
+                f"{min(self.gpus, 1.0):g} of a logical GPU of {self.total / 1e9:.2f} GB"
             )
         return {PEAK: peak, BESIDE: 0, TOTAL: self.total}
 
     def release(self) -> None:
-        """Collect garbage. The C library decides when to return the memory to the system."""
+        """Collect garbage. malloc decides when to return the memory to the system."""
         gc.collect()
 
 
 def meter(device: Device, gpus: float) -> Meter:
-    """Return the meter of the GPU memory of a trial that has the share `gpus` of a real or a logical GPU."""
+    """Return the meter of a trial with a share `gpus` of a real or logical GPU."""
     if gpus > 0 and device == "cuda":
         return CUDAMeter(gpus)
     logical = logical_gpus() if gpus > 0 else None
@@ -112,8 +118,8 @@ def meter(device: Device, gpus: float) -> Meter:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Return whether a GPU's memory did not suffice: for a tensor, or for CUDA's own context and workspaces."""
-    if not isinstance(error, RuntimeError):  # torch's own is one; the error may be that torch cannot be imported
+    """Return whether an error means that a GPU ran out of memory, for a tensor or for CUDA's context and workspaces."""
+    if not isinstance(error, RuntimeError):  # torch's own error is one; an ImportError may mean that torch is missing
         return False
     import torch
 

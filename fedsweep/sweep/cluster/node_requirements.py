@@ -1,4 +1,4 @@
-"""Requirements of a sweep on each node, and their check on the node."""
+"""The requirements that each node of a cluster must meet for a sweep, and their check on the node."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from fedsweep.results.remote.objects import filesystem, is_uri, put, read, remov
 from fedsweep.sweep.cluster.file_delivery import Item, fetch, items_of
 from fedsweep.sweep.plan.plan import ENGINE_PACKAGES, Plan, engine_digest
 
-RULE = "every node must have this machine's fedsweep and packages, its store as a shared folder, and its data"
+RULE = "every node must have the same versions of fedsweep and its packages, the same data, and access to the store"
 _entered: list[Needs] = []
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The requirements of a sweep on a node."""
+    """The requirements that each node must meet for a sweep."""
 
     engine: str
     packages: Mapping[str, str]
     environment: Mapping[str, str]
     contents: tuple[tuple[Mapping[str, Any], Mapping[str, str], tuple[Item, ...]], ...]
-    """One run for each different content: its configuration, its digests, and the files that can be sent."""
+    """One run for each combination of data and weights: its configuration, its digests, and items that can be sent."""
     probe: str = ""
-    """STORE#NAME of a file or object that the driver has just written."""
+    """STORE#NAME of a test file or object that the driver has just written, and that the node must find."""
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The files that can be sent, without duplicates."""
+        """The items that can be sent, without duplicates."""
         return tuple(dict.fromkeys(item for *_, items in self.contents for item in items))
 
     @classmethod
     def of(cls, plan: Plan) -> Needs:
-        """Return the requirements of a plan; call `preflight` first for errors about this machine."""
+        """Return the requirements of a plan. Call its `preflight` first, which reports errors of this machine."""
         contents = {}
         for config in plan.reachable():
             digests = plan.content_digests(config)
@@ -54,7 +54,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of the check on a node."""
+    """The results of checking a node."""
 
     problems: list[str] = field(default_factory=list)
     lacking: list[Item] = field(default_factory=list)
@@ -63,18 +63,21 @@ class Findings:
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of the packages that decide a run's numbers."""
+    """Return the versions of the packages that affect the numbers of a run."""
     return {name: metadata.version(name) for name in ENGINE_PACKAGES}
 
 
 def enter(environment: Mapping[str, str]) -> None:
-    """Set the driver's environment variables in this process, except those with which the node's Ray was started."""
+    """Set the driver's environment variables in this process.
+
+    A variable that is an absolute path on the node keeps the node's value.
+    """
     own = {name for name in environment if Path(os.environ.get(name, "")).is_absolute()}
     os.environ.update({name: value for name, value in environment.items() if name not in own})
 
 
 def look(needs: Needs) -> Findings:
-    """Compare this machine with the requirements of a sweep, and return the findings."""
+    """Check whether this machine meets the requirements of a sweep, and return the findings."""
     enter(needs.environment)
     if (engine := engine_digest()) != needs.engine:
         return Findings([f"has another version of fedsweep ({engine[:12]}, not {needs.engine[:12]})"])
@@ -106,7 +109,7 @@ def _store_problems(probe: str) -> Iterator[str]:
         remove(found, written)
     except (OSError, UserError) as error:
         if is_uri(store):
-            yield f"cannot use the store {store}, for which each node needs credentials ({one_line(error)})"
+            yield f"cannot use the store {store}, for which every node needs credentials ({one_line(error)})"
         else:
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else one_line(error)
             yield f"cannot use the store {store}, a folder that all nodes must share ({reason})"
@@ -118,12 +121,12 @@ def _disk_problems(size: int) -> Iterator[str]:
         root.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(root).free
     except OSError as error:
-        yield f"lacks data, and {root} cannot be made ({error.strerror})"
+        yield f"lacks data, and the folder {root} cannot be created ({error.strerror})"
         return
     if not os.access(root, os.W_OK):
-        yield f"lacks data, and {root} cannot be written"
+        yield f"lacks data, and the folder {root} is not writable"
     elif size > free:
-        yield f"lacks {size / 1e9:.1f} GB of data, and {root} has {free / 1e9:.1f} GB left"
+        yield f"lacks {size / 1e9:.1f} GB of data, and {root} has only {free / 1e9:.1f} GB of free space"
 
 
 def _content_problems(config: Mapping[str, Any], digests: Mapping[str, str]) -> Iterator[str]:
@@ -133,19 +136,23 @@ def _content_problems(config: Mapping[str, Any], digests: Mapping[str, str]) -> 
         yield f"cannot read its data or weights ({one_line(error)})"
     else:
         if other := [name for name, digest in digests.items() if found[name] != digest]:
-            yield f"has other {' and '.join(other)} in {data_folder()}"
+            yield f"has different {' and '.join(other)} in {data_folder()}"
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """The preparation of each worker before its first trial, which also reaches nodes that join later."""
+    """The preparation of each worker before its first trial. It also prepares nodes that join the cluster later."""
 
     needs: Needs
     library: Any
-    """The `Library` actor."""
+    """The `Library` actor, which sends the data."""
 
     def enter(self) -> None:
-        """Fetch the data that this node lacks, once; raise UserError if it does not meet the requirements."""
+        """Check this node once per process, and download missing data.
+
+        Raises:
+            UserError: The node does not meet the requirements.
+        """
         if self.needs in _entered:
             return
         findings = look(self.needs)

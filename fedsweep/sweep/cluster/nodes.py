@@ -1,4 +1,4 @@
-"""Checks of a cluster's nodes before the first trial, and delivery of the data that they lack."""
+"""Checks of the nodes of a cluster before the first trial, and delivery of the data that they lack."""
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,14 @@ _on = partial(NodeAffinitySchedulingStrategy, soft=False)
 
 
 def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, deliver: bool = True) -> Arrival:
-    """Check a cluster's nodes and, with `deliver`, send missing data; raise UserError that names all differences."""
+    """Check the nodes of a cluster, and send them missing data if `deliver` is set.
+
+    Returns:
+        The preparation that each worker performs before its first trial.
+
+    Raises:
+        UserError: A node does not meet the requirements. The message lists the problems of all nodes.
+    """
     nodes = [node for node in cluster.nodes if node.slots(plan.space.resources)]
     needs = Needs.of(plan)
     driver = _on(ray.get_runtime_context().get_node_id())
@@ -35,18 +42,18 @@ def make_ready(cluster: Cluster, plan: Plan, store: Store, console: Console, del
     with _probed(store) as probe:
         findings = survey(nodes, replace(needs, probe=probe), library if deliver else None, console)
     where = f"{_count(findings)} of the Ray cluster {cluster.address}"
-    console.print(f"The sweep runs on {where}{', and on those that it adds' if cluster.at_once else ''}.")
+    console.print(f"The sweep runs on {where}{' and on nodes that the cluster adds' if cluster.at_once else ''}.")
     if not cluster.address.startswith("127.") and any(found.open_to_all for found in findings.values()):
         console.print(
-            f"Warning: whoever reaches {cluster.address} can run code there, because the cluster was started without "
-            "RAY_AUTH_MODE=token (docs/cluster.md, Security)."
+            f"Warning: anyone who can connect to {cluster.address} can run code on the cluster, because it was started "
+            "without RAY_AUTH_MODE=token (docs/cluster.md, Security)."
         )
     return Arrival(needs, library)
 
 
 @contextmanager
 def _probed(store: Store) -> Iterator[str]:
-    """Yield STORE#NAME of a new file or object, which only processes with access to the store can read."""
+    """Write a test file to the store, which every node must be able to read, and yield its address STORE#NAME."""
     address, name = store.uri or str(store.root), f".shared-{secrets.token_hex(4)}"
     found, base = filesystem(address)
     put(found, f"{base}/{name}", secrets.token_hex(4).encode())
@@ -57,10 +64,12 @@ def _probed(store: Store) -> Iterator[str]:
 
 
 def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) -> dict[Node, Findings]:
-    """Check every reachable node and return its findings. A `library`, if given, first sends missing data to the nodes.
+    """Check the nodes, send them missing data if `library` is given, and return the findings of each node.
+
+    Nodes that the cluster loses in the meantime are left out.
 
     Raises:
-        UserError: A node does not meet the requirements, or none is left.
+        UserError: A node does not meet the requirements, or the cluster lost all nodes.
     """
     findings = _everywhere(nodes, needs)
     lacking = {node: found.lacking for node, found in findings.items() if found.lacking}
@@ -69,7 +78,7 @@ def survey(nodes: Sequence[Node], needs: Needs, library: Any, console: Console) 
         ready = {node: found for node, found in findings.items() if node not in lacking}
         findings = ready | _everywhere(list(lacking), needs)
     if nodes and not findings:
-        raise UserError(f"{_count(nodes)} of the cluster went away before they were ready; none is left.")
+        raise UserError(f"the cluster lost {_count(nodes)} before the sweep started; no other node can run trials.")
     return findings
 
 
@@ -79,7 +88,7 @@ def _start(function: Callable[..., Any], arguments: Mapping[Node, tuple[Any, ...
 
 
 def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
-    """Return the findings of each reachable node; raise UserError if a node has a problem."""
+    """Check all nodes, and return the findings of those that are not lost; raise UserError if a node has a problem."""
     found = {}
     for node, answer in _answers(_start(look, dict.fromkeys(nodes, (needs,)))):
         failed = isinstance(answer, Exception)  # the node may be unable to import fedsweep
@@ -91,7 +100,7 @@ def _everywhere(nodes: Sequence[Node], needs: Needs) -> dict[Node, Findings]:
 
 
 def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
-    """Yield each node that answers, with its result or error. Ray drops lost nodes after some missed heartbeats."""
+    """Yield each node and its result or error. Lost nodes, which Ray detects by missing heartbeats, are left out."""
     for task, node in tasks.items():
         try:
             answer = ray.get(task)
@@ -103,7 +112,7 @@ def _answers(tasks: Mapping[Any, Node]) -> Iterator[tuple[Node, Any]]:
 
 
 def _last_line(error: Exception) -> str:
-    """Return the last line of Ray's message, which is the traceback on the node."""
+    """Return the last line of a Ray error, whose message is the traceback from the node."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].rstrip(".") if lines else type(error).__name__
 
@@ -112,9 +121,9 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
     total = sum(item.bytes for items in lacking.values() for item in items)
     what = f"data to {_count(lacking)}"
     tasks = _start(_fetch, {node: (environment(), items, library) for node, items in lacking.items()})
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn(f"Sending {what}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     if not console.is_terminal:
-        console.print(f"{total / 1e6:.1f} MB of {what}")
+        console.print(f"Sending {total / 1e6:.1f} MB of {what}.")
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(what, total=total)
         waiting = list(tasks)
@@ -122,12 +131,12 @@ def _deliver(lacking: Mapping[Node, Sequence[Item]], library: Any, console: Cons
             _, waiting = ray.wait(waiting, timeout=0.5)
             progress.update(bar, completed=ray.get(library.sent.remote()))
     errors = {node: error for node, error in _answers(tasks) if error is not None}  # such as a full disk
-    if wrong := [f"{node.name} could not take its data ({_last_line(error)})" for node, error in errors.items()]:
+    if wrong := [f"{node.name} could not receive its data ({_last_line(error)})" for node, error in errors.items()]:
         raise UserError(f"{len(wrong)} of {_count(tasks)} cannot run trials: {'; '.join(wrong)}.")
 
 
 def _fetch(environment: Mapping[str, str], items: Sequence[Item], library: Any) -> None:
-    """Fetch items from the driver's library in a task on the node; `look` may run there in another process."""
+    """Download the items on a node, in a process that may be another one than that of `look`."""
     enter(environment)
     fetch(items, library)
 

@@ -10,21 +10,21 @@ from fedsweep.results import Attempt, Attempts, SweepStore, TrialPlan
 from fedsweep.results.arms import identity
 
 MARGIN = 0.15
-"""The fraction of a GPU that stays free for CUDA's own memory and for later rounds, which may take more."""
+"""The fraction of a GPU's memory that stays free, for CUDA itself and for later rounds that may need more."""
 
 PARTS = 10_000
-"""Ray rounds shares of a GPU to the nearest ten-thousandth: six sixths, each rounded up, would not fit."""
+"""Ray's unit is 1/10000 of a GPU. Shares are rounded down to it, because six sixths that Ray rounds up do not fit."""
 
 TOLD = 8
-"""Number of arms up to which each measurement is printed; of more arms, the smallest and the largest are."""
+"""Number of arms up to which every measurement is printed. For more arms, the smallest and the largest are printed."""
 
 PEAK, BESIDE, TOTAL = "memory/peak", "memory/beside", "memory/total"
-"""Keys of a worker's report, in bytes: its peak, the device's used memory besides, and the device's total."""
+"""Keys of a worker's report, in bytes: its peak memory, other memory in use on the GPU, and the GPU's total memory."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A trial to start, the round that it has to reach, and its share of a GPU."""
+    """A trial to run next, the round that it must reach, and its share of a GPU."""
 
     plan: TrialPlan
     until: int
@@ -32,7 +32,7 @@ class Offer:
 
 
 def side_by_side(peak: int, total: int, most: int) -> int:
-    """Return how many trials of `peak` bytes fit on a GPU of `total` bytes less a margin, from 1 to `most`.
+    """Return how many trials of `peak` bytes fit on a GPU of `total` bytes minus `MARGIN`: at least 1, at most `most`.
 
     >>> side_by_side(2_000, 10_000, most=16), side_by_side(2_000, 10_000, most=3), side_by_side(20_000, 10_000, most=3)
     (4, 3, 1)
@@ -41,7 +41,7 @@ def side_by_side(peak: int, total: int, most: int) -> int:
 
 
 def share(trials: int) -> float:
-    """Return the share of each of `trials` trials on one GPU, rounded down to Ray's unit.
+    """Return the share of a GPU for each of `trials` trials, rounded down to Ray's unit.
 
     >>> share(1), share(4), share(6)
     (1.0, 0.25, 0.1666)
@@ -50,12 +50,21 @@ def share(trials: int) -> float:
 
 
 def larger(gpus: float) -> float | None:
-    """Return the share to try after the share `gpus` was too small: double, at most 1, or None after a whole GPU."""
+    """Return the share to try after a trial ran out of memory with the share `gpus`.
+
+    The new share is twice the old one, at most a whole GPU. After a whole GPU, the result is None.
+    """
     return min(2 * gpus, 1.0) if gpus < 1 else None
 
 
 def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = None) -> float | None:
-    """Return the share of a GPU that a trial needs, larger after it ran out of memory; None if not yet measured."""
+    """Return the share of a GPU that a trial needs, or None if it must be measured first.
+
+    Args:
+        attempts: Earlier attempts. Their measured memory determines the share, which grows if memory ran out.
+        most: Largest number of trials per GPU.
+        otherwise: The share that the user requested instead of a measured one.
+    """
     fraction = otherwise
     if fraction is None:
         peak, total = _most_of(attempts)
@@ -66,7 +75,7 @@ def needed(attempts: Sequence[Attempt], most: int, otherwise: float | None = Non
 
 
 def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
-    """Return the largest number of bytes that an attempt took, and the bytes of the smallest GPU; 0 if not measured."""
+    """Return the largest memory of all attempts and the memory of the smallest GPU in bytes; 0 if not measured."""
     measured = [one for one in attempts if one.peak is not None and one.total]
     if not measured:
         return 0, 0
@@ -77,15 +86,24 @@ def _most_of(attempts: Sequence[Attempt]) -> tuple[int, int]:
 def _measured(attempts: Sequence[Attempt], most: int) -> str:
     peak, total = _most_of(attempts)
     seconds = max(one.seconds or 0.0 for one in attempts)
-    fit = side_by_side(peak, total, most)
-    return f"{peak / 1e9:.1f} GB of {total / 1e9:.3g} GB, {fit} side by side, {seconds:.1f} s a round alone"
+    speed = f"{side_by_side(peak, total, most)} in parallel; a round alone takes {seconds:.1f} s"
+    return f"{peak / 1e9:.1f} GB of {total / 1e9:.3g} GB per trial ({speed})"
 
 
 class Packing:
-    """The share of a GPU that each arm needs, from the first round of its first trial and from memory that ran out.
+    """The shares of a GPU that the arms of a sweep need, as requested by the user or measured.
 
-    That round, the probe, runs on a GPU alone, and the trial continues from it. Without `apart`, as for samples, one
-    measurement counts for all trials. Attempts are written within `writing`, and `tell` prints measurements.
+    To measure an arm, its first trial runs one round alone on a GPU. This round is called the probe, and the trial
+    later continues from it. If a trial runs out of memory, the share of its arm grows.
+
+    Args:
+        asked: The share that the user requested, or `auto` to measure it.
+        most: Largest number of trials per GPU.
+        sweep: Sweep whose trials record the attempts.
+        plans: Trials of earlier sessions, whose attempts are read.
+        apart: Whether each arm is measured separately. If not, as for sampled arms, one measurement counts for all.
+        writing: Context in which attempts are written.
+        tell: Function that prints a measurement.
     """
 
     def __init__(
@@ -113,13 +131,13 @@ class Packing:
         return bool(self._probes)
 
     def fraction(self, plan: TrialPlan) -> float | None:
-        """Return the share of a GPU that a trial needs, or None before it is measured."""
+        """Return the share of a GPU that a trial needs, or None if it has not been measured."""
         return needed(self._of_arm(plan), self._most, self._asked)
 
     def choose(self, wanted: Sequence[tuple[TrialPlan, int]]) -> Offer | None:
-        """Return an offer for one of the wanted trials, or None for now.
+        """Return the next of the wanted trials to run, or None if no trial can start now.
 
-        Probes come first, because they need a whole GPU.
+        Probes come first, because they need a whole GPU. Other trials wait until all probes have ended.
         """
         for plan, until in wanted:
             if self._name(plan) not in self._probes and self.fraction(plan) is None:
@@ -139,7 +157,10 @@ class Packing:
         return Offer(plan, until, gpus)
 
     def ended(self, plan: TrialPlan, result: Mapping[str, Any] | None) -> None:
-        """Record the memory in a trial's last report, None if its worker was lost; print the first one of an arm."""
+        """Record the memory in a trial's last report, and print the first measurement of an arm.
+
+        `result` is None if the trial's worker was lost.
+        """
         if self._probes.get(self._name(plan)) == plan.key:
             del self._probes[self._name(plan)]
         attempts = self._of(plan).attempts
@@ -160,16 +181,16 @@ class Packing:
             self._tell(f"{plan.label + ': ' if self._apart else ''}{_measured(known, self._most)}.")
 
     def marks(self, plan: TrialPlan) -> dict[str, str]:
-        """Return a trial's MLflow tags about its GPU."""
+        """Return the MLflow tags about a trial's share of a GPU."""
         return self._of(plan).marks()
 
     def summary(self) -> str | None:
-        """Return the smallest and the largest measurement as text, if there are more than TOLD arms."""
+        """Return the smallest and the largest measurement as text if there are more than TOLD arms, else None."""
         known = [arm for arm in map(_flat, self._attempts.values()) if any(one.peak for one in arm)]
         if self._asked is not None or len(known) <= TOLD:
             return None
         known.sort(key=lambda arm: _most_of(arm)[0])
-        return f"{len(known)} arms, from {_measured(known[0], self._most)}, to {_measured(known[-1], self._most)}."
+        return f"{len(known)} arms, from {_measured(known[0], self._most)} to {_measured(known[-1], self._most)}."
 
     def _put(self, plan: TrialPlan, attempts: tuple[Attempt, ...]) -> None:
         known = self._attempts[self._name(plan)][plan.key] = Attempts(attempts=attempts)
@@ -186,7 +207,7 @@ class Packing:
         return identity(plan.arm) if self._apart else ""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray pickles its searchers, which hold this, and restores neither
+        return {}  # Ray pickles its searchers with this object, but restores neither
 
 
 def _flat(trials: Mapping[str, Attempts]) -> list[Attempt]:

@@ -1,4 +1,4 @@
-"""Ray for the duration of a sweep: a new Ray on this machine, or a cluster that is joined."""
+"""Ray for the duration of a sweep: a new Ray on this machine, or a Ray cluster that the process joins."""
 
 import contextlib
 import logging
@@ -23,29 +23,29 @@ RAY_SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
-    # Under `uv run`, Ray would copy the working directory, prepared images and all, and start each worker in the copy.
+    # Under `uv run`, Ray would copy the working directory with all prepared images, and start workers in the copy.
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # If a stopped trial's thread frees its memory for longer than Ray waits (2 s), Ray marks the worker's next trial as
-    # an error and tells neither searcher nor callbacks.
+    # By default, Ray waits 2 s until a stopped trial has freed its memory. If that takes longer, Ray marks the worker's
+    # next trial as an error without calling the searcher or the callbacks.
     "TUNE_FUNCTION_THREAD_TIMEOUT_S": "3600",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
-# Read on every system, despite its name: with clusters off, Ray's servers listen on 127.0.0.1 only.
+# Despite its name, this variable works on every system. With 0, Ray's servers listen on 127.0.0.1 only.
 LOCAL_SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # a cluster that rejects the token is asked 3 times, not 20
+JOINING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "3"}  # try 3 times, not 20, if a cluster rejects the token
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
 HOST_AND_PORT = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})")
 ANSWER_SECONDS = 10.0
-TOKEN_HINT = "RAY_AUTH_TOKEN_PATH names the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
+TOKEN_HINT = "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token (docs/cluster.md, Security)"  # noqa: S105
 
 
 def check_address(address: str) -> None:
     """Raise UserError unless `address` is local, auto, or HOST:PORT of a cluster's head."""
     if address.startswith("ray://"):
         raise UserError(
-            f"`--address` {address} is Ray Client's, which fedsweep does not use; "
-            "`ray job submit -- fedsweep tune ...` runs the command on the cluster's head (docs/cluster.md)."
+            f"`--address` {address} is an address of Ray Client, which fedsweep does not support; use `ray job submit "
+            "-- fedsweep tune ...` to run the command on the cluster's head (docs/cluster.md)."
         )
     if address not in (LOCAL, "auto") and not HOST_AND_PORT.fullmatch(address):
         raise UserError(
@@ -56,18 +56,18 @@ def check_address(address: str) -> None:
 def not_followed(address: str) -> str:
     """Return a note that RAY_ADDRESS names a cluster that the sweep ignores, or an empty string.
 
-    A variable left over in a shell must not send work and data to other machines.
+    It is ignored because a variable left over in a shell must not send work and data to other machines.
     """
     if address != LOCAL or (other := os.environ.get("RAY_ADDRESS")) in (None, "", LOCAL):
         return ""
-    return f"The sweep runs on this machine alone; RAY_ADDRESS is {other}, and `--address auto` would run it there."
+    return f"The sweep runs on this machine only. To run it on the cluster at RAY_ADDRESS, {other}, use --address auto."
 
 
 def prepare_environment(cluster: Cluster = HERE) -> None:
     """Set the environment variables that Ray reads on import.
 
-    A Ray that fedsweep starts accepts work only with its token, which is new for each process. The token stays in the
-    environment, which only this user can read; Ray's default is a file that every user can read.
+    If fedsweep starts Ray, Ray accepts work only with a token that is new for each process. The token is kept in the
+    environment, which only this user can read. By default, Ray would write it to a file that every user can read.
     """
     settings = RAY_SETTINGS | (LOCAL_SETTINGS if cluster.is_local else JOINING_SETTINGS)
     for name, value in settings.items():
@@ -84,7 +84,11 @@ def prepare_environment(cluster: Cluster = HERE) -> None:
 
 @contextlib.contextmanager
 def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
-    """Join the cluster of a sweep for the duration of a `with` block, or raise UserError if this fails."""
+    """Join the cluster at `address` during the block, unless it is `local`, and yield the machines of the sweep.
+
+    Raises:
+        UserError: The cluster cannot be joined.
+    """
     if address == LOCAL:
         yield Cluster(at_once=at_once)
         return
@@ -104,9 +108,9 @@ def opened(address: str, at_once: int | None = None) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[list[str]]:
-    """Yield a list that contains, after the block, the text that the block wrote to stderr.
+    """Yield a list that contains, after the block, the text that was written to stderr within the block.
 
-    Ray 2.52 writes the reason for a rejection only there, from C++.
+    If a cluster rejects the process, Ray 2.52 writes the reason only to stderr, from C++.
     """
     told: list[str] = []
     kept = os.dup(2)
@@ -122,7 +126,7 @@ def _captured_stderr() -> Iterator[list[str]]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise UserError if nothing listens at the address; Ray would try for two minutes."""
+    """Raise UserError if nothing listens at the address. Ray itself would try for two minutes."""
     where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if not (found := HOST_AND_PORT.fullmatch(where)):
         if where != "auto":  # from RAY_ADDRESS
@@ -131,23 +135,23 @@ def _check_answers(address: str) -> None:
     try:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise UserError(f"there is no Ray cluster at {where} that could be reached: {one_line(error)}.") from None
+        raise UserError(f"no Ray cluster can be reached at {where}: {one_line(error)}.") from None
 
 
 def _why_not(address: str, error: Exception, said: str) -> str:
     told = f"{error} {error.__cause__ or ''} {said}"
     if any(one in told for one in ("Unauthenticated", "InvalidAuthToken", "missing authentication token")):
-        has = "the token given is not the cluster's" if os.environ.get("RAY_AUTH_MODE") == "token" else "none was given"
-        return f"the Ray cluster at {address} asks for a token, and {has}; {TOKEN_HINT}."
+        has = "the given token is wrong" if os.environ.get("RAY_AUTH_MODE") == "token" else "none was given"
+        return f"the Ray cluster at {address} requires a token, but {has}; {TOKEN_HINT}."
     if type(error).__name__ == "AuthenticationError":
-        return f"`--address` {address}: RAY_AUTH_MODE is token, but there is no token; {TOKEN_HINT}."
+        return f"`--address` {address} cannot be used: RAY_AUTH_MODE is token, but no token was found; {TOKEN_HINT}."
     if address == "auto" and isinstance(error, ConnectionError) and error.__cause__ is None:
-        return "`--address` auto found no Ray cluster on this machine, and RAY_ADDRESS names none."
+        return "`--address` auto found no Ray cluster on this machine, and RAY_ADDRESS does not name one."
     return f"the Ray cluster at {address} cannot be joined: {one_line(error)}."
 
 
 def _alive(found: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """Return the nodes of `ray.nodes()` that are alive. If several nodes have the same name, their id is appended."""
+    """Return the living nodes of `ray.nodes()`. If several nodes have the same name, their id follows the name."""
     up = [(one.get("NodeName") or one["NodeManagerAddress"], one) for one in found if one["Alive"]]
     names = [name for name, _ in up]
     return [
@@ -183,13 +187,13 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
         except Exception as error:  # a plain Exception if a node takes longer than the 30 s that Ray waits
             ray.shutdown()
             raise UserError(
-                f"Ray does not start on this machine ({one_line(error).split('. ')[0]}); it waits for 30 seconds, too "
-                "short where others keep the machine busy: the same command with --resume goes on."
+                f"Ray did not start on this machine ({one_line(error).split('. ')[0]}). Its limit is 30 seconds, which "
+                "may be too short on a busy machine; run the same command with --resume to try again."
             ) from None
     elif (nodes := len(_alive(ray.nodes()))) > 1:
         raise UserError(
-            f"this process has joined a Ray cluster of {nodes} nodes; `ray.shutdown()` leaves it, and `--address` "
-            "names the cluster that a sweep is to run on."
+            f"this process has joined a Ray cluster of {nodes} nodes; call `ray.shutdown()` to leave it, and use "
+            "`--address` to run a sweep on a cluster."
         )
     with _running(stop=not running):
         yield
@@ -197,13 +201,13 @@ def ray_session(cluster: Cluster = HERE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _running(stop: bool = True) -> Iterator[None]:
-    """Silence Tune's logs and handle SIGTERM, which `ray job stop` sends, like SIGINT. Call `stop` at the end."""
+    """Silence Tune's logs, handle SIGTERM (sent by `ray job stop`) like SIGINT, and shut Ray down at the end."""
     import ray
 
     for noisy in ("ray.tune", "ray.tune.execution.tune_controller", "ray.tune.tune"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _interrupt)  # again: Ray has set its own, which would end the process at once
+        signal.signal(signal.SIGTERM, _interrupt)  # again, because Ray's own handler would end the process at once
     try:
         yield
     finally:
@@ -213,7 +217,7 @@ def _running(stop: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Handle SIGTERM like SIGINT within the block, so that the report is written before the process ends."""
+    """Handle SIGTERM like SIGINT within the block, so that the recorded rounds are reported before the process ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -225,5 +229,5 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    handler = signal.getsignal(signal.SIGINT)  # Tune's while trials run; ignored or blocked in some background jobs
+    handler = signal.getsignal(signal.SIGINT)  # Tune's handler while trials run; some background jobs ignore SIGINT
     (handler if callable(handler) else signal.default_int_handler)(number, frame)

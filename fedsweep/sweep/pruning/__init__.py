@@ -1,1 +1,1 @@
-"""Rules that stop trials, prune arms and replace members of a population."""
+"""The rules that stop trials, prune arms and replace members of a population."""

@@ -1,6 +1,7 @@
-"""Successive halving of whole arms: decisions are functions of the recorded metrics alone. No ray, no torch.
+"""Successive halving of whole arms: decisions depend only on the recorded metrics. No ray, no torch.
 
-The order of the trials and the metrics after an arm's last rung have no influence. Values are better when larger.
+A rung is a round after which arms are compared, to promote some and to prune the others. The order in which trials ran
+has no effect, and neither do metrics after the rung at which an arm was pruned. Larger values are better.
 """
 
 import math
@@ -16,7 +17,7 @@ Trials = Mapping[int, Mapping[int, float]]
 """The objective of an arm's trials, by seed and round."""
 
 SEEDS_PER_WIN = 4
-"""An arm below the line is tied with it if it is not worse with at least one in this many seeds, rounded up."""
+"""An arm with n seeds is tied with a better one if it is not worse with at least n / SEEDS_PER_WIN seeds."""
 
 
 @dataclass(frozen=True)
@@ -26,33 +27,30 @@ class Pruned:
     round: int
     seeds: int
     behind: float = math.nan
-    """Difference between the mean of the last arm that was promoted by its mean and the mean of this arm."""
+    """Mean of the worst arm that was promoted by its mean, minus the mean of this arm."""
     behind_with: int = 0
-    """Number of seeds with which the arm is worse than that arm."""
+    """Number of seeds with which this arm is worse than that promoted arm."""
     closer: int = 0
-    """Number of tied arms that were promoted instead of this one, which is tied too; 0 if it is not tied."""
+    """Number of tied arms that were promoted instead of this tied arm; 0 if this arm is not tied."""
     failed: tuple[int, ...] = ()
-    """Seeds that will have no value at the rung: they diverged, or their trials failed."""
+    """Seeds that have no value at the rung, because their trials diverged or failed."""
 
     def sentence(self, metric: str) -> str:
-        """Return the reason as a sentence, which the outcome stores; differences of accuracies are in points.
+        """Return the reason as readable text for the outcome. Differences of accuracies are in percentage points.
 
         >>> Pruned(3, 5, behind=0.041, behind_with=5).sentence("accuracy/mean")
-        'pruned at round 3: 4.1 points below the last promoted arm (worse with 5 of 5 seeds)'
+        '4.1 points below the last promoted arm after round 3 (worse with 5 of 5 seeds)'
         >>> Pruned(3, 5, failed=(2,)).sentence("accuracy/mean")
-        'pruned at round 3: no value of seed 2'
+        'no value for seed 2 after round 3'
         """
         if self.failed:
             several = "s" * (len(self.failed) > 1)
-            return f"pruned at round {self.round}: no value of seed{several} {', '.join(map(str, self.failed))}"
+            return f"no value for seed{several} {', '.join(map(str, self.failed))} after round {self.round}"
         gap = f"{100 * self.behind:.1f} points" if is_accuracy(metric) else f"{self.behind:.4g}"
-        closer = (
-            f"; {self.closer} closer {'arm was' if self.closer == 1 else 'arms were'} promoted as tied"
-            if self.closer
-            else ""
-        )
+        were = "arm was" if self.closer == 1 else "arms were"
+        closer = f"; {self.closer} other tied {were} promoted" if self.closer else ""
         return (
-            f"pruned at round {self.round}: {gap} below the last promoted arm "
+            f"{gap} below the last promoted arm after round {self.round} "
             f"(worse with {self.behind_with} of {self.seeds} seeds{closer})"
         )
 
@@ -62,14 +60,19 @@ class Verdicts(Generic[Arm]):
     """The decisions that follow from the recorded metrics so far. Each arm is in exactly one of the mappings."""
 
     promoted: dict[Arm, int] = field(default_factory=dict)
-    """The round that an arm reaches whatever the others record; arms that others wait for come first."""
+    """The round that each arm reaches, whatever the other arms record. Arms for which others wait come first."""
     undecided: dict[Arm, int] = field(default_factory=dict)
-    """The round that an arm at an undecided rung reaches if promoted, the best arms first; idle workers may run it."""
+    """The round that each arm at an undecided rung reaches if it is promoted, best arms first.
+
+    Idle workers may run these arms in advance.
+    """
     pruned: dict[Arm, Pruned] = field(default_factory=dict)
 
 
 def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
-    """Return the rounds after which arms are judged: grace, grace * eta, grace * eta^2, ... below `rounds`.
+    """Return the rungs, the rounds after which arms are compared: g, g * eta, g * eta^2, ... below `rounds`.
+
+    g is `grace_rounds`, eta is `reduction_factor`, and the products are rounded down.
 
     >>> rungs(1, 3, 20), rungs(30, 3, 20)
     ([1, 3, 9], [])
@@ -82,9 +85,7 @@ def rungs(grace_rounds: int, reduction_factor: float, rounds: int) -> list[int]:
 
 
 def places(arms: int, reduction_factor: float, rung: int) -> int:
-    """Return how many of `arms` arms are promoted by their mean at a rung.
-
-    At most the same number of tied arms is added.
+    """Return how many of `arms` arms are promoted by their mean at a rung. At most as many tied arms are promoted too.
 
     >>> [places(24, 3, rung) for rung in range(4)]
     [8, 3, 1, 1]
@@ -95,15 +96,15 @@ def places(arms: int, reduction_factor: float, rung: int) -> int:
 def judge(values: Mapping[Arm, Mapping[int, float]], places: int, round: int) -> dict[Arm, Pruned]:
     """Return the arms that are pruned at a rung, given the value of every seed of every arm that reached it.
 
-    The `places` arms with the best means over the seeds are promoted. An arm below this line is tied with the last of
-    them if it is not worse with at least a quarter of the seeds, rounded up. The best `places` tied arms are promoted
-    too, and the others pruned. Arms with equal means have the same outcome. With one seed this is successive halving.
+    The `places` arms with the best means over the seeds are promoted. Another arm is tied with the last of them if it
+    is not worse with at least a quarter of the seeds, rounded up. The best `places` tied arms are promoted too, and all
+    other arms are pruned. Arms with equal means have the same outcome. With one seed, this is successive halving.
 
     Raises:
         ValueError: The arms have different seeds.
     """
     if len({frozenset(of_seeds) for of_seeds in values.values()}) > 1:
-        raise ValueError(f"arms are judged over common seeds, but have {[sorted(seeds) for seeds in values.values()]}")
+        raise ValueError(f"arms must have common seeds, but their seeds are {[sorted(one) for one in values.values()]}")
     if len(values) <= places:
         return {}
     means = _means(values)
@@ -131,16 +132,18 @@ def halve(
     keep: Collection[Arm] = (),
     failed: Collection[tuple[Arm, int]] = (),
 ) -> Verdicts[Arm]:
-    """Decide every rung for which the recorded metrics suffice; an arm with a failed trial is pruned at its next rung.
+    """Decide every rung for which the recorded metrics suffice.
+
+    An arm with a failed trial is pruned at its next rung.
 
     Args:
         histories: The objective by round, for every arm of the sweep and each of its seeds.
         milestones: The rungs, ascending, each below `rounds`.
         rounds: Rounds of a trial that is never stopped.
-        reduction_factor: eta; ceil(n / eta^i) of n arms have a place after the i-th rung.
-        strata: The stratum of each arm, within which it is judged; None judges all arms together.
-        keep: Arms that are never pruned and take no place.
-        failed: Trials, by arm and seed, that will record nothing more.
+        reduction_factor: eta; ceil(n / eta^i) of n arms are promoted by their mean at the i-th rung.
+        strata: The stratum, or group, of each arm. Only arms of the same stratum are compared; None compares all arms.
+        keep: Arms that are never pruned and do not count among the promoted arms.
+        failed: Trials, by arm and seed, that will record no more rounds.
     """
     together: dict[Hashable, dict[Arm, Trials]] = defaultdict(dict)
     for arm, trials in histories.items():
@@ -184,7 +187,7 @@ def _halve_stratum(
             for arm in sorted(arrived, key=lambda arm: -means[arm]):
                 place = sum(mean > means[arm] for mean in means.values())
                 next_values = _values_at(stops[rung + 1], arm, histories[arm], failed)
-                if place + len(late) >= on:  # others may yet take its place
+                if place + len(late) >= on:  # late arms may still be better
                     undecided[arm] = stops[rung + 1]
                 elif len(next_values) < len(histories[arm]) or stops[rung + 1] == rounds:
                     promoted[arm] = stops[rung + 1]
@@ -197,16 +200,13 @@ def _halve_stratum(
 
 
 def _values_at(round: int, arm: Arm, trials: Trials, failed: Collection[tuple[Arm, int]]) -> dict[int, float]:
-    """Return the value of each seed at a round: NaN if its trial failed earlier.
-
-    Seeds without a value yet are left out.
-    """
+    """Return the values by seed after a round: NaN for trials that failed before, none for trials not yet there."""
     reached = {seed: history[round] for seed, history in trials.items() if round in history}
     return {seed: math.nan for seed in trials if (arm, seed) in failed} | reached
 
 
 def _means(values: Mapping[Arm, Mapping[int, float]]) -> dict[Arm, float]:
-    """Return the means over the seeds, bit-identical for every order of the seeds."""
+    """Return the means over the seeds, which are bit-identical for every order of the seeds."""
     return {arm: math.fsum(of_seeds.values()) / len(of_seeds) for arm, of_seeds in values.items()}
 
 

@@ -1,4 +1,4 @@
-"""State of a sweep whose arms are halved together, read from the records on disk. No ray, no torch."""
+"""The state of a sweep with successive halving of its arms, read from the records on disk. No ray, no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class RecordedTrials:
-    """Trials that are judged together, with their recorded objective, better when larger, last round and error."""
+    """Trials that are judged together, with their recorded objective values, last rounds and errors.
+
+    The sign of a minimised objective is reversed, so that larger values are better.
+    """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
         objective = plan.space.objective
@@ -28,11 +31,14 @@ class RecordedTrials:
         self._errors: dict[str, Outcome] = {}
 
     def unplanned(self) -> list[TrialPlan]:
-        """Return successors without a plan on disk; all plans must be written before any of their parents continues."""
+        """Return the trials that start from the checkpoint of another trial and are not on disk yet.
+
+        All of them must be on disk before these other trials continue and overwrite their checkpoints.
+        """
         return [one for key, one in self.plans.items() if one.start and not self.sweep.trial(key).planned]
 
     def _read(self, plan: TrialPlan) -> None:
-        """Read the records of a trial, which may be new."""
+        """Read the records of a new or known trial."""
         self.plans[plan.key] = plan
         trial = self.sweep.trial(plan.key)
         history, outcome = trial.recorded() if trial.planned else [], trial.outcome()
@@ -45,8 +51,8 @@ class RecordedTrials:
 class ArmState(RecordedTrials):
     """The trials of a grid, their recorded metrics, and the decisions that follow from them.
 
-    Idle workers continue trials of undecided arms beyond the rung. These rounds stay hidden until the arm is promoted,
-    so that tables and decisions do not depend on which workers were idle.
+    Idle workers run arms past undecided rungs. These rounds stay hidden until the arm is promoted, so that neither
+    tables nor decisions depend on which workers were idle.
     """
 
     def __init__(self, plan: Plan, scheduler: ArmsScheduler, sweep: SweepStore, plans: Sequence[TrialPlan]) -> None:
@@ -83,12 +89,12 @@ class ArmState(RecordedTrials):
         return self._verdicts
 
     def record_error(self, key: str, error: Outcome) -> None:
-        """Record that a trial diverged or failed, which counts only once its arm is promoted to that round."""
+        """Record that a trial diverged or failed. This counts only if its arm is promoted to the round of the error."""
         self._errors[key] = error
         self.refresh(key)
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the unfinished trials, most urgent first, each with the round that its arm has to reach."""
+        """Return the unfinished trials, most urgent first, each with the round that its arm must reach."""
         verdicts, ends = self.verdicts, {arm: end for arm in self._keys if (end := self._end(arm)) is not None}
         found: list[tuple[str, int]] = []
         for goals in (ends, verdicts.promoted):
@@ -99,16 +105,16 @@ class ArmState(RecordedTrials):
         return found + [(key, goal) for arm, goal in verdicts.undecided.items() for key in self._behind([arm], goal)]
 
     def _behind(self, arms: Sequence[str], until: int) -> list[str]:
-        """Return the trials that have not reached round `until`, by seed, so that partial results stay balanced."""
+        """Return the trials of `arms` that have not reached round `until`.
+
+        They are ordered by seed, so that partial results stay balanced over the arms.
+        """
         seeds = sorted({seed for arm in arms for seed in self._keys[arm]})
         keys = [self._keys[arm][seed] for seed in seeds for arm in arms if seed in self._keys[arm]]
         return [key for key in keys if self._last[key] < until and key not in self._errors]
 
     def _end(self, arm: str) -> int | None:
-        """Return the round of the first error of an arm that was pruned for an error.
-
-        All trials of the arm end there.
-        """
+        """Return the round of an arm's first error, at which all its trials end, or None if no error pruned the arm."""
         pruned = self.verdicts.pruned.get(arm)
         if pruned is None or not pruned.failed:
             return None
@@ -119,7 +125,7 @@ class ArmState(RecordedTrials):
         return self._arms[key] in self.verdicts.pruned
 
     def visible(self, key: str) -> int:
-        """Return the last round of a trial that may be shown; rounds after an undecided rung stay hidden."""
+        """Return the last round of a trial that may be shown. Rounds past an undecided rung stay hidden."""
         arm, verdicts = self._arms[key], self.verdicts
         if (end := self._end(arm)) is not None:
             return end
@@ -135,7 +141,7 @@ class ArmState(RecordedTrials):
         error, pruned, end = self._errors.get(key), self.verdicts.pruned.get(arm), self._end(arm)
         if pruned is None:
             if self.verdicts.promoted.get(arm) != self.rounds:
-                return None  # an error would lie beyond what is decided
+                return None  # an error would be after the decided rungs
             finished = Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
             return error or finished
         if error is not None and end is not None and error.round <= end:

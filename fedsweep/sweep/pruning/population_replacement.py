@@ -1,6 +1,6 @@
 """Population based training (Jaderberg et al., 2017) in synchronous generations. No ray.
 
-A generation depends only on the recorded metrics and on the seed of the search, not on the workers or their order.
+A generation depends only on the recorded metrics and on the search's seed, not on the number or order of workers.
 """
 
 import math
@@ -20,11 +20,11 @@ Values = Mapping[str, float]
 Axes = Mapping[str, Axis]
 
 TRIES = 8
-"""Perturbations to try before all values are drawn anew."""
+"""Number of perturbations to try before all values are drawn anew."""
 
 
 def first_generation(axes: Axes, size: int, seed: int) -> list[dict[str, float]]:
-    """Draw the values of each member, each value from a random stream of its member and name."""
+    """Draw the values of each member. Each value has its own random stream, which depends on member and name."""
     return [
         {name: _drawn(axis, stream(seed, "population", 0, member, name)) for name, axis in axes.items()}
         for member in range(size)
@@ -40,12 +40,20 @@ def successors(
     seed: int,
     used: Collection[str] = (),
 ) -> dict[int, tuple[int, Values]]:
-    """Return the parent and new values of each member that is replaced before a generation, 1 for the second one.
+    """Return the parent and the new values of each member that is replaced before a generation.
 
-    A larger score is better, and a member with an error has none: all such members are replaced. The worst of the
-    others follow, until `quantile` of all members, rounded down, are replaced. The parent is drawn from the best
-    `quantile`, and must be better than the member; without such a parent the member stays. `used` holds the `identity`
-    of earlier values, which are not given again: equal values and states are one run.
+    All members with an error are replaced, then the worst of the other members, until `quantile` of all members,
+    rounded down, are replaced. The parent is drawn from the best `quantile` of the members, and must be better than the
+    replaced member. If there is no such parent, the member stays.
+
+    Args:
+        members: The values of each member.
+        scores: The score of each member without an error; a larger score is better.
+        generation: Number of the generation; 1 for the second one.
+        axes: The axis of each value.
+        scheduler: The settings of population based training.
+        seed: The search's seed.
+        used: The `identity` of all earlier values. They are not used again, because a repeated trial adds nothing.
     """
     ranked = sorted(scores, key=lambda place: (-scores[place], place))
     broken = sorted(set(members) - set(scores))
@@ -67,7 +75,7 @@ def successors(
 def _explored(
     values: Values, axes: Axes, scheduler: PopulationScheduler, chances: Mapping[str, Generator], taken: Collection[str]
 ) -> dict[str, float]:
-    """Perturb a parent's values until no trial has had them."""
+    """Perturb a parent's values until they differ from those of all earlier trials."""
     for _ in range(TRIES + 1):
         found = {name: _perturbed(values[name], axis, scheduler, chances[name]) for name, axis in axes.items()}
         if identity(found) not in taken:
@@ -97,7 +105,7 @@ def _within(value: float, axis: Axis) -> float:
 def _range(axis: Axis) -> tuple[float, float]:
     bounds = axis.uniform or axis.loguniform
     if bounds is None:
-        raise ValueError("population based training moves within ranges")
+        raise ValueError("population based training needs axes with a uniform or loguniform range")
     return bounds
 
 
@@ -109,15 +117,16 @@ def numbers(arm: Arm) -> dict[str, float]:
 class Generations(RecordedTrials):
     """The trials of a population so far, their recorded metrics, and the decisions that follow from them.
 
-    A replaced member continues as a new trial from its parent's checkpoint at the end of the generation. No member runs
-    beyond the end of a generation before all members have reached it.
+    A member that is replaced continues as a new trial from its parent's checkpoint at the end of the generation. So no
+    member runs past the end of a generation before all members have reached it.
     """
 
     def __init__(self, plan: Plan, sweep: SweepStore) -> None:
         super().__init__(plan, sweep)
         search = plan.space.search
         if search.name != "random" or plan.space.scheduler.name != "pbt":
-            raise ValueError(f"search {search.name} and scheduler {plan.space.scheduler.name} make no population")
+            found = f"search {search.name} and scheduler {plan.space.scheduler.name}"
+            raise ValueError(f"a population needs search random and scheduler pbt, but the plan has {found}")
         self._plan, self._scheduler, self._seed = plan, plan.space.scheduler, search.seed
         self._ends: list[int] = [*range(self._scheduler.interval, self.rounds, self._scheduler.interval), self.rounds]
         self._generation, self._over = 0, False
@@ -139,22 +148,22 @@ class Generations(RecordedTrials):
         self._advance()
 
     def record_error(self, key: str, error: Outcome) -> None:
-        """Record that a trial diverged or failed, unless it had reached the end of the generation."""
+        """Record that a trial diverged or failed, unless it has reached the end of the generation."""
         self._read(self.plans[key])
         if self._last[key] < self.until:
             self._errors[key] = error
         self._advance()
 
     def wanted(self) -> list[tuple[str, int]]:
-        """Return the members that have not reached the end of the generation, each with that round."""
+        """Return the members that have not reached the last round of the generation, each with this last round."""
         return [] if self._over else [(key, self.until) for key in self._members if not self._settled(key)]
 
     def visible(self, key: str) -> int:
-        """Return the last round that may be shown: all rounds, because no trial runs beyond an undecided round."""
+        """Return the last round of the sweep, because all rounds of a trial may be shown."""
         return self.rounds
 
     def outcome(self, key: str) -> Outcome | None:
-        """Return a trial's outcome, or None if it has not ended."""
+        """Return a trial's outcome, or None while it runs."""
         finished = Outcome(outcome="finished", round=self.rounds) if self._last[key] >= self.rounds else None
         return self._errors.get(key) or self._replaced.get(key) or finished
 
@@ -182,6 +191,6 @@ class Generations(RecordedTrials):
         found = successors(members, scores, after, self._plan.space.space, self._scheduler, self._seed, used)
         for place, (parent_place, values) in found.items():
             parent, number = plans[parent_place], after * size + place
-            reason = f"replaced after round {round} by trial {number}, which goes on from trial {parent.number}"
+            reason = f"replaced after round {round} by trial {number}, which continues from trial {parent.number}"
             self._replaced[plans[place].key] = Outcome(outcome="pruned", round=round, reason=reason)
             self._members[place] = self._new(number, values, Start(key=parent.key, round=round))

@@ -1,4 +1,4 @@
-"""Schedulers that stop single trials, by successive halving or the median rule, with a log of decisions."""
+"""Schedulers that stop single trials by successive halving or the median rule, with a log of their decisions."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from fedsweep.sweep.space.settings import ASHAScheduler, MedianScheduler, Object
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision whether to stop a trial after a round, and the trial's value then, better when larger."""
+    """The decision whether to stop a trial after a round, and the trial's value after that round (larger is better)."""
 
     key: str
     round: int
@@ -30,7 +30,7 @@ class Decision:
 
 
 class Decisions:
-    """The decisions of a sweep, by trial and round, stored in a log. An incomplete last line is discarded."""
+    """The decisions of a sweep by trial and round, and their log file. A last line that a crash cut off is removed."""
 
     def __init__(self, log: Path, remote: Remote = NOTHING) -> None:
         self.log, self._remote = log, remote.below(log.name)
@@ -54,9 +54,10 @@ class Decisions:
 
 
 class Rungs:
-    """Asynchronous successive halving: stop a trial that is not in the top 1/eta of its stratum at a rung so far.
+    """Asynchronous successive halving, which stops a trial unless it is among the top 1/eta so far.
 
-    This is the rule of Ray's AsyncHyperBandScheduler with one bracket; Li et al. (2020) promote instead of stopping.
+    Trials are compared at rungs (certain rounds), within their stratum (a group of trials). This is the rule of Ray's
+    AsyncHyperBandScheduler with one bracket. Li et al. (2020) promote trials instead of stopping others.
     """
 
     def __init__(self, config: ASHAScheduler, rounds: int, log: Path, remote: Remote = NOTHING) -> None:
@@ -80,7 +81,10 @@ class Rungs:
 
 
 class Medians:
-    """Median rule: stop a trial whose best value so far is below the median of its stratum's other running means."""
+    """The median rule, which stops a trial if its best value so far is below the median of other trials' running means.
+
+    Only trials of the same stratum (group) are compared. A running mean is over a trial's values up to this round.
+    """
 
     def __init__(self, config: MedianScheduler, log: Path, remote: Remote = NOTHING) -> None:
         self.config = config
@@ -104,19 +108,20 @@ class Medians:
         ]
         enough = round >= self.config.grace_rounds and len(others) >= self.config.fewest
         stop = enough and max(known[key].values()) < statistics.median(others)
-        self.decisions.add(Decision(key, round, value, stop, stratum))  # also without a stop: others need the value
+        # Recorded even if the trial continues, because other trials are compared with its value.
+        self.decisions.add(Decision(key, round, value, stop, stratum))
         return stop
 
 
 class StoppingScheduler(FIFOScheduler):
-    """Scheduler of Ray that applies a rule after each reported round."""
+    """A Ray scheduler that applies a stopping rule after each reported round."""
 
     def __init__(self, rule: Rungs | Medians, objective: Objective, per: tuple[str, ...] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rule, self.objective, self.per = rule, objective, per
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Apply the rule to a report that has the objective."""
+        """Apply the rule to a reported round if it contains the objective."""
         if self.objective.metric not in result or "error" in result:  # the untuned model has no training loss
             return FIFOScheduler.CONTINUE
         sign = 1 if self.objective.mode == "max" else -1

@@ -1,1 +1,1 @@
-"""Execution of a sweep: its folder, Ray Tune, recording, live table and report."""
+"""The execution of a sweep: its folder, Ray Tune, the recording of results, the live table and the report."""

@@ -1,4 +1,4 @@
-"""Live table of running trials, with a progress bar over all rounds."""
+"""The live table of running trials, with a progress bar over all rounds."""
 
 import contextlib
 import time
@@ -15,27 +15,27 @@ ROWS = 24
 
 
 class LiveTable:
-    """Live table on a terminal. Without a terminal, it prints one line for each trial that ends."""
+    """The live table of a sweep. Without a terminal, one line is printed for each trial that ends."""
 
     def __init__(self, console: Console, metric: str, rounds: int, total: int, done: Sequence[TrialRecord]) -> None:
         self.console, self.metric, self.rounds = console, metric, rounds
         self.trials = {trial.plan.key: trial for trial in done}
         self.total, self.begun = total, time.monotonic()
         played = (BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeElapsedColumn())
-        left = (TextColumn("left about"), TimeRemainingColumn())
+        left = (TextColumn("about"), TimeRemainingColumn(), TextColumn("left"))
         self.progress = Progress(TextColumn("{task.description}"), *played, *left, console=console)
         self.task = self.progress.add_task(self._counted(), total=total * rounds, completed=len(done) * rounds)
         live = Live(console=console, refresh_per_second=4, get_renderable=self.render, transient=True)
         self.live: contextlib.AbstractContextManager[object] = live if console.is_terminal else contextlib.nullcontext()
 
     def update(self, trial: TrialRecord) -> None:
-        """Show a new trial, a trial's new round or its outcome."""
+        """Show a new trial, or a new round or the outcome of a trial."""
         before = self.trials.get(trial.plan.key)
         self.trials[trial.plan.key] = trial
         news = trial.outcome is not None and (before is None or before.outcome is None)
         if news and not self.console.is_terminal:
             self.console.print(self._line(trial))
-        # A population gains trials; a successor does not repeat the rounds of the trial that it starts from.
+        # A population gains trials. A trial that continues another one does not repeat the rounds of that trial.
         self.total = max(self.total, len(self.trials))
         played = sum(self.rounds if one.outcome else max(one.last_round, 0) for one in self.trials.values())
         whole = self.total * self.rounds
@@ -62,7 +62,7 @@ class LiveTable:
         shown = f"{label} · seed {seed}: {state} at round {rounds}, {self.metric} {value}"
         ended = sum(count_outcomes(self.trials.values()).values())
         reason = f"; {trial.outcome.reason}" if trial.outcome and trial.outcome.reason else ""
-        return f"{ended} of {self.total} after {time.monotonic() - self.begun:.0f} s: {shown}{reason}"
+        return f"{ended} of {self.total} trials ended after {time.monotonic() - self.begun:.0f} s: {shown}{reason}"
 
     def _counted(self) -> str:
         counts = count_outcomes(self.trials.values())
@@ -72,6 +72,9 @@ class LiveTable:
 
 @contextlib.contextmanager
 def delivering(console: Console) -> Iterator[Callable[[int], None]]:
-    """Show a status line, and yield a function that updates its number of runs that are not in MLflow yet."""
+    """Show a status line while the last rounds are sent to MLflow.
+
+    Yield a function that updates the number of runs left to send, which the line shows.
+    """
     with console.status("") as status:
-        yield lambda left: status.update(f"MLflow takes the last rounds: {left} runs to go (Ctrl-C: later)")
+        yield lambda left: status.update(f"Sending the last rounds to MLflow: {left} runs left (Ctrl-C: later)")

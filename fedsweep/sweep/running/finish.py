@@ -1,4 +1,4 @@
-"""End of a sweep: the report, the closing of MLflow's run, the upload to a remote store, and the exit status."""
+"""The end of a sweep: its report, the end of MLflow's run, the upload to a remote store, and the exit status."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,11 @@ from fedsweep.sweep.running.ray_tuner import SessionOutcome
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of one session of a sweep: its trials, its report, and errors while writing them."""
+    """The result of a session, from the start or resumption of a sweep to its end or interruption."""
 
     session: SessionOutcome
     report: Report | None
-    """None if no trial has recorded a round, or the report failed."""
+    """None if no trial has recorded a round, or if the report could not be written."""
     report_error: Exception | None
 
     @property
@@ -35,17 +35,17 @@ class SweepResult:
 
     @property
     def tally(self) -> Mapping[OutcomeName, int]:
-        """The number of ended trials by outcome."""
+        """The number of ended trials with each outcome."""
         return count_outcomes(self.trials)
 
     @property
     def disk_full(self) -> bool:
-        """True if the disk was full for a trial or for the report."""
+        """True if the disk was full when a trial or the report was written."""
         return self.session.disk_full or (self.report_error is not None and disk_is_full(self.report_error))
 
     @property
     def status(self) -> int:
-        """The exit status: 0, 130 after Ctrl-C, or 1 if a trial failed or something could not be written."""
+        """The exit status: 0, 130 after Ctrl-C, or 1 if a trial failed or results could not be written."""
         lacking = self.disk_full or self.session.remote_error or self.session.sweep.remote.unsent
         if self.session.interrupted:
             return 1 if lacking else 130
@@ -55,9 +55,9 @@ class SweepResult:
 def finish(
     session: SessionOutcome, console: Console, show: Callable[[Report], object] = lambda report: None
 ) -> SweepResult:
-    """Write the report, close MLflow's parent run even if the report failed, and push to the remote store.
+    """Write the report, close MLflow's parent run even if the report fails, and push to the remote store.
 
-    `show` gets the report as soon as it is written, because MLflow may take a while to answer.
+    `show` is called with the report as soon as it is written, because MLflow may be slow to answer.
     """
     folder = session.sweep.folder / "report"
     report, failed = None, None

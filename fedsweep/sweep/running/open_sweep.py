@@ -1,4 +1,4 @@
-"""The folder of a new or resumed sweep, its lock, and the removal of a killed session's leftovers."""
+"""The folder of a new or resumed sweep, its lock, and the cleanup after a session that was killed."""
 
 import contextlib
 import datetime
@@ -28,7 +28,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked plan with the store, MLflow destination and machines that were checked for it."""
+    """A checked plan, with the store, the MLflow destination and the machines that were checked for it."""
 
     plan: Plan
     store: Store
@@ -39,7 +39,11 @@ class Prepared:
 
 
 def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
-    """Create the folder of a new sweep; raise UserError if the store is read-only or the warm start has no trials."""
+    """Create the folder of a new sweep.
+
+    Raises:
+        UserError: The store is read-only, or there are no earlier trials for the warm start.
+    """
     check_writable(store.root)
     store.check_writable()
     known = warm_start.collect(plan, store)
@@ -51,15 +55,19 @@ def new_sweep(plan: Plan, store: Store, fresh: bool = False) -> SweepStore:
 
 
 def resumed_sweep(plan: Plan, store: Store, sweep: SweepStore) -> SweepStore:
-    """Return `sweep`; raise UserError if its definition, code, data or packages changed or the store is read-only."""
+    """Check that `sweep` can be resumed, and return it.
+
+    Raises:
+        UserError: Its definition, code, data or packages have changed, or the store is read-only.
+    """
     check_writable(store.root)
     store.check_writable()
     started, digests = sweep.manifest(), plan.digests()
     for part, changed in CAUSES.items():
         if started.digests[part] != digests[part]:
             raise UserError(
-                f"sweep {started.id} of {plan.name} cannot be resumed because {changed} changed since; "
-                "start a new sweep, or undo the change."
+                f"sweep {started.id} of {plan.name} cannot be resumed because {changed} changed since it was started; "
+                "undo the change, or start a new sweep."
             )
     return sweep
 
@@ -95,23 +103,28 @@ def _manifest(plan: Plan, fresh: bool) -> SweepManifest:
 
 @contextlib.contextmanager
 def exclusively(sweep: SweepStore) -> Iterator[None]:
-    """Lock the sweep, and update its folder from a remote store; raise UserError if another process runs the sweep."""
+    """Lock the sweep and update its folder from the remote store; raise UserError if another process runs the sweep."""
     name = f"sweep {sweep.folder.name}"
-    busy = f"{name} is being run by another process; wait for it or end it."
+    busy = f"{name} is being run by another process; wait until that process ends, or stop it."
     with locked(sweep.folder / ".lock", busy), sweep.remote.exclusively(name):
         sweep.remote.pull(discard=True)
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # a cache of what need not be fetched again; the disk may be full
+            with contextlib.suppress(OSError):  # only a cache, and the disk may be full
                 sweep.remote.save()
 
 
 def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool = False) -> None:
-    """Remove a killed session's leftovers, finish trials with all rounds, and with `retry` reopen failed trials.
+    """Delete incomplete files of a killed session, mark complete trials as finished, and reopen failed trials.
 
-    A sampled search does not retry, because later samples depend on the failure. If arms are judged `together`, a trial
-    with all its rounds is not finished here, because its arm may have been pruned.
+    Args:
+        sweep: The sweep to resume.
+        rounds: Number of rounds of a complete trial.
+        retry: Whether failed trials are reopened. A sampled search does not retry, because later samples depend on
+            the failure.
+        together: Whether arms are judged together. Complete trials are then not marked here, because their arms may
+            have been pruned.
     """
     shutil.rmtree(sweep.folder / SCRATCH, ignore_errors=True)
     sweep.remote.clear(SCRATCH)
@@ -125,7 +138,7 @@ def clear_leftovers(sweep: SweepStore, rounds: int, retry: bool, together: bool 
 
 
 def mark_finished(sweep: SweepStore, rounds: int) -> None:
-    """Record the outcome of trials that have all their rounds but no outcome, because their session ended."""
+    """Mark trials with all rounds but without an outcome as finished. Their session was interrupted."""
     for trial in sweep.trials():
         if trial.outcome is None and trial.last_round >= rounds:
             sweep.trial(trial.plan.key).end(Outcome(outcome="finished", round=trial.last_round))

@@ -1,6 +1,6 @@
-"""Sessions of Ray Tune over a plan; a resumed session is a new Tuner over the unfinished trials.
+"""Sessions of Ray Tune, which run the trials of a plan. A resumed sweep is a new Tuner over the unfinished trials.
 
-Ray reads its environment when it is imported, as here: `prepare_environment` comes before.
+This module imports Ray, which reads its environment variables on import. Call `prepare_environment` before.
 """
 
 import contextlib
@@ -68,7 +68,9 @@ def run(ready: Prepared, sweep: SweepStore, console: Console) -> SessionOutcome:
     trials = sweep.trials()
     done = [trial for trial in trials if trial.outcome is not None]
     if reused := sum(TAKEN_FROM in trial.plan.marks for trial in done):
-        console.print(f"{reused} of {plan.num_trials} trials are taken from earlier sweeps; --fresh runs all anew.")
+        console.print(
+            f"{reused} of {plan.num_trials} trials are reused from earlier sweeps; use --fresh to rerun them."
+        )
     display = LiveTable(console, plan.space.objective.metric, rounds, plan.num_trials, done)
     packing = Packing(
         plan.space.resources.gpus_per_trial,
@@ -118,14 +120,14 @@ def _run_trials(
 
 
 def _any_left(plan: Plan, recording: Recording, trials: Sequence[TrialRecord]) -> bool:
-    """Return whether any trial is left; the number of trials in a population is not known in advance."""
+    """Return whether any trial is left to run. The number of trials in a population is not known in advance."""
     if isinstance(recording.state, Generations):
         return bool(recording.state.wanted())
     return sum(trial.outcome is not None for trial in trials) < plan.num_trials
 
 
 def _strategy(plan: Plan, recording: Recording, planned: Sequence[TrialPlan] | None) -> tuple[Searcher, TrialScheduler]:
-    """Return the searcher that starts trials, and the scheduler that stops them."""
+    """Return the searcher, which selects the next trial, and the scheduler, which stops trials."""
     sweep, state, announce, packing = recording.sweep, recording.state, recording.announce, recording.packing
     if state is not None:
         scheduler = ArmScheduler(state) if isinstance(state, ArmState) else FIFOScheduler()
@@ -159,7 +161,7 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
         remote=sweep.remote.place,
         system_metrics=resources.system_metrics,
     )
-    shared = sweep.remote.place if not cluster.is_local else None  # each node looks for a file of Ray's there
+    shared = sweep.remote.place if not cluster.is_local else None  # each node reads a file of Ray from this place
     scratch = sweep.folder / SCRATCH
     searcher, scheduler = _strategy(plan, recording, planned)
     tuner = tune.Tuner(
@@ -177,7 +179,7 @@ def _tune(ready: Prepared, recording: Recording, planned: Sequence[TrialPlan] | 
             storage_filesystem=shared.filesystem if shared else None,
             callbacks=[recording],
             stop=recording,
-            failure_config=tune.FailureConfig(max_failures=0),  # `Recording` counts, and searchers retry
+            failure_config=tune.FailureConfig(max_failures=0),  # the searcher repeats trials of lost workers
             verbose=0,
         ),
     )

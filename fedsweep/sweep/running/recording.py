@@ -1,4 +1,4 @@
-"""Callbacks of Ray in the driver, which record outcomes, log rounds to MLflow and update the live table."""
+"""Callbacks that Ray calls in the driver to record outcomes, log rounds to MLflow and update the live table."""
 
 import contextlib
 from collections import Counter
@@ -27,17 +27,14 @@ LOST_WORKERS = 3
 
 @dataclass
 class WriteGuard:
-    """Guard that collects write errors and ends the session in an orderly way.
-
-    An exception in a callback would break Ray's loop.
-    """
+    """The errors of writing that end a session. They are collected, because raising them would break Ray's loop."""
 
     disk_full: bool = False
     remote_error: str = ""
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
-        """Remember a full disk or an unreachable remote store instead of raising the error."""
+        """Record that the disk is full or the remote store unreachable, instead of raising the error."""
         try:
             yield
         except UnreachableError as error:
@@ -50,9 +47,10 @@ class WriteGuard:
 
 @dataclass(eq=False)
 class Recording(Callback, Stopper):
-    """The only callback that writes a sweep's outcomes. It passes the trials on to MLflow and to the live table.
+    """The only writer of a sweep's outcomes, which also updates MLflow and the live table.
 
-    Ray asks it as a stopper before it tells callbacks of a round: the round is then fetched from a remote store.
+    It is a callback and a stopper of Ray. Ray calls stoppers before callbacks, so the stopper downloads each reported
+    round from the remote store.
     """
 
     sweep: SweepStore
@@ -68,22 +66,22 @@ class Recording(Callback, Stopper):
     _lost: Counter[str] = field(default_factory=Counter, init=False)
 
     def announce(self, plan: TrialPlan) -> None:
-        """Write the plan of a trial before Ray receives the trial."""
+        """Write the plan of a trial before Ray starts the trial."""
         with self.writes.catching():
             plan, trial = self.reuse.give(plan), self.sweep.trial(plan.key)
-            if plan.start is not None and not trial.planned:  # the plan is written after the start
+            if plan.start is not None and not trial.planned:  # the plan is written last
                 trial.begin_from(self.sweep.trial(plan.start.key), plan.start.round)
             trial.plan(plan)
         self.sync(plan.key)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Fetch the reported round; stop no single trial."""
+        """Download the reported round, and never stop a single trial."""
         if (key := result.get("config", {}).get("trial")) is not None:
             self.fetch(key)
         return False
 
     def stop_all(self) -> bool:
-        """Return whether the session must stop: no more can be written, or another process has the remote store."""
+        """Return whether the session must stop, because writing failed or another process is now running the sweep."""
         if self.sweep.remote.is_lost():
             self.writes.remote_error = LOST
         return self.writes.disk_full or bool(self.writes.remote_error)
@@ -91,12 +89,12 @@ class Recording(Callback, Stopper):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
-        """Show a reported round, which is on disk."""
+        """Show a reported round, which is already on disk."""
         self.writes.disk_full |= result.get("kind") == "full"
         self.sync(trial.config["trial"])
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Record the end of a trial that reached its round, reported an error, or was stopped by the scheduler."""
+        """Record the end of a trial that reached its last round, reported an error or was stopped by the scheduler."""
         key, result = trial.config["trial"], trial.last_result
         last = result.get("round", 0)
         if (kind := result.get("kind")) is not None:
@@ -114,7 +112,7 @@ class Recording(Callback, Stopper):
             self.end(key, Outcome(outcome="finished" if last >= self.rounds else "pruned", round=last))
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Record that a trial lost its worker. The searcher starts a trial without an outcome again."""
+        """Record that a trial lost its worker. Unless the trial gets an outcome, the searcher starts it again."""
         key = trial.config["trial"]
         self.fetch(key)
         history = self.sweep.trial(key).history()
@@ -126,7 +124,7 @@ class Recording(Callback, Stopper):
             self._failed(key, Outcome(outcome="failed", round=last, error=_traceback_of(trial)))
         else:
             label = self.sweep.trial(key).read().plan.label
-            self.display.console.print(f"{label}: its worker was lost; it goes on after round {last}.")
+            self.display.console.print(f"{label}: the worker was lost, and the trial continues after round {last}.")
             self.decide()
 
     def _failed(self, key: str, error: Outcome) -> None:
@@ -137,7 +135,7 @@ class Recording(Callback, Stopper):
             self.decide()
 
     def decide(self) -> None:
-        """Record the outcomes that the records of all arms or members now determine, and show their rounds."""
+        """Record the outcomes that now follow from the records of all trials, and show their rounds."""
         if self.state is None:
             return
         for key, trial in {key: self.sweep.trial(key) for key in self.state.plans}.items():
@@ -158,24 +156,24 @@ class Recording(Callback, Stopper):
         self.sync(key)
 
     def fetch(self, key: str) -> None:
-        """Fetch the files that a trial's worker wrote to a remote store."""
+        """Download the files that a trial's worker wrote to the remote store."""
         with self.writes.catching():
             self.sweep.trial(key).remote.pull()
 
     def sync_all(self) -> None:
-        """Show every trial again, because MLflow may lack rounds after a killed session or a locked database."""
+        """Show every trial again, because MLflow may lack rounds after an earlier session or while it was locked."""
         for trial in self.sweep.trials():
             self.sync(trial.plan.key)
 
     def sync(self, key: str) -> None:
         """Show a trial in the live table and in MLflow."""
-        if self.sweep.trial(key).planned:  # else the disk was full
+        if self.sweep.trial(key).planned:  # otherwise the disk was full
             record = self.shown(key)
             self.display.update(record)
             self.recorder.sync(record)
 
     def shown(self, key: str) -> TrialRecord:
-        """Return a trial with the rounds that may be shown and with tags about its share of a GPU."""
+        """Return a trial with only the rounds that may be shown, and with tags about its share of a GPU."""
         record = self.sweep.trial(key).read()
         if self.state is not None:
             last = self._shown[key] = self.state.visible(key)
@@ -185,13 +183,13 @@ class Recording(Callback, Stopper):
         return record
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Ray pickles its callbacks and stoppers, and this one has nothing to restore
+        return {}  # Ray pickles its callbacks and stoppers, but this one has nothing to restore
 
 
 def _traceback_of(trial: Trial) -> str:
-    """Return the trial's traceback from the local file that Ray writes before it calls back."""
+    """Return the trial's traceback from the local file that Ray writes before it calls the callbacks."""
     path = trial.error_file
     if path is None or not Path(path).exists():
-        return f"trial {trial.trial_id} ended with an error that Ray did not keep"
+        return f"trial {trial.trial_id} ended with an error that Ray did not record"
     lines = Path(path).read_text().strip().splitlines()
     return "\n".join(line for line in lines if not line.startswith("Failure # "))

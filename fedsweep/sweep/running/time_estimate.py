@@ -1,4 +1,4 @@
-"""The number of a sweep's trials that run in parallel, and its duration, estimated from one measured round."""
+"""The number of a sweep's trials in parallel, and its duration, estimated from one round on this machine."""
 
 import math
 import time
@@ -12,19 +12,21 @@ from fedsweep.sweep.cluster.cluster import HERE, Cluster, concurrency, gpus_of, 
 from fedsweep.sweep.cluster.gpus import meter
 from fedsweep.sweep.plan.plan import Plan
 
-WORKER_START = 20.0  # seconds until Ray and a worker's imports are up, measured on two cores
+WORKER_START = 20.0  # seconds until Ray has started and a worker has imported its modules, measured on two cores
 
 
 def side_by_side(plan: Plan, cluster: Cluster = HERE) -> int:
-    """Return how many trials run in parallel: as many as fit, and for TPE at most `in_flight`."""
+    """Return how many trials run in parallel: as many as fit, but for TPE at most `in_flight`."""
     fit, search = concurrency(plan.space.resources, cluster), plan.space.search
     return min(fit, search.in_flight) if search.name == "tpe" else fit
 
 
 def estimate(plan: Plan, side: int, cluster: Cluster = HERE) -> tuple[float, int]:
-    """Run the untuned evaluation and one round; return the estimated seconds and the number of parallel trials.
+    """Evaluate the untuned model and run one round, to estimate the duration of the sweep.
 
-    That number is at most `side`, and lower if `gpus_per_trial` is auto and the measured memory allows fewer trials.
+    Returns:
+        The duration of the sweep in seconds, and its number of trials in parallel. This number is at most `side`. It is
+        lower if `gpus_per_trial` is auto and the measured memory allows fewer trials.
     """
     resources = plan.space.resources
     measure = meter(resources.device, 1.0 if resources.gpus_per_trial == "auto" else 0.0)

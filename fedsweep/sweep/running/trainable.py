@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from fedsweep.sweep.cluster.node_requirements import Arrival
 
 PREFIX = "fedsweep-trial-"
-LOCKED = "a living process has it."
+LOCKED = "a running worker uses this folder."
 
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Yield an empty folder, removed at the end; folders that killed workers left are removed first.
+    """Yield an empty temporary folder, which is deleted at the end. Folders of killed workers are deleted first.
 
-    Each folder has a lock file with a name of its own, so that a living worker's folder differs from a dead one's.
+    Each folder has its own lock file, which is locked as long as its worker lives.
     """
     _remove_leftovers()
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _locked(stack: ExitStack) -> Path:
-    """Return a new, locked lock file. If another worker removed the file as a leftover, create the next one."""
+    """Create and lock a new lock file. If another worker locks it first to delete leftovers, try another name."""
     while True:
         lock = Path(tempfile.gettempdir()) / f"{PREFIX}{uuid.uuid4().hex}.lock"
         with suppress(UserError):
@@ -57,7 +57,7 @@ def _locked(stack: ExitStack) -> Path:
 
 def _remove_leftovers() -> None:
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*.lock"):
-        with suppress(UserError, OSError):  # a living worker's, or just removed
+        with suppress(UserError, OSError):  # of a living worker, or just deleted
             if stat.S_ISREG((found := lock.lstat()).st_mode) and found.st_uid == os.getuid():
                 with locked(lock, LOCKED):
                     _remove(lock)
@@ -79,15 +79,25 @@ def train(
     remote: Place | None = None,
     system_metrics: bool = False,
 ) -> None:
-    """Continue the trial under the key `trial` to round `until`, and report each round once it is on disk.
+    """Continue a trial, and report each round to Ray once it is on disk.
 
-    The trial is held to the fraction `gpus` of a GPU, and reports the memory it took after each round that it computed.
-    Rounds that are on disk already are reported again, so that whoever judges them sees each one. An error is the last
-    report, under `error`, and is not raised: an error that Ray sees is then a lost worker, or a `remote` store that
-    does not answer, and Ray hands the trial out again. Heavy imports happen once per worker; Ray reuses workers.
+    Rounds that are already on disk are reported again, so that the scheduler receives all of them. New rounds are
+    reported with the GPU memory that the trial used. An error of the trial is not raised but reported, under `error`.
+    If Ray itself sees an error, the worker was lost or the remote store did not answer, and the trial is repeated.
+    Heavy imports happen once per worker, because Ray reuses workers.
+
+    Args:
+        config: The trial's key (`trial`), the round to reach (`until`) and the trial's share of a GPU (`gpus`).
+        sweep: The sweep's folder.
+        threads: Number of threads for torch.
+        device: The device for training.
+        environment: Environment variables of the driver.
+        arrival: The preparation of the worker on a node of a cluster.
+        remote: The sweep's remote folder, if the results are in a remote store.
+        system_metrics: Whether CPU, memory and GPU use are recorded.
     """
     if arrival is None:
-        os.environ.update(environment)  # a worker has another working directory
+        os.environ.update(environment)  # a worker has another working directory than the driver
     measure, memory = Meter(), dict[str, int]()
     with _trial_folder(remote, config["trial"], SweepStore(Path(sweep)).trial(config["trial"])) as (store, send):
         recorded = len(store.history())
@@ -107,13 +117,16 @@ def train(
             last = store.history()[-1:]
             end = {"round": last[0].round if last else 0, "error": traceback.format_exc(), "kind": kind_of(error)}
             tune.report({**(last[0].metrics if last else {}), **memory, **end})
-        finally:  # not before: the error's traceback, now gone, held tensors
+        finally:  # only now, because the error's traceback kept tensors alive
             measure.release()
 
 
 @contextmanager
 def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator[tuple[TrialStore, Callable[[], None]]]:
-    """Yield the trial's folder, a copy of the worker's own where the store is remote, and what sends its new files."""
+    """Yield the trial's folder and a function that sends its new files.
+
+    If the store is remote, the folder is the worker's own copy.
+    """
     if remote is None:
         yield local, lambda: None
         return
@@ -127,7 +140,7 @@ def _trial_folder(remote: Place | None, key: str, local: TrialStore) -> Iterator
 def _rounds(
     store: TrialStore, until: int, threads: int, device: Device, measure: Meter, system_metrics: bool
 ) -> Generator[RoundRecord, None, None]:
-    """Yield the trial's rounds up to `until`. No model is built if all of them are on disk."""
+    """Yield the trial's rounds up to `until`. If all of them are on disk, no model is built."""
     history = store.history()
     if history and history[-1].round >= until:
         yield from (record for record in history if record.round <= until)
@@ -149,7 +162,7 @@ def _rounds(
 
 
 def kind_of(error: Exception) -> str:
-    """Return `diverged`, `full` (the disk), `memory` (too little of a GPU), or `failed`."""
+    """Return the kind of an error: `diverged`, `full` (disk is full), `memory` (GPU ran out of memory) or `failed`."""
     if isinstance(error, DivergenceError):
         return "diverged"
     if disk_is_full(error):

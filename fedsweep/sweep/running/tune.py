@@ -1,4 +1,4 @@
-"""`tune`, which runs a search space. Heavy imports wait until the search space is validated."""
+"""The function `tune`, which runs a search space. Heavy imports happen only after the search space is validated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """The sweep to run, its machines, and the place where it is recorded."""
+    """The sweep to run, its machines, and the store for its results."""
 
     space: str
     """Name of the search space, e.g. `ablations/lora_rank`."""
@@ -34,7 +34,7 @@ class TuneOptions:
     space_options: Mapping[str, Json] = field(default_factory=dict)
     """Changes to the search space, by dotted name, e.g. `{"seeds": [0, 1]}`."""
     store: str = "mlruns"
-    """Folder for results and MLflow's database, or URI of a remote store."""
+    """Folder for results and MLflow's database, or the URI of a remote store."""
     mlflow: str | None = None
     """Address of an MLflow server; None for the store's own database."""
     resume: bool = False
@@ -42,11 +42,11 @@ class TuneOptions:
     sweep_id: str | None = None
     """Id of the sweep to resume; the newest by default."""
     fresh: bool = False
-    """Run also the trials that an earlier sweep has finished."""
+    """Run all trials, including those that an earlier sweep has finished."""
     address: str = "local"
     """The machines for trials: `local`, `auto`, or HOST:PORT of a Ray cluster's head."""
     at_once: int | None = None
-    """Largest number of trials side by side."""
+    """Largest number of trials in parallel."""
 
     def __post_init__(self) -> None:
         from fedsweep.sweep.cluster.ray_session import check_address
@@ -59,7 +59,7 @@ class TuneOptions:
 
     @cached_property
     def results(self) -> Store:
-        """The store at the address `store`."""
+        """The results folder or remote store at the address `store`."""
         return Store.at(self.store)
 
     @cached_property
@@ -70,7 +70,7 @@ class TuneOptions:
 
     @cached_property
     def request(self) -> RequestedSpace:
-        """The search space with its changes; a resumed sweep keeps the changes that it was started with."""
+        """The search space with its changes. A resumed sweep keeps the changes with which it was started."""
         overrides, space_options = self.overrides, self.space_options
         if self.resumed is not None:
             started = self.resumed.manifest()
@@ -96,13 +96,13 @@ def tune(
     Args:
         options: The search space, the changes to it, and its machines.
         console: The console for progress messages; none are printed by default.
-        show: Called with the report as soon as it is written, before MLflow has taken the last rounds.
+        show: Called with the report as soon as it is written, before the last rounds are sent to MLflow.
 
     Returns:
         The trials, the report and the exit status. Every round is in the store, and in MLflow if it answers.
 
     Raises:
-        UserError: The search space, a machine, the store or MLflow's server has an error; nothing was started.
+        UserError: The search space, a machine, the store or MLflow's server has an error. No trial was started.
     """
     from fedsweep.sweep.cluster.ray_session import prepare_environment, sigterm_interrupts
 
@@ -119,14 +119,14 @@ def tune(
             from fedsweep.sweep.running.ray_tuner import run  # imports ray, which reads the environment
 
             session = run(ready, sweep, console)
-            from fedsweep.sweep.running.finish import finish  # imports the report, which no start waits for
+            from fedsweep.sweep.running.finish import finish  # imports the report, which would delay the trials
 
             return finish(session, console, show)
 
 
 @contextlib.contextmanager
 def rehearsed(options: TuneOptions, console: Console) -> Iterator[Prepared]:
-    """Run the checks of `tune` up to the sweep's folder, without starting a trial or sending a file to a node."""
+    """Run the checks of `tune`, but create no folder for the sweep, start no trials and send no files to nodes."""
     with _prepared(options, console, rehearsal=True) as ready:
         from fedsweep.sweep.plan.warm_start import collect
         from fedsweep.sweep.running.open_sweep import resumed_sweep
@@ -143,7 +143,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
     """Resolve the search space, join its cluster, and check machines, data, weights and MLflow's server."""
     request, destination = options.request, options.destination
     if request.counted:
-        raise UserError(f"{request.where} counts parameters and runs nothing; `fedsweep show` prints them.")
+        raise UserError(f"{request.where} only counts parameters; use `fedsweep show` to print the counts.")
 
     from fedsweep.sweep.cluster.cluster import check_resources
     from fedsweep.sweep.cluster.ray_session import opened
@@ -152,7 +152,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
     from fedsweep.tracking import check_server
 
     plan = Plan.of(request)
-    # The cluster is joined before the sweep's folder is made, so that a failure leaves none.
+    # The cluster is joined before the sweep's folder is created, so that a failure leaves no folder.
     with opened(options.address, options.at_once) as cluster:
         check_resources(plan.space.resources, cluster)
         plan.preflight()
@@ -161,7 +161,7 @@ def _prepared(options: TuneOptions, console: Console, rehearsal: bool = False) -
         except UserError as error:
             if not options.resume:
                 raise
-            console.print(f"{error} What it lacks is brought to it once it answers.", style="yellow")
+            console.print(f"{error} Missing rounds are sent to MLflow once it answers again.", style="yellow")
         arrival = None
         if not cluster.is_local:
             from fedsweep.sweep.cluster.nodes import make_ready  # imports ray

@@ -1,4 +1,4 @@
-"""Where a sweep runs: addresses, resources of nodes, tokens. No Ray is started."""
+"""The machines of a sweep: addresses, resources of nodes and tokens. No Ray is started."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ GPUS = Node("c", "gpus", 4, 2)
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An environment without anything of Ray's, and an empty home; both restored at the end."""
+    """An environment without variables of Ray, and an empty home folder. Both are restored at the end."""
     for name in [name for name in os.environ if name.startswith(("RAY_", "TUNE_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(os, "environ", dict(os.environ) | {"HOME": str(tmp_path)})
@@ -45,12 +45,12 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ((CPUS, CPUS), 10, 0, 2),  # not the 3 that the sum of the cores would allow
         ((CPUS, GPUS), 1, 0.5, 4),
         ((CPUS, GPUS), 2, 0.25, 2),
-        ((CPUS, GPUS), 1, 0.3, 4),  # of two GPUs, not of 2.0
+        ((CPUS, GPUS), 1, 0.3, 4),  # a trial does not span two GPUs
         ((GPUS, GPUS), 1, 2, 2),
-        ((CPUS, GPUS), 1, "auto", 4),  # of two GPUs, as the cores allow
+        ((CPUS, GPUS), 1, "auto", 4),  # the cores set the limit
     ],
 )
-def test_trials_side_by_side_are_those_that_fit_on_each_node(nodes, cpus, gpus, side_by_side):
+def test_the_number_of_parallel_trials_is_that_which_fits_on_each_node(nodes, cpus, gpus, side_by_side):
     resources = Resources(cpus_per_trial=cpus, gpus_per_trial=gpus)
     there = Cluster("10.0.0.1:6379", nodes)
     check_resources(resources, there)
@@ -65,33 +65,33 @@ def test_trials_side_by_side_are_those_that_fit_on_each_node(nodes, cpus, gpus, 
             17,
             0,
             "`cpus_per_trial` is 17, but no node of the cluster 10.0.0.1:6379 has more than 16 cores, "
-            "and a trial runs on one node.",
+            "and a trial must fit on one node.",
         ),
         (
             (CPUS, GPUS),
             1,
             3,
             "`gpus_per_trial` is 3, but no node of the cluster 10.0.0.1:6379 has more than 2 GPUs, "
-            "and a trial runs on one node.",
+            "and a trial must fit on one node.",
         ),
         (
             (CPUS, GPUS),
             8,
             1,
             "`cpus_per_trial` is 8 and `gpus_per_trial` 1, but no node of the cluster 10.0.0.1:6379 has both, "
-            "and a trial runs on one node.",
+            "and a trial must fit on one node.",
         ),
         (
             (CPUS, HEAD),
             1,
             "auto",
             "`gpus_per_trial` is auto, but no node of the cluster 10.0.0.1:6379 has more than 0 GPUs, "
-            "and a trial runs on one node.",
+            "and a trial must fit on one node.",
         ),
         ((GPUS,), 1, 1.5, "`gpus_per_trial` must be a fraction of one GPU or a whole number, but it is 1.5."),
     ],
 )
-def test_what_no_single_node_has_is_refused(nodes, cpus, gpus, sentence):
+def test_requests_that_no_single_node_can_meet_are_rejected(nodes, cpus, gpus, sentence):
     with pytest.raises(UserError) as refused:
         check_resources(Resources(cpus_per_trial=cpus, gpus_per_trial=gpus), Cluster("10.0.0.1:6379", nodes))
     assert str(refused.value) == sentence
@@ -109,63 +109,63 @@ def test_gpus_of_a_cluster_are_not_those_of_the_driver(monkeypatch: pytest.Monke
     ("nodes", "at_once", "most"),
     [((CPUS, GPUS), None, 2), ((replace(GPUS, cpus=9), CPUS), None, 5), ((HEAD,), 6, 6), ((GPUS,), 2, 1)],
 )
-def test_as_many_trials_share_a_gpu_of_a_cluster_as_leave_no_core_idle(nodes, at_once, most):
+def test_enough_trials_share_a_gpu_of_a_cluster_to_keep_all_cores_busy(nodes, at_once, most):
     assert most_on_a_gpu(Resources(gpus_per_trial="auto"), Cluster("10.0.0.1:6379", nodes, at_once)) == most
 
 
-def test_logical_gpus_are_of_this_machine_alone(monkeypatch: pytest.MonkeyPatch):
+def test_logical_gpus_are_rejected_on_a_cluster(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(COUNT, "2")
     monkeypatch.setenv(SIZE, "1")
     there = Cluster("10.0.0.1:6379", (GPUS,))
-    with pytest.raises(UserError, match="makes logical GPUs of this machine alone"):
+    with pytest.raises(UserError, match="simulates GPUs on this machine only"):
         check_resources(Resources(gpus_per_trial="auto"), there)
     check_resources(Resources(), there)
 
 
-def test_a_cluster_that_adds_nodes_is_asked_for_as_many_trials_as_the_user_says():
+def test_a_cluster_that_adds_nodes_gets_the_requested_number_of_trials():
     resources = Resources(cpus_per_trial=8, gpus_per_trial=1)
     check_resources(resources, Cluster("10.0.0.1:6379", (HEAD,), at_once=5))
     assert concurrency(resources, Cluster("10.0.0.1:6379", (HEAD, GPUS), at_once=5)) == 5
 
 
 @pytest.mark.parametrize(("at_once", "side_by_side"), [(None, 8), (1, 1), (20, 8)])
-def test_fewer_trials_than_fit_on_this_machine_can_be_asked_for(monkeypatch, at_once, side_by_side):
+def test_fewer_parallel_trials_than_fit_on_this_machine_can_be_requested(monkeypatch, at_once, side_by_side):
     monkeypatch.setattr(cluster, "available_cpus", lambda: 8)
     assert concurrency(Resources(cpus_per_trial=1), Cluster(at_once=at_once)) == side_by_side
 
 
 @pytest.mark.parametrize("address", ["local", "auto", "10.0.0.1:6379", "head.example.org:6379", "[::1]:6379"])
-def test_addresses(address: str):
+def test_valid_addresses_are_accepted(address: str):
     check_address(address)
 
 
 @pytest.mark.parametrize("address", ["", "Local", "head", "10.0.0.1", "http://head:8265", "head:port", "head:6379/x"])
-def test_what_is_no_address_is_refused(address: str):
+def test_invalid_addresses_are_rejected(address: str):
     with pytest.raises(UserError, match="must be local, auto, or HOST:PORT of a Ray cluster's head, but"):
         check_address(address)
 
 
 def test_ray_clients_address_is_rejected_with_the_command_to_use_instead():
     with pytest.raises(
-        UserError, match=r"^`--address` ray://head:10001 is Ray Client's, .* `ray job submit -- fedsweep"
+        UserError, match=r"^`--address` ray://head:10001 is an address of Ray Client, .* `ray job submit -- fedsweep"
     ):
         check_address("ray://head:10001")
 
 
-def test_nobody_at_the_address_is_told_at_once(clean: Path):
+def test_an_address_without_a_cluster_is_reported_at_once(clean: Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     for address, variable in ((f"127.0.0.1:{port}", None), ("auto", f"127.0.0.1:{port}")):
         if variable:
             os.environ["RAY_ADDRESS"] = variable
-        with pytest.raises(UserError, match=rf"^there is no Ray cluster at 127.0.0.1:{port} that could be"):
+        with pytest.raises(UserError, match=rf"^no Ray cluster can be reached at 127.0.0.1:{port}: "):
             opened(address).__enter__()
     os.environ["RAY_ADDRESS"] = "ray://head:10001"
-    with pytest.raises(UserError, match="is Ray Client's, which fedsweep does not use"):
+    with pytest.raises(UserError, match="is an address of Ray Client, which fedsweep does not support"):
         opened("auto").__enter__()
 
 
-def test_a_ray_that_takes_too_long_to_start_is_told_in_a_sentence(clean: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_ray_that_takes_too_long_to_start_gives_a_clear_error(clean: Path, monkeypatch: pytest.MonkeyPatch):
     def too_long(**given: object) -> None:  # ray._private.node.Node.__init__ raises a bare Exception
         raise Exception(
             "The current node timed out during startup. This could happen because some of the raylet failed to "
@@ -176,8 +176,8 @@ def test_a_ray_that_takes_too_long_to_start_is_told_in_a_sentence(clean: Path, m
     with pytest.raises(UserError) as refused:
         ray_session().__enter__()
     assert str(refused.value) == (
-        "Ray does not start on this machine (The current node timed out during startup); it waits for 30 seconds, too "
-        "short where others keep the machine busy: the same command with --resume goes on."
+        "Ray did not start on this machine (The current node timed out during startup). Its limit is 30 seconds, which "
+        "may be too short on a busy machine; run the same command with --resume to try again."
     )
 
 
@@ -191,7 +191,7 @@ def test_sigterm_interrupts_a_sweep_as_ctrl_c_does(clean: Path, monkeypatch: pyt
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_refusal_that_ray_tells_on_stderr_alone_is_understood_and_not_shown(clean, monkeypatch, capfd):
+def test_a_rejection_that_ray_writes_to_stderr_is_understood_and_not_shown(clean, monkeypatch, capfd):
     def init(*_: object, **__: object) -> None:
         os.write(2, b"gcs_client.cc:205: Unauthenticated: RPC error: InvalidAuthToken")
         raise ConnectionError
@@ -200,20 +200,20 @@ def test_a_refusal_that_ray_tells_on_stderr_alone_is_understood_and_not_shown(cl
     monkeypatch.setattr(ray, "init", init)
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = opened(f"127.0.0.1:{server.getsockname()[1]}")
-        with pytest.raises(UserError, match="asks for a token, and the token given is not the cluster's; "), there:
+        with pytest.raises(UserError, match="requires a token, but the given token is wrong; set RAY_"), there:
             pass
     os.write(2, b"heard again")
     assert capfd.readouterr().err == "heard again"
 
 
-def test_ray_address_is_not_followed_silently(clean: Path):
+def test_a_note_is_shown_if_ray_address_is_ignored(clean: Path):
     assert not_followed("local") == ""
     os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
-    assert "RAY_ADDRESS is 10.0.0.1:6379, and `--address auto` would run it there" in not_followed("local")
+    assert "on the cluster at RAY_ADDRESS, 10.0.0.1:6379, use --address auto" in not_followed("local")
     assert not_followed("auto") == ""
 
 
-def test_a_ray_of_our_own_listens_here_alone_and_has_a_token_in_no_file(clean: Path):
+def test_a_new_ray_listens_only_on_this_machine_and_writes_its_token_to_no_file(clean: Path):
     prepare_environment()
     first = os.environ["RAY_AUTH_TOKEN"]
     assert os.environ["RAY_AUTH_MODE"] == "token"
@@ -234,7 +234,7 @@ def test_a_users_token_is_used_and_authentication_can_be_off(clean: Path):
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
 
 
-def test_a_token_at_hand_is_shown_to_a_cluster_and_none_is_made_up(clean: Path):
+def test_an_existing_token_is_used_for_a_cluster_and_none_is_created(clean: Path):
     there = Cluster("10.0.0.1:6379")
     prepare_environment(there)
     assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"} & os.environ.keys()
@@ -245,7 +245,7 @@ def test_a_token_at_hand_is_shown_to_a_cluster_and_none_is_made_up(clean: Path):
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
-def test_nodes_that_are_down_are_left_out_and_twins_told_apart():
+def test_dead_nodes_are_left_out_and_nodes_of_the_same_name_get_their_id():
     found = [
         {"Alive": True, "NodeID": "1" * 40, "NodeManagerAddress": "10.0.0.2", "Resources": {"CPU": 4.0}},
         {"Alive": True, "NodeID": "2" * 40, "NodeManagerAddress": "10.0.0.2", "Resources": {"CPU": 4.0, "GPU": 1.0}},

@@ -1,4 +1,4 @@
-"""Whole sweeps on a Ray cluster of several nodes: the numbers are those of one machine, and tokens keep others out."""
+"""Whole sweeps on a Ray cluster of several nodes. Their numbers equal those of one machine, and tokens protect it."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ from tests.sweep.helpers import (
 
 pytestmark = pytest.mark.slow
 LONGER = {**GRID, "fixed": {**SMALL, "federation.rounds": 10}}
-PREPARED = {  # of so many rounds that a node which joins after the first of them still gets work
+PREPARED = {  # enough rounds that a node which joins after the first round still gets work
     **GRID,
     "experiment": "fedra_pacs",
     "fixed": {**SMALL, "federation.rounds": 16, "data.domains": ["photo", "sketch"]},
@@ -37,25 +37,23 @@ PREPARED = {  # of so many rounds that a node which joins after the first of the
 
 @pytest.fixture(scope="module")
 def on_one_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the small grid was played without a cluster."""
+    """A folder with a sweep of the small grid that ran without a cluster."""
     folder = tmp_path_factory.mktemp("one_machine")
     write_space(folder, "tiny", LONGER)
     play_alone(folder, "tiny")
     return folder
 
 
-def test_a_node_that_goes_changes_no_number_and_the_token_keeps_others_out(
-    on_one_machine: Path, tmp_path: Path
-) -> None:
+def test_a_lost_node_changes_no_number_and_a_wrong_token_is_rejected(on_one_machine: Path, tmp_path: Path) -> None:
     write_space(tmp_path, "tiny", LONGER)
     with authenticated("token", tmp_path) as token, ray_cluster(3) as cluster:
         tune = ("tune", "tiny", "--address", cluster.address)
         other = tmp_path / "other_token"
         other.write_text("0" * 64)
         for changed, said in (
-            ({"RAY_AUTH_TOKEN_PATH": str(other)}, "and the token given is not the cluster's; "),
-            ({"RAY_AUTH_MODE": "disabled"}, "and none was given; "),
-            ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, "RAY_AUTH_MODE is token, but there is no token; "),
+            ({"RAY_AUTH_TOKEN_PATH": str(other)}, "but the given token is wrong; "),
+            ({"RAY_AUTH_MODE": "disabled"}, "but none was given; "),
+            ({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, "RAY_AUTH_MODE is token, but no token was found; "),
         ):
             with pytest.MonkeyPatch.context() as patch:
                 for name, value in changed.items():
@@ -73,19 +71,17 @@ def test_a_node_that_goes_changes_no_number_and_the_token_keeps_others_out(
         assert "The sweep runs on 3 nodes of the Ray cluster" in error
         assert "Warning" not in error
         deadline = time.monotonic() + 60
-        while alive(cluster) > 3 and time.monotonic() < deadline:  # a node counts until it missed some heartbeats
+        while alive(cluster) > 3 and time.monotonic() < deadline:  # a lost node counts until heartbeats are missing
             time.sleep(0.1)
-        assert alive(cluster) == 3  # the head, and the two that are left: the sweep ended, the cluster did not
+        assert alive(cluster) == 3  # the head and two nodes: only the sweep has ended
         assert token.read_text() not in out + error
     assert table(tmp_path, "tiny") == table(on_one_machine, "tiny")
     assert histories(newest(tmp_path, "tiny")) == histories(newest(on_one_machine, "tiny"))
     assert_mlflow_equals_store(tmp_path, "tiny")
 
 
-def test_a_node_that_joins_in_the_middle_is_sent_the_data_and_a_wrong_one_is_refused(
-    pacs_folder: Path, tmp_path: Path
-) -> None:
-    """The driver's data lies in its own folder; each node has an empty one of its own."""
+def test_a_node_that_joins_later_gets_the_data_and_a_wrong_node_is_rejected(pacs_folder: Path, tmp_path: Path) -> None:
+    """The driver has a data folder of its own, and each node an empty one."""
     shutil.copytree(pacs_folder, tmp_path / "data")
     changed = tmp_path / "changed"
     shutil.copytree(Path(fedsweep_package.__file__).parent, changed / "fedsweep")
@@ -115,19 +111,19 @@ def test_a_node_that_joins_in_the_middle_is_sent_the_data_and_a_wrong_one_is_ref
         cluster.remove_node(first, allow_graceful=False)
         out, error = process.communicate(timeout=280)
         assert process.returncode == 0, out + error
-        assert "can run code there" in error  # authentication is off, and the address is not the loopback
+        assert "can run code on the cluster" in error  # authentication is off, and the address is not the loopback
         assert sent(tmp_path / "node1") == sent(tmp_path / "data")
     assert_mlflow_equals_store(tmp_path, "prepared")
 
 
 def sent(folder: Path) -> dict[str, bytes]:
-    """What of the data that the space reads lies there."""
+    """Return the files of the search space's data that a folder contains."""
     wanted = [*folder.glob("pacs-64/*"), *folder.glob("backbones/tinyimagenet_vit.*")]
     return {str(path.relative_to(folder)): path.read_bytes() for path in wanted}
 
 
-def test_a_ray_of_our_own_listens_on_the_loopback_alone_and_asks_for_its_token() -> None:
-    """Counted in the kernel's table, for all of Ray's processes; a stranger of the same user is not let in."""
+def test_a_new_ray_listens_only_on_the_loopback_and_requires_its_token() -> None:
+    """The kernel's table lists the sockets of Ray's processes. Another process of the same user is rejected."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.sweep.listening"],
         env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},

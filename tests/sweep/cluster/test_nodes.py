@@ -1,4 +1,4 @@
-"""What a node finds at itself, and what can be sent to it. No Ray is started."""
+"""The check of a node, and the items that can be sent to it. No Ray is started."""
 
 import json
 import os
@@ -22,7 +22,7 @@ WEIGHTS = "backbones/tinyimagenet_vit.safetensors"
 
 @pytest.fixture
 def needs(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Needs:
-    """What the driver's plan reads, its data in `data`; this process is then a node without any, its place `other`."""
+    """The requirements of a driver with data in `data`. This process then acts as a node with no data, in `other`."""
     shutil.copytree(pacs_folder, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     needs = Needs.of(Plan.read(SPACE, {}, {}))
@@ -31,7 +31,7 @@ def needs(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Here:
-    """A library whose pieces are there at once; what it hands out can be spoilt."""
+    """A library without Ray, which can send damaged pieces."""
 
     def __init__(self, items: tuple[delivery.Item, ...], spoil: str = "") -> None:
         self.library, self.spoil, self.piece, self.asked = Library(items), spoil, self, 0
@@ -51,7 +51,7 @@ def _pieces_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "PIECE", 1 << 16)
 
 
-def test_what_can_be_sent_is_the_set_and_the_weights_with_their_card(needs: Needs):
+def test_the_data_set_and_the_weights_with_their_card_can_be_sent(needs: Needs):
     assert [item.place for item in needs.items] == [
         "pacs-64",
         WEIGHTS,
@@ -59,10 +59,10 @@ def test_what_can_be_sent_is_the_set_and_the_weights_with_their_card(needs: Need
     ]
     assert needs.items[0].files[0][0] == "pacs-64/card.json"
     assert all(item.bytes > 0 for item in needs.items)
-    assert list(items_of(Plan.read("ablations/lora_rank", {}, {}).base)) == []  # embedded
+    assert list(items_of(Plan.read("ablations/lora_rank", {}, {}).base)) == []  # the data are embedded in the package
 
 
-def test_a_node_that_lacks_data_gets_it_once_and_is_ready(needs: Needs, tmp_path: Path):
+def test_a_node_that_lacks_data_gets_them_once_and_is_then_ready(needs: Needs, tmp_path: Path):
     assert look(needs).lacking == list(needs.items)
     assert look(needs).problems == []
     library = Here(needs.items)
@@ -79,15 +79,15 @@ def test_a_node_that_lacks_data_gets_it_once_and_is_ready(needs: Needs, tmp_path
 
 
 @pytest.mark.parametrize("spoilt", ["pacs-64/art_painting.arrow", WEIGHTS])
-def test_what_arrives_damaged_is_not_put_in_place(needs: Needs, tmp_path: Path, spoilt: str):
+def test_damaged_items_are_not_moved_to_their_path(needs: Needs, tmp_path: Path, spoilt: str):
     with pytest.raises(UserError, match="arrived damaged"):
         fetch(needs.items, Here(needs.items, spoilt))
     assert not (tmp_path / "other" / spoilt).exists()
-    fetch(needs.items, Here(needs.items))  # what the first left behind is no hindrance
+    fetch(needs.items, Here(needs.items))  # leftovers of the first attempt do no harm
     assert look(needs).lacking == look(needs).problems == []
 
 
-def test_only_the_files_of_a_plan_are_handed_out(needs: Needs, tmp_path: Path):
+def test_only_the_files_of_a_plan_are_sent(needs: Needs, tmp_path: Path):
     (tmp_path / "data" / "secret").write_text("x")
     with pytest.raises(KeyError):
         Library(needs.items).piece("secret", 0)
@@ -95,7 +95,7 @@ def test_only_the_files_of_a_plan_are_handed_out(needs: Needs, tmp_path: Path):
         Library(needs.items).piece("../data/secret", 0)
 
 
-def test_all_that_is_wrong_with_a_node_is_told(needs: Needs, tmp_path: Path):
+def test_all_problems_of_a_node_are_reported(needs: Needs, tmp_path: Path):
     other = replace(
         needs, packages=dict(needs.packages) | {"torch": "1.0", "timm": "0.1"}, probe=f"{tmp_path / 'no'}#x"
     )
@@ -111,7 +111,7 @@ def test_all_that_is_wrong_with_a_node_is_told(needs: Needs, tmp_path: Path):
     ]
 
 
-def test_a_shared_store_is_left_as_it_was(needs: Needs, tmp_path: Path):
+def test_the_check_leaves_a_shared_store_unchanged(needs: Needs, tmp_path: Path):
     probe = tmp_path / "probe"
     probe.write_text("abc")
     before = sorted(tmp_path.iterdir())
@@ -119,30 +119,30 @@ def test_a_shared_store_is_left_as_it_was(needs: Needs, tmp_path: Path):
     assert [one for one in sorted(tmp_path.iterdir()) if one.name != "other"] == before
 
 
-def test_other_images_under_the_same_name_are_told_and_left_alone(needs: Needs, tmp_path: Path):
+def test_different_images_under_the_same_name_are_reported_and_not_replaced(needs: Needs, tmp_path: Path):
     shutil.copytree(tmp_path / "data", tmp_path / "other")
     card = tmp_path / "other" / "pacs-64" / "card.json"
     said = json.loads(card.read_text())
     card.write_text(card.read_text().replace(said["digest"], "0" * 64))
     found = look(needs)
     assert found.lacking == []
-    assert found.problems == [f"has other data in {tmp_path / 'other'}"]
+    assert found.problems == [f"has different data in {tmp_path / 'other'}"]
 
 
-def test_a_full_disk_is_told_before_anything_is_sent(needs: Needs, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_reported_before_anything_is_sent(needs: Needs, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda root: shutil._ntuple_diskusage(1, 1, 0))
     (problem,) = look(needs).problems
     assert problem.startswith("lacks 0.0 GB of data, and ")
 
 
-def test_a_nodes_own_folders_go_before_the_drivers(monkeypatch: pytest.MonkeyPatch):
+def test_a_nodes_own_folders_take_precedence_over_the_drivers(monkeypatch: pytest.MonkeyPatch):
     given = {"FEDSWEEP_DATA": "/driver/data", "FEDSWEEP_CACHE": "/driver/cache", "FEDSWEEP_HOME": "/driver"}
     monkeypatch.setattr(os, "environ", {"FEDSWEEP_DATA": "/node/data", "FEDSWEEP_CACHE": "cache"})
     enter(given)
     assert os.environ == given | {"FEDSWEEP_DATA": "/node/data"}
 
 
-def test_a_worker_of_a_node_that_joined_later_makes_it_ready(needs: Needs, tmp_path: Path):
+def test_a_worker_prepares_a_node_that_joined_later(needs: Needs, tmp_path: Path):
     library = Here(needs.items)
     Arrival(needs, library).enter()
     assert (tmp_path / "other" / WEIGHTS).exists()

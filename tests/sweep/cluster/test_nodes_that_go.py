@@ -1,4 +1,4 @@
-"""Nodes that go while they are looked at, or while they are sent data. No Ray is started."""
+"""Nodes that are lost while they are checked or while they receive data. No Ray is started."""
 
 from collections.abc import Callable, Sequence
 from io import StringIO
@@ -22,11 +22,11 @@ GONE = [NodeDiedError("gone"), TaskUnschedulableError("gone")]
 
 
 class Tasks:
-    """Ray's verbs in this process: what each node answers, one answer for each task that it is sent."""
+    """A replacement for Ray's functions, with the answers of each node to its tasks in turn."""
 
     def __init__(self, answers: dict[str, list[Any]]) -> None:
         self.answers = answers
-        self.sent = self  # of a library
+        self.sent = self  # as `Library.sent`
 
     def task(self, **_: Any) -> Callable[[Any], "Tasks"]:
         return lambda function: self
@@ -49,7 +49,7 @@ class Tasks:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Findings]]:
-    """Surveys nodes that answer so; the findings by node."""
+    """A function that surveys nodes with the given answers and returns the findings by node."""
 
     def played(**answers: Sequence[Any]) -> dict[str, Findings]:
         tasks = Tasks({name: list(said) for name, said in answers.items()})
@@ -65,33 +65,33 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Findings
 
 
 @pytest.mark.parametrize("gone", GONE)
-def test_a_node_that_goes_before_it_answers_is_left_out(cluster, gone):
+def test_a_node_that_is_lost_before_it_answers_is_left_out(cluster, gone):
     assert cluster(a=[READY], b=[gone], c=[READY]) == {"a": READY, "c": READY}
 
 
 @pytest.mark.parametrize("gone", GONE)
 @pytest.mark.parametrize("moment", ["while it is sent data", "when it is looked at again"])
-def test_a_node_that_goes_with_its_data_is_left_out(cluster, gone, moment):
+def test_a_node_that_is_lost_while_it_gets_data_is_left_out(cluster, gone, moment):
     last = [gone, gone] if moment.startswith("while") else [None, gone]
     assert cluster(a=[READY], b=[LACKS, *last], c=[LACKS, None, READY]) == {"a": READY, "c": READY}
 
 
-def test_those_that_lacked_data_may_all_go_as_long_as_one_is_left(cluster):
+def test_all_nodes_that_lacked_data_may_be_lost_if_another_node_is_left(cluster):
     assert cluster(a=[READY], b=[LACKS, GONE[0], GONE[0]]) == {"a": READY}
 
 
 @pytest.mark.parametrize("last", [[GONE[0]], [LACKS, None, GONE[0]]])
-def test_with_no_node_left_the_sweep_is_refused(cluster, last):
-    with pytest.raises(UserError, match=r"^2 nodes of the cluster went away before they were ready; none is left\.$"):
+def test_an_error_is_raised_if_no_node_is_left(cluster, last):
+    with pytest.raises(UserError, match=r"^the cluster lost 2 nodes before the sweep started; no other node"):
         cluster(a=[GONE[0]], b=last)
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("no timm"), Findings(["has no timm"])])
-def test_any_other_fault_of_a_node_refuses_the_sweep(cluster, answer):
+def test_an_error_is_raised_if_a_node_has_another_problem(cluster, answer):
     with pytest.raises(UserError, match=r"^1 of 1 node cannot run trials: node b .*no timm"):
         cluster(a=[GONE[0]], b=[answer])
 
 
-def test_a_node_that_cannot_take_its_data_refuses_the_sweep(cluster):
-    with pytest.raises(UserError, match=r"^1 of 2 nodes cannot run trials: node b could not take its data \(.*full"):
+def test_an_error_is_raised_if_a_node_cannot_receive_its_data(cluster):
+    with pytest.raises(UserError, match=r"^1 of 2 nodes cannot run trials: node b could not receive its data \(.*full"):
         cluster(a=[LACKS, None], b=[LACKS, OSError("the disk is full")])

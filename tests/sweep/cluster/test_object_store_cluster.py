@@ -1,4 +1,4 @@
-"""Trials of a cluster whose nodes share no folder, but an object store."""
+"""Trials on a cluster whose nodes share an object store instead of a folder."""
 
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ pytestmark = pytest.mark.slow
 client = pytest.fixture(object_store)
 
 
-def test_nodes_write_there_and_nothing_of_rays_is_left(
+def test_nodes_write_to_the_object_store_and_no_file_of_ray_is_left(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search with a scheduler, so that what was proposed and decided lies there too."""
+    """The search has a scheduler, so that the store also contains proposals and decisions."""
     write_space(tmp_path, "tiny", SAMPLED)
     machine(tmp_path / "driver", monkeypatch)
     with authenticated("token", tmp_path), ray_cluster(2) as cluster:

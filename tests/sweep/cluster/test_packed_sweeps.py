@@ -27,7 +27,7 @@ TWO = ("--at-once", "2")
 
 
 def attempts(folder: Path) -> dict[tuple[int, int], list[Attempt]]:
-    """By rank and seed what each trial was given, and took."""
+    """Return the attempts at each trial, by rank and seed."""
     sweep = newest(folder, "tiny")
     return {
         (trial.plan.arm["lora.rank"], trial.plan.seed): [*sweep.trial(trial.plan.key).attempts().attempts]  # type: ignore[misc]
@@ -51,7 +51,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One large logical GPU, shared by what the cores allow."""
+    """One large logical GPU, shared by as many trials as the cores allow."""
     folder = tmp_path_factory.mktemp("packed")
     write_space(folder, "tiny", {**GRID, "resources": {"cpus_per_trial": CPUS, "gpus_per_trial": "auto"}})
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -59,11 +59,11 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         monkeypatch.setenv(SIZE, str(SIZE_OF_ALL))
         done = fedsweep(folder, "tune", "tiny", *TWO)
     assert "lora.rank=4: " in done.stderr
-    assert "side by side" in done.stderr
+    assert "in parallel" in done.stderr
     return folder
 
 
-def test_auto_ends_with_the_same_table_and_every_fraction_is_recorded(plain: Path, packed: Path) -> None:
+def test_auto_gives_the_same_table_and_records_every_share(plain: Path, packed: Path) -> None:
     assert table(packed, "tiny") == table(plain, "tiny")
     assert histories(newest(packed, "tiny")) == histories(newest(plain, "tiny"))
     assert_mlflow_equals_store(packed, "tiny")
@@ -74,14 +74,14 @@ def test_auto_ends_with_the_same_table_and_every_fraction_is_recorded(plain: Pat
         assert all(one.total == SIZE_OF_ALL * 1e9 and one.peak and not one.out_of_memory for one in tried)
         fractions[rank, seed] = tried[-1].gpus
     most = round(1 / min(fractions.values()))
-    assert most > 1  # they were played side by side
+    assert most > 1  # trials ran in parallel
     for rank in (1, 4):
         probe = attempts(packed)[rank, 0][:1]
         assert fractions[rank, 0] == needed(probe, most)
     assert tags(packed) == {f"rank {rank} · seed {seed}": (f"{one:g}", None) for (rank, seed), one in fractions.items()}
 
 
-def test_too_small_a_fraction_is_doubled_and_the_table_stays(
+def test_a_share_that_is_too_small_is_doubled_and_the_table_is_the_same(
     plain: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = max(one.peak or 0 for tried in attempts(packed).values() for one in tried)
@@ -102,7 +102,9 @@ def test_too_small_a_fraction_is_doubled_and_the_table_stays(
     assert tags(tmp_path) == expected
 
 
-def test_too_small_a_gpu_fails_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_on_a_gpu_that_is_too_small_fail_with_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(COUNT, "1")
     monkeypatch.setenv(SIZE, "0.1")
     alone = {"space": {"lora.rank": {"grid": [4]}}, "seeds": [0]}
@@ -112,7 +114,7 @@ def test_too_small_a_gpu_fails_with_a_sentence(tmp_path: Path, monkeypatch: pyte
         assert trial.outcome is not None
         assert trial.outcome.outcome == "failed"
         assert trial.outcome.error is not None
-        assert "OutOfMemoryError: the worker took" in trial.outcome.error
+        assert "OutOfMemoryError: the worker used" in trial.outcome.error
         assert trial.outcome.error.strip().endswith("1 of a logical GPU of 0.10 GB")
     assert [one.gpus for of in attempts(tmp_path).values() for one in of][-1] == 1.0
     assert all(of[-1].out_of_memory for of in attempts(tmp_path).values())

@@ -1,4 +1,4 @@
-"""How trials share a GPU: fractions from what was measured, larger ones after memory ran out. No Ray."""
+"""Shares of a GPU, which are measured and grow after memory runs out. No Ray is started."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ MOST = st.integers(1, 64)
 
 
 @given(peak=BYTES, total=BYTES, most=MOST)
-def test_what_shares_a_gpu_fits_into_it_and_one_more_would_not(peak: int, total: int, most: int) -> None:
+def test_the_trials_that_share_a_gpu_fit_and_one_more_would_not(peak: int, total: int, most: int) -> None:
     number = side_by_side(peak, total, most)
     assert 1 <= number <= most
     assert number == 1 or number * peak <= (1 - MARGIN) * total
@@ -30,7 +30,7 @@ def test_what_shares_a_gpu_fits_into_it_and_one_more_would_not(peak: int, total:
 
 
 @given(peak=BYTES, more=BYTES, total=BYTES, most=MOST)
-def test_who_takes_more_is_given_no_less(peak: int, more: int, total: int, most: int) -> None:
+def test_a_trial_that_needs_more_memory_gets_no_smaller_share(peak: int, more: int, total: int, most: int) -> None:
     small, large = (needed([Attempt(gpus=1, peak=one, total=total)], most) for one in (peak, peak + more))
     assert small is not None
     assert large is not None
@@ -38,15 +38,13 @@ def test_who_takes_more_is_given_no_less(peak: int, more: int, total: int, most:
 
 
 @given(peak=BYTES, beside=BYTES, total=BYTES, most=MOST)
-def test_what_a_process_takes_beside_its_tensors_is_taken_by_each(
-    peak: int, beside: int, total: int, most: int
-) -> None:
+def test_memory_besides_the_tensors_counts_for_each_process(peak: int, beside: int, total: int, most: int) -> None:
     apart = Attempt(gpus=1, peak=peak, beside=beside, total=total)
     assert needed([apart], most) == needed([Attempt(gpus=1, peak=peak + beside, total=total)], most)
 
 
 @given(number=st.integers(1, 10_000))
-def test_ray_counts_no_more_than_a_whole_gpu(number: int) -> None:
+def test_the_shares_of_a_gpu_add_up_to_at_most_one(number: int) -> None:
     assert round(share(number) * 10_000) * number <= 10_000
 
 
@@ -61,7 +59,9 @@ def test_doubling_ends_with_a_whole_gpu(gpus: float) -> None:
 
 
 @given(peak=BYTES, gpus=st.sampled_from([0.1, 0.25, 0.5, 1.0]), otherwise=st.sampled_from([None, 0.25]))
-def test_what_ran_out_is_given_more_however_often_one_asks(peak: int, gpus: float, otherwise: float | None) -> None:
+def test_a_trial_that_ran_out_of_memory_gets_more_at_every_call(
+    peak: int, gpus: float, otherwise: float | None
+) -> None:
     known = [Attempt(gpus=1, peak=peak, total=10**12), Attempt(gpus=gpus, out_of_memory=True)]
     first = needed(known, 16, otherwise)
     assert first is not None
@@ -82,7 +82,7 @@ def report(round: int, peak: int = 0, kind: str | None = None) -> dict[str, Any]
     return told if kind is None else {**told, "kind": kind, "error": "a traceback"}
 
 
-def test_each_arm_is_measured_by_one_round_of_one_trial_which_then_goes_on(tmp_path: Path) -> None:
+def test_each_arm_is_measured_by_one_round_of_one_trial_which_then_continues(tmp_path: Path) -> None:
     packing = Packing("auto", 4, SweepStore(tmp_path))
     first, second, other, _ = trials = plans(2, 2)
     wanted = [(plan, 9) for plan in trials]
@@ -103,17 +103,17 @@ def test_each_arm_is_measured_by_one_round_of_one_trial_which_then_goes_on(tmp_p
     packing.ended(other, report(9, peak=400))
 
 
-def test_what_a_worker_told_is_kept_and_counts(tmp_path: Path) -> None:
+def test_measurements_of_a_worker_are_recorded_and_used(tmp_path: Path) -> None:
     sweep, (plan,) = SweepStore(tmp_path), plans(1, 1)
     packing = Packing("auto", 4, sweep)
     packing.choose([(plan, 9)])
     packing.ended(plan, report(1, peak=400) | {"memory/beside": 100})
     told = Attempt(gpus=1.0, round=1, peak=400, beside=100, total=1000, seconds=1.0)
     assert sweep.trial(plan.key).attempts().attempts == (told,)
-    assert packing.fraction(plan) == 1.0  # two of 400 would fit, of 500 they do not
+    assert packing.fraction(plan) == 1.0  # two trials of 400 bytes would fit, two of 500 bytes do not
 
 
-def test_a_probe_that_fails_leaves_the_measuring_to_the_next(tmp_path: Path) -> None:
+def test_after_a_failed_probe_the_next_trial_is_the_probe(tmp_path: Path) -> None:
     packing = Packing("auto", 4, SweepStore(tmp_path))
     first, second = plans(1, 2)
     for plan, result in ((first, report(0, kind="diverged") | {"memory/peak": None}), (second, None)):
@@ -125,7 +125,7 @@ def test_a_probe_that_fails_leaves_the_measuring_to_the_next(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("asked", ["auto", 0.25])
-def test_memory_that_runs_out_is_recorded_and_more_is_tried_up_to_a_whole_gpu(tmp_path: Path, asked: Any) -> None:
+def test_after_memory_runs_out_larger_shares_are_tried_up_to_a_whole_gpu(tmp_path: Path, asked: Any) -> None:
     sweep, (plan,) = SweepStore(tmp_path), plans(1, 1)
     packing = Packing(asked, 4, sweep)
     if asked == "auto":
@@ -154,7 +154,7 @@ def test_samples_are_measured_together(tmp_path: Path) -> None:
     assert packing.fraction(first) == packing.fraction(second) == 0.5
 
 
-def test_without_a_gpu_nothing_is_kept(tmp_path: Path) -> None:
+def test_without_a_gpu_nothing_is_recorded(tmp_path: Path) -> None:
     packing, (plan,) = Packing(0, 1, SweepStore(tmp_path)), plans(1, 1)
     offer = packing.choose([(plan, 9)])
     assert offer is not None
@@ -164,21 +164,21 @@ def test_without_a_gpu_nothing_is_kept(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_person_is_told_of_what_was_measured(tmp_path: Path) -> None:
+def test_measurements_are_printed_for_eight_arms_and_then_summarised(tmp_path: Path) -> None:
     told: list[str] = []
     packing = Packing("auto", 16, SweepStore(tmp_path), tell=told.append)
     for plan in plans(12, 1):
         packing.choose([(plan, 9)])
         packing.ended(plan, report(1) | {"memory/peak": 2 * 10**9 + plan.number * 10**8, "memory/total": 141 * 10**9})
     assert len(told) == 8
-    assert told[1] == "lora.rank=1: 2.1 GB of 141 GB, 16 side by side, 1.0 s a round alone."
+    assert told[1] == "lora.rank=1: 2.1 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s)."
     assert packing.summary() == (
-        "12 arms, from 2.0 GB of 141 GB, 16 side by side, 1.0 s a round alone, "
-        "to 3.1 GB of 141 GB, 16 side by side, 1.0 s a round alone."
+        "12 arms, from 2.0 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s) "
+        "to 3.1 GB of 141 GB per trial (16 in parallel; a round alone takes 1.0 s)."
     )
 
 
-def test_logical_gpus_are_counted_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logical_gpus_are_counted_like_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "available_cpus", lambda: 8)
     monkeypatch.setenv(COUNT, "3")
     monkeypatch.setenv(SIZE, "2.5")
@@ -191,7 +191,7 @@ def test_logical_gpus_are_counted_like_others(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("count", "size"), [("0", "1"), ("two", "1"), ("1", ""), ("1", "0"), ("1", "inf")])
-def test_impossible_logical_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, count: str, size: str) -> None:
+def test_impossible_logical_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch, count: str, size: str) -> None:
     monkeypatch.setenv(COUNT, count)
     monkeypatch.setenv(SIZE, size)
     with pytest.raises(UserError, match="FEDSWEEP_LOGICAL_GPU"):
@@ -201,19 +201,19 @@ def test_impossible_logical_gpus_are_refused(monkeypatch: pytest.MonkeyPatch, co
 def test_auto_without_a_gpu_names_both_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(COUNT, raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(UserError, match=f"`--gpus-per-trial 0` would .* {COUNT}=1 with {SIZE} would"):
+    with pytest.raises(UserError, match=f"`--gpus-per-trial 0` to run .* {COUNT}=1 and {SIZE} to simulate"):
         check_resources(Resources(gpus_per_trial="auto"))
 
 
-def test_a_logical_gpu_runs_out_of_memory_where_a_worker_takes_more_than_its_share() -> None:
+def test_a_worker_that_exceeds_its_share_of_a_logical_gpu_runs_out_of_memory() -> None:
     taken = resident_peak()
     assert LogicalMeter(0.5, 4 * taken).read()["memory/total"] == 4 * taken
-    with pytest.raises(RuntimeError, match=r"it has .* 0.25 of a logical GPU of") as error:
+    with pytest.raises(RuntimeError, match=r"its share is .* 0.25 of a logical GPU of") as error:
         LogicalMeter(0.25, 2 * taken).read()
     assert ran_out(error.value)
 
 
-def test_a_peak_is_forgotten_before_the_next_is_measured() -> None:
+def test_the_peak_is_reset_before_the_next_measurement() -> None:
     meter = LogicalMeter(1.0, 10**15)
     held = bytearray(b"x") * (200 * 2**20)
     before = meter.read()["memory/peak"]
@@ -231,5 +231,5 @@ def test_a_peak_is_forgotten_before_the_next_is_measured() -> None:
         (MemoryError(), False),
     ],
 )
-def test_which_errors_are_of_a_gpus_memory(error: Exception, memory: bool) -> None:
+def test_errors_of_gpu_memory_are_recognised(error: Exception, memory: bool) -> None:
     assert ran_out(error) is memory

@@ -1,4 +1,4 @@
-"""The recipes in deploy/: what they say is what Ray, KubeRay, SLURM and fedsweep's own command line know."""
+"""The recipes in deploy/ use only settings that Ray, KubeRay, SLURM and fedsweep's command line accept."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from fedsweep import cli
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 TUNE: Any = typer.main.get_command(cli.app).commands["tune"]  # type: ignore[attr-defined]
-# The fields of KubeRay's ray.io/v1 that the recipes use, with what they hold (its API reference, v1.5.1 to v1.7.1).
+# The fields of KubeRay's ray.io/v1 that the recipes use, with their types (its API reference, v1.5.1 to v1.7.1).
 CLUSTER: dict[str, type] = {
     "rayVersion": str,
     "authOptions": dict,
@@ -61,13 +61,13 @@ def fields_are(found: dict[str, Any], known: dict[str, type]) -> None:
 
 
 def parsed(command: str) -> dict[str, Any]:
-    """What `fedsweep tune ...` is given, as the command line would parse it."""
+    """Return the options of `fedsweep tune ...` as the command line parses them."""
     words = shlex.split(command)
     assert words[:2] == ["fedsweep", "tune"]
     return TUNE.make_context("tune", words[2:]).params
 
 
-def test_every_recipe_is_looked_at_and_named_by_the_page():
+def test_every_recipe_is_checked_and_named_by_the_page():
     page = (ROOT / "docs" / "cluster.md").read_text()
     names = sorted(path.name for path in DEPLOY.iterdir())
     assert names == ["kuberay_cluster.yaml", "kuberay_job.yaml", "kuberay_storage.yaml", "ray_cluster.yaml", "slurm.sh"]
@@ -81,7 +81,7 @@ def test_the_cluster_yaml_follows_rays_schema():
     schema = json.loads((Path(package) / "autoscaler" / "ray-schema.json").read_text())
     recipe = read("ray_cluster.yaml")
     jsonschema.validate(recipe, schema)
-    with pytest.raises(jsonschema.ValidationError):  # the schema does look at it
+    with pytest.raises(jsonschema.ValidationError):  # the schema does check this field
         jsonschema.validate({**recipe, "max_worker": 2}, schema)
     whole = prepare_config(recipe)  # as `ray up` completes it
     validate_config(whole)
@@ -102,7 +102,7 @@ def test_kuberay_manifests_have_its_fields(name: str):
         assert manifest["spec"]["submissionMode"] in ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
         given = parsed(manifest["spec"]["entrypoint"])
         assert given["address"] == "auto"
-        assert given["at_once"] > 1  # workers begin at 0, so somebody must say how many trials are wanted
+        assert given["at_once"] > 1  # workers begin at 0, so the number of trials must be requested
     assert cluster["authOptions"] == {"mode": "token"}
     fields_are(cluster["headGroupSpec"], {"rayStartParams": dict, "template": dict})
     assert cluster["workerGroupSpecs"]
@@ -114,7 +114,7 @@ def test_kuberay_manifests_have_its_fields(name: str):
 
 
 @pytest.mark.parametrize("name", ["kuberay_job.yaml", "kuberay_cluster.yaml"])
-def test_pods_share_a_store_and_ask_for_what_they_are_limited_to(name: str):
+def test_pods_share_a_store_and_request_as_much_as_their_limits(name: str):
     cluster, claim = cluster_of(name), read("kuberay_storage.yaml")
     pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
     for pod in pods:
@@ -143,7 +143,7 @@ def test_both_kuberay_manifests_describe_the_same_cluster():
     assert cluster_of("kuberay_job.yaml") == cluster_of("kuberay_cluster.yaml")
 
 
-def test_the_slurm_script_is_bash_and_asks_slurm_for_what_it_uses():
+def test_the_slurm_script_is_bash_and_requests_what_it_uses():
     path = DEPLOY / "slurm.sh"
     subprocess.run(["bash", "-n", path], check=True)
     text = path.read_text()
@@ -155,7 +155,7 @@ def test_the_slurm_script_is_bash_and_asks_slurm_for_what_it_uses():
     assert {"cpus-per-task", "gpus-per-node", "mem", "exclusive"} <= asked.keys()
     assert re.fullmatch(r"\d+:\d\d:\d\d", asked["time"])
     assert re.fullmatch(r"B:INT@\d+", asked["signal"])
-    assert text.index("#SBATCH") < text.index("set -euo pipefail")  # SLURM reads none behind the first command
+    assert text.index("#SBATCH") < text.index("set -euo pipefail")  # SLURM ignores lines after the first command
     example = re.search(r"sbatch deploy/slurm.sh (.+)$", text, re.MULTILINE)
     assert example is not None
     assert parsed(f"fedsweep tune {example[1]} --resume --address 10.0.0.1:6379")["address"] == "10.0.0.1:6379"

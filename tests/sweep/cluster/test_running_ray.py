@@ -1,4 +1,4 @@
-"""A Ray that runs in this process already, such as a notebook's. No Ray is started."""
+"""A Ray that already runs in this process, such as that of a notebook. No Ray is started."""
 
 import os
 from typing import Any
@@ -17,7 +17,7 @@ ONE = Resources(cpus_per_trial=1, gpus_per_trial=0)
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The nodes of a Ray of two cores, which nobody may start or end."""
+    """The nodes of a running Ray with two cores. Starting or stopping Ray fails the test."""
     nodes = [{"Alive": True, "NodeID": "a", "NodeName": "a", "Resources": {"CPU": 2.0}}]
 
     def untouched(*_: object, **__: object) -> None:
@@ -35,19 +35,19 @@ def running(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return nodes
 
 
-def test_it_is_used_and_left_running_without_a_token_of_ours(running: list[dict[str, Any]]) -> None:
+def test_a_running_ray_is_used_and_left_running_without_a_new_token(running: list[dict[str, Any]]) -> None:
     with ray_session():
         assert os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] == "1"
     assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & os.environ.keys()
 
 
-def test_trials_have_what_it_hands_out_and_no_more(running: list[dict[str, Any]]) -> None:
+def test_trials_get_no_more_than_the_running_ray_has(running: list[dict[str, Any]]) -> None:
     assert concurrency(ONE) == 2
     with pytest.raises(UserError, match="`cpus_per_trial` is 4, but this machine has 2 cores"):
         check_resources(ONE.model_copy(update={"cpus_per_trial": 4}))
 
 
-def test_a_cluster_that_the_process_has_joined_is_not_taken_for_this_machine(running: list[dict[str, Any]]) -> None:
+def test_a_cluster_that_the_process_has_joined_is_not_mistaken_for_this_machine(running: list[dict[str, Any]]) -> None:
     running.append({**running[0], "NodeID": "b", "NodeName": "b"})
     with pytest.raises(UserError, match="this process has joined a Ray cluster of 2 nodes; "):
         ray_session().__enter__()

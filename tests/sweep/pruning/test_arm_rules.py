@@ -1,4 +1,4 @@
-"""The pruned arms: the same whatever the order, paired over the seeds, and never revised by what is recorded later."""
+"""The rules for pruning arms. Decisions depend on no order, are paired over seeds, and are never revised."""
 
 import math
 from random import Random
@@ -20,7 +20,7 @@ MILESTONES = rungs(1, ETA, ROUNDS)
 
 @st.composite
 def tables(draw: st.DrawFn, highest: int = 12, seeds: tuple[int, int] = (1, 6)) -> Values:
-    """Arms by seeds; whole numbers, so that adding and averaging are exact, and few of them, so that there are ties."""
+    """Values of arms by seed. They are few whole numbers, so that means are exact and ties occur."""
     arms, of_arm = draw(st.integers(2, 9)), draw(st.integers(*seeds))
     value = st.integers(0, highest).map(float)
     return {arm: {seed: draw(value) for seed in range(of_arm)} for arm in range(arms)}
@@ -28,7 +28,7 @@ def tables(draw: st.DrawFn, highest: int = 12, seeds: tuple[int, int] = (1, 6)) 
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Histories:
-    """Every round of every trial of a sweep."""
+    """Draw all rounds of all trials of a sweep."""
     shape = (draw(st.integers(2, 7)), draw(st.integers(1, 4)), ROUNDS)
     source = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     values = source.integers(0, draw(st.sampled_from([3, 20, 1000])), shape).astype(float)
@@ -51,7 +51,7 @@ def verdicts(histories: Histories, **more: object) -> Verdicts[int]:
 
 
 def until(histories: Histories, rounds: dict[tuple[int, int], int]) -> Histories:
-    """What is recorded when each trial has reached so many rounds."""
+    """Return the records after each trial has run the given number of rounds."""
     return {
         arm: {
             seed: {round: value for round, value in trial.items() if round <= rounds[arm, seed]}
@@ -85,14 +85,13 @@ def test_no_more_tied_arms_are_promoted_than_there_are_places() -> None:
     pruned = judge(values, 1, 3)
     assert pruned == {arm: Pruned(3, 2, behind=arm / 2, behind_with=1, closer=1) for arm in (2, 3)}
     assert pruned[3].sentence("loss/test") == (
-        "pruned at round 3: 1.5 below the last promoted arm "
-        "(worse with 1 of 2 seeds; 1 closer arm was promoted as tied)"
+        "1.5 below the last promoted arm after round 3 (worse with 1 of 2 seeds; 1 other tied arm was promoted)"
     )
 
 
 @given(tables(seeds=(1, 1)), places_of)
 def test_one_seed_is_successive_halving(values: Values, on: int) -> None:
-    """The reference counts who is ahead instead of sorting."""
+    """The reference counts better arms instead of sorting."""
     column = np.array([of_seeds[0] for of_seeds in values.values()])
     ahead = (column[None, :] > column[:, None]).sum(axis=1)
     assert judge(values, on, 1).keys() == set(np.flatnonzero(ahead >= on).tolist())
@@ -122,7 +121,7 @@ def test_a_better_value_never_prunes_its_arm(values: Values, on: int, data: st.D
 
 
 @given(tables(), places_of)
-def test_an_arm_that_nobody_beats_with_any_seed_is_never_pruned(values: Values, on: int) -> None:
+def test_an_arm_that_is_best_with_every_seed_is_never_pruned(values: Values, on: int) -> None:
     best = {seed: max(of[seed] for of in values.values()) for seed in values[0]}
     assert -1 not in judge({**values, -1: best}, on, 1)
 
@@ -135,7 +134,7 @@ def test_a_seed_that_is_easier_for_all_arms_changes_nothing(values: Values, on: 
 
 
 @given(tables(highest=10**9), places_of)
-def test_places_are_taken_and_at_most_as_many_tied_arms_promoted(values: Values, on: int) -> None:
+def test_all_places_are_filled_and_at_most_as_many_tied_arms_are_promoted(values: Values, on: int) -> None:
     means = {arm: sum(of.values()) for arm, of in values.items()}
     if len(set(means.values())) == len(means):
         left = len(values) - len(judge(values, on, 1))
@@ -152,7 +151,7 @@ def test_arms_of_different_seeds_are_not_compared() -> None:
 
 def test_rungs_and_places() -> None:
     assert rungs(1, 2, 9) == [1, 2, 4, 8]
-    assert rungs(2, 1.2, 6) == [2, 3, 4, 5]  # 2.4 and 2.88 are both of round 2
+    assert rungs(2, 1.2, 6) == [2, 3, 4, 5]  # 2.4 and 2.88 are both rounded down to 2
     assert [places(20, 3, rung) for rung in range(3)] == [7, 3, 1]
 
 
@@ -179,7 +178,7 @@ def test_verdicts_do_not_depend_on_their_order(histories: Histories, order: Rand
 
 
 def test_places_are_counted_from_all_arms_so_that_tied_arms_do_not_add_up() -> None:
-    """Four arms, of which each wins one of four seeds by far: at every rung all are tied."""
+    """Each of four arms wins one of four seeds by far, so that all are tied at every rung."""
     curve = {arm: {seed: 8.0 + 8 * (arm == seed) - arm / 16 for seed in range(4)} for arm in range(4)}
     histories = {
         arm: {seed: dict.fromkeys(range(1, ROUNDS + 1), v) for seed, v in of.items()} for arm, of in curve.items()
@@ -189,7 +188,7 @@ def test_places_are_counted_from_all_arms_so_that_tied_arms_do_not_add_up() -> N
 
 
 @given(recordings())
-def test_what_lies_beyond_a_rung_that_an_arm_did_not_pass_changes_nothing(histories: Histories) -> None:
+def test_rounds_after_the_rung_at_which_an_arm_was_pruned_change_nothing(histories: Histories) -> None:
     final = verdicts(histories)
     ends = {
         (arm, seed): final.pruned[arm].round if arm in final.pruned else ROUNDS
@@ -200,10 +199,10 @@ def test_what_lies_beyond_a_rung_that_an_arm_did_not_pass_changes_nothing(histor
 
 
 @given(recordings(), randoms, st.integers(1, 9), st.booleans())
-def test_any_workers_end_with_the_same_arms(
+def test_the_pruned_arms_do_not_depend_on_the_workers(
     histories: Histories, order: Random, workers: int, ahead_of_rungs: bool
 ) -> None:
-    """Workers take trials as they are offered and end in any order; idle ones play ahead, or do not."""
+    """Workers run the wanted trials and end in any order. Idle workers may or may not run undecided arms."""
     reached = {(arm, seed): 0 for arm, trials in histories.items() for seed in trials}
     running: dict[tuple[int, int], int] = {}
     while True:
@@ -236,9 +235,7 @@ def test_strata_are_judged_as_if_alone(histories: Histories, order: Random) -> N
 
 
 @given(recordings(), randoms)
-def test_a_kept_arm_is_never_pruned_and_the_others_are_as_if_it_were_not_there(
-    histories: Histories, order: Random
-) -> None:
+def test_a_kept_arm_is_never_pruned_and_does_not_affect_the_others(histories: Histories, order: Random) -> None:
     kept = order.choice(sorted(histories))
     with_it = verdicts(histories, keep={kept})
     without = verdicts({arm: trials for arm, trials in histories.items() if arm != kept})

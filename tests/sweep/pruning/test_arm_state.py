@@ -1,4 +1,4 @@
-"""Arms that are halved together: the outcome is the same for any number of workers and any order of arrival."""
+"""The state of arms that are halved together does not depend on the number of workers or the order of arrival."""
 
 import math
 import random
@@ -24,7 +24,7 @@ CONFIG = ArmsScheduler(grace_rounds=1, reduction_factor=ETA)
 
 @dataclass
 class Trial:
-    """What a trial's folder would hold, and how it would go if nobody stopped it."""
+    """A trial's records in memory, and the values that it would reach if it were never stopped."""
 
     curve: Sequence[float]
     diverges: int | None = None
@@ -65,7 +65,7 @@ def state_over(plans: list[TrialPlan], folder: Folder, **changes: Any) -> ArmSta
 
 
 def play(state: ArmState, folder: Folder, workers: int, chance: random.Random, restart: float = 0.0) -> None:
-    """Workers of random speed take what is wanted, as the searcher hands it out, and say how it ended."""
+    """Let workers of random speed run the wanted trials in the searcher's order, and record the results."""
     out: dict[str, int] = {}
     for _ in range(10_000):
         free = [(key, until) for key, until in state.wanted() if key not in out]
@@ -88,12 +88,12 @@ def play(state: ArmState, folder: Folder, workers: int, chance: random.Random, r
 
 
 def result(state: ArmState, folder: Folder) -> dict[str, Any]:
-    """What tables and MLflow show."""
+    """Return the results that tables and MLflow show."""
     found = {}
     for key, trial in folder.trials.items():
         outcome = state.outcome(key)
         assert outcome is not None
-        assert trial.round >= outcome.round  # what is shown is there
+        assert trial.round >= outcome.round  # all shown rounds have been run
         found[key] = (outcome.outcome, outcome.round)
     return found
 
@@ -118,7 +118,7 @@ def folder_of(curves: Sequence[Sequence[Sequence[int]]], diverge: Mapping[tuple[
 
 @settings(max_examples=20)
 @given(curves=CURVES, diverge=DIVERGE, workers=st.integers(2, 7), seed=st.integers(0, 1000), kept=st.booleans())
-def test_what_comes_out_does_not_depend_on_workers_or_arrival(
+def test_the_result_does_not_depend_on_workers_or_arrival(
     curves: list[list[list[int]]], diverge: dict[tuple[int, int], int], workers: int, seed: int, kept: bool
 ) -> None:
     plans, baseline = plans_of(len(curves), 2), {"lora.rank": 0} if kept else None
@@ -133,7 +133,9 @@ def test_what_comes_out_does_not_depend_on_workers_or_arrival(
 
 @settings(max_examples=20)
 @given(curves=CURVES, workers=st.integers(1, 5), seed=st.integers(0, 1000))
-def test_arms_are_pruned_that_whole_curves_would_prune(curves: list[list[list[int]]], workers: int, seed: int) -> None:
+def test_the_pruned_arms_are_those_that_complete_curves_would_prune(
+    curves: list[list[list[int]]], workers: int, seed: int
+) -> None:
     folder = folder_of(curves, {})
     state = state_over(plans_of(len(curves), 2), folder)
     play(state, folder, workers, random.Random(seed))
@@ -149,16 +151,16 @@ def test_arms_are_pruned_that_whole_curves_would_prune(curves: list[list[list[in
 
 @settings(max_examples=20)
 @given(curves=CURVES, diverge=DIVERGE, kill=st.integers(0, 40), seed=st.integers(0, 1000))
-def test_a_new_process_comes_to_the_same(
+def test_a_new_process_has_the_same_result(
     curves: list[list[list[int]]], diverge: dict[tuple[int, int], int], kill: int, seed: int
 ) -> None:
-    """Killed after so many rounds: what is known is what lies on disk."""
+    """The process is killed after some rounds, and the next one knows only the records on disk."""
     plans = plans_of(len(curves), 2)
     undisturbed = folder_of(curves, diverge)
     state = state_over(plans, undisturbed)
     play(state, undisturbed, 1, random.Random(0))
     broken, chance = folder_of(curves, diverge), random.Random(seed)
-    for trial in broken.trials.values():  # anything that two workers may have left behind on the way
+    for trial in broken.trials.values():  # rounds that two workers may have left behind
         until = undisturbed.trials[next(key for key, one in broken.trials.items() if one is trial)].round
         trial.round = min(until, chance.randint(-1, max(kill, 0)))
     again = state_over(plans, broken)
@@ -166,13 +168,13 @@ def test_a_new_process_comes_to_the_same(
     assert result(again, broken) == result(state, undisturbed)
 
 
-def test_what_was_played_ahead_is_shown_once_the_arm_has_passed() -> None:
+def test_rounds_that_ran_in_advance_are_shown_once_the_arm_is_promoted() -> None:
     folder = folder_of([[[1] * 10], [[2] * 10], [[3] * 10], [[4] * 10]], {})
     state = state_over(plans_of(4, 1), folder)
     for key, round in (("3-0", 2), ("2-0", 1), ("1-0", 1)):
         folder.trials[key].round = round
         state.refresh(key)
-    assert state.visible("2-0") == 1  # arm 0 may come before it
+    assert state.visible("2-0") == 1  # arm 0 may still be better
     folder.trials["0-0"].round = 1
     state.refresh("0-0")
     assert state.visible("2-0") == 2
@@ -180,7 +182,7 @@ def test_what_was_played_ahead_is_shown_once_the_arm_has_passed() -> None:
     assert [end and (end.outcome, end.round) for end in ends] == [("pruned", 1)] * 2
 
 
-def test_the_baseline_is_never_pruned_even_where_it_diverges() -> None:
+def test_the_baseline_is_never_pruned_even_if_it_diverges() -> None:
     folder = folder_of([[[0] * 10, [0] * 10], [[5] * 10, [5] * 10], [[6] * 10, [6] * 10]], {(0, 1): 4})
     state = state_over(plans_of(3, 2), folder, baseline={"lora.rank": 0})
     play(state, folder, 2, random.Random(1))
@@ -188,7 +190,7 @@ def test_the_baseline_is_never_pruned_even_where_it_diverges() -> None:
     assert (shown["0-0"], shown["0-1"]) == (("finished", ROUNDS), ("diverged", 3))
 
 
-def test_strata_are_judged_apart() -> None:
+def test_strata_are_judged_separately() -> None:
     curves = [[[value] * 10] for value in (1, 2, 8, 9)]
     plans = [
         TrialPlan(key=f"{arm}-0", number=arm, arm={"data.alpha": arm // 2, "lora.rank": arm % 2}, seed=0, config={})
@@ -210,19 +212,19 @@ def test_a_metric_that_is_better_when_small() -> None:
     assert result(state, folder) == {"0-0": ("finished", ROUNDS), "1-0": ("pruned", 1)}
 
 
-def test_a_pruned_arm_says_why() -> None:
+def test_the_outcome_of_a_pruned_arm_contains_the_reason() -> None:
     folder = folder_of([[[5] * 10], [[1] * 10]], {})
     state = state_over(plans_of(2, 1), folder)
     play(state, folder, 1, random.Random(0))
     outcome = state.outcome("1-0")
     assert outcome is not None
-    assert outcome.reason == "pruned at round 1: 40.0 points below the last promoted arm (worse with 1 of 1 seeds)"
+    assert outcome.reason == "40.0 points below the last promoted arm after round 1 (worse with 1 of 1 seeds)"
     assert math.isfinite(state.verdicts.pruned[identity({"lora.rank": 1})].behind)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_workers_never_wait_while_anything_may_be_played(workers: int) -> None:
-    """Three arms of which one is slow: a worker without work takes the way beyond the rung."""
+def test_workers_never_wait_while_any_arm_may_run(workers: int) -> None:
+    """One of three arms is slow, so an idle worker runs another arm past the undecided rung."""
     folder = folder_of([[[3] * 10], [[2] * 10], [[1] * 10]], {})
     state = state_over(plans_of(3, 1), folder)
     for key in ("0-0", "1-0"):

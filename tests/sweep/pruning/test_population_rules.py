@@ -1,4 +1,4 @@
-"""Population based training from recorded values alone: who takes over from whom, and with which values."""
+"""Population based training: the replaced members, their parents and their new values."""
 
 import math
 import random
@@ -24,13 +24,13 @@ SCHEDULERS = st.builds(
 
 
 def members_of(scores: list[int | None], seed: int = 0) -> tuple[dict[int, Values], dict[int, float]]:
-    """The values of all members, and the scores of those without an error."""
+    """Draw the values of all members, and the scores of members without an error."""
     drawn = first_generation(AXES, len(scores), seed)
     return dict(enumerate(drawn)), {place: score for place, score in enumerate(scores) if score is not None}
 
 
 @given(scores=SCORES, scheduler=SCHEDULERS, seed=st.integers(0, 99), order=st.randoms(use_true_random=False))
-def test_the_order_of_members_and_of_names_is_no_part_of_it(
+def test_the_order_of_members_and_names_has_no_effect(
     scores: list[int | None], scheduler: PopulationScheduler, seed: int, order: random.Random
 ) -> None:
     members, known = members_of(scores)
@@ -43,10 +43,10 @@ def test_the_order_of_members_and_of_names_is_no_part_of_it(
 
 
 @given(scores=SCORES, scheduler=SCHEDULERS, seed=st.integers(0, 99))
-def test_the_worst_take_over_from_better_ones_among_the_best(
+def test_the_worst_members_are_replaced_by_children_of_better_ones_among_the_best(
     scores: list[int | None], scheduler: PopulationScheduler, seed: int
 ) -> None:
-    """Counted from the ends of a sorted list, as the paper's truncation selection says."""
+    """The reference takes both ends of a sorted list, as in the paper's truncation selection."""
     found = successors(*members_of(scores), 1, AXES, scheduler, seed)
     sound = sorted((score for score in scores if score is not None), reverse=True)
     broken = {place for place, score in enumerate(scores) if score is None}
@@ -63,7 +63,7 @@ def test_the_worst_take_over_from_better_ones_among_the_best(
         assert own is None or (own < parent and own <= sound[-max(count - len(broken), 0) :][0])
     if len(set(scores)) == len(scores) and None not in scores:
         assert len(found) == count
-    assert not set(found) & {copied for copied, _ in found.values()}, "who is copied goes on as it is"
+    assert not set(found) & {copied for copied, _ in found.values()}, "a parent is not replaced itself"
 
 
 @given(scores=SCORES, scheduler=SCHEDULERS, seed=st.integers(0, 99), generation=st.integers(1, 4))
@@ -80,24 +80,24 @@ def test_values_are_the_parents_times_a_factor_or_a_new_draw_within_the_range(
         for name, axis in AXES.items():
             low, high = axis.uniform or axis.loguniform or (math.nan, math.nan)
             assert low <= values[name] <= high
-            # Where one parent has many children, its pairs of factors may be used up, and values are drawn anew.
+            # If one parent has many children, its pairs of factors may be used up, and values are drawn anew.
             if scheduler.resample == 0 and len(found) == 1 and low < values[name] < high:
                 assert min(abs(values[name] / before[name] - factor) for factor in (0.8, 1.2)) < 1e-9
 
 
 @given(size=st.integers(1, 12), score=st.integers(0, 5), scheduler=SCHEDULERS)
-def test_among_equals_nobody_takes_over(size: int, score: int, scheduler: PopulationScheduler) -> None:
+def test_members_with_equal_scores_are_not_replaced(size: int, score: int, scheduler: PopulationScheduler) -> None:
     assert successors(*members_of([score] * size), 1, AXES, scheduler, 0) == {}
 
 
-def test_whoever_takes_over_may_do_so_from_any_of_the_best() -> None:
+def test_any_of_the_best_members_may_become_a_parent() -> None:
     scheduler = PopulationScheduler(quantile=0.5)
     parents = {successors(*members_of([4, 3, 2, 1]), 1, AXES, scheduler, seed)[3][0] for seed in range(20)}
     assert parents == {0, 1}
 
 
-def test_a_twin_is_drawn_anew() -> None:
-    """One factor gives all children of a parent the same values: the same state with the same values is one run."""
+def test_values_that_were_used_before_are_drawn_anew() -> None:
+    """With one factor, all children of a parent would have its state and the same values, and so be the same run."""
     scheduler = PopulationScheduler(quantile=0.5, factors=(0.5,), resample=0)
     found = successors(*members_of([9, None, None, None]), 1, AXES, scheduler, 0)
     assert len({identity(dict(values)) for _, values in found.values()}) == 3
@@ -114,7 +114,7 @@ def test_first_values_fill_their_ranges_evenly() -> None:
     drawn = first_generation(AXES, 400, 0)
     logs = sorted(math.log10(one["optimizer.lr"]) / 3 + 1 for one in drawn)
     linear = sorted(one["optimizer.momentum"] / 0.9 for one in drawn)
-    for values in (logs, linear):  # Kolmogorov and Smirnov's distance, at 1.63 / sqrt(n) for one in a hundred
+    for values in (logs, linear):  # critical Kolmogorov-Smirnov distance at the 1% level: 1.63 / sqrt(n)
         assert max(abs(one - (place + 0.5) / 400) for place, one in enumerate(values)) < 1.63 / math.sqrt(400)
 
 
@@ -143,7 +143,7 @@ def test_first_values_fill_their_ranges_evenly() -> None:
         ({"scheduler": {"name": "pbt", "per": ["optimizer.lr"]}}, "`scheduler.per`"),
     ],
 )
-def test_what_it_cannot_work_on_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_search_spaces_that_do_not_fit_are_rejected(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError) as refused:
         SearchSpace.of({**POPULATION, **changes}, "search space tiny")
     assert sentence in str(refused.value)

@@ -1,4 +1,4 @@
-"""A population from its folder: the same comes out for any number of workers, any arrival and after any kill."""
+"""The state of a population does not depend on the number of workers, the order of arrival or killed processes."""
 
 import random
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ AXES = {"optimizer.lr": Axis(uniform=(0.0, 1.0)), "optimizer.momentum": Axis(uni
 
 @dataclass
 class Trial:
-    """What a trial's folder holds; a round's value depends on the one before and on the trial's hyperparameters."""
+    """A trial's records in memory. A round's value depends on the previous one and on the hyperparameters."""
 
     plan: TrialPlan | None = None
     values: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Trial:
         return self.ended
 
     def step(self, breaks: float) -> bool:
-        """Play a round; false where it diverges."""
+        """Run a round, and return False if it diverges."""
         assert self.plan is not None
         lr, momentum = numbers(self.plan.arm).values()
         if len(self.values) > 1 and lr > breaks:
@@ -59,7 +59,7 @@ class Folder:
 
 
 def plan_of(size: int, seed: int, **changes: Any) -> Any:
-    """A plan whose trials have their content as their key."""
+    """Return a plan in which the key of a trial is its content."""
 
     def trial(number: int, arm: Arm, seed: int, start: Start | None = None) -> TrialPlan:
         key = identity([number, arm, start.model_dump() if start else None])
@@ -77,7 +77,7 @@ def plan_of(size: int, seed: int, **changes: Any) -> Any:
 
 
 def announce(folder: Folder, plan: TrialPlan) -> None:
-    """As `Recording.announce`."""
+    """Write a plan as `Recording.announce` does."""
     trial = folder.trial(plan.key)
     if plan.start is not None and not trial.planned:
         parent = folder.trial(plan.start.key)
@@ -89,7 +89,7 @@ def announce(folder: Folder, plan: TrialPlan) -> None:
 def play(
     population: Generations, folder: Folder, workers: int, chance: random.Random, breaks: float, steps: int
 ) -> int:
-    """Workers of random speed take what the searcher hands out, and play so many rounds in all."""
+    """Let workers of random speed run the searcher's trials for a total number of rounds."""
     search = JointSearch(population, lambda plan: announce(folder, plan), Packing(0, 1, folder))  # type: ignore[arg-type]
     out: dict[str, tuple[str, int]] = {}
     for played in range(steps):
@@ -105,7 +105,7 @@ def play(
         if broke or len(trial.values) > until:
             del out[name]
             search.on_trial_complete(name)
-        if broke:  # told a moment later, and on disk after that
+        if broke:  # reported later, and on disk after that
             error = Outcome(outcome="diverged", round=len(trial.values) - 1, error="it diverged")
             population.record_error(key, error)
             trial.ended = error
@@ -113,7 +113,7 @@ def play(
 
 
 def result(population: Generations, folder: Folder) -> dict[int, Any]:
-    """Everything of a sweep: by number the arm, the start, the history and the end."""
+    """Return the arm, start, history and outcome of each trial by its number."""
     assert population.wanted() == []
     assert set(folder.trials) == set(population.plans)
     return {
@@ -134,7 +134,7 @@ def straight(size: int, seed: int, breaks: float) -> dict[int, Any]:
 
 
 @given(size=SIZES, seed=SEEDS, breaks=BREAKS, workers=st.integers(2, 7), order=st.integers(0, 1000))
-def test_what_comes_out_does_not_depend_on_workers_or_arrival(
+def test_the_result_does_not_depend_on_workers_or_arrival(
     size: int, seed: int, breaks: float, workers: int, order: int
 ) -> None:
     folder = Folder()
@@ -145,8 +145,8 @@ def test_what_comes_out_does_not_depend_on_workers_or_arrival(
 
 @settings(max_examples=20)
 @given(size=SIZES, seed=SEEDS, breaks=BREAKS, kills=st.lists(st.integers(0, 20), max_size=6), order=st.integers(0, 99))
-def test_a_new_process_comes_to_the_same(size: int, seed: int, breaks: float, kills: list[int], order: int) -> None:
-    """Killed after so many rounds, again and again: what is known is what lies on disk."""
+def test_a_new_process_has_the_same_result(size: int, seed: int, breaks: float, kills: list[int], order: int) -> None:
+    """The process is killed several times after some rounds, and the next one knows only the records on disk."""
     folder, chance = Folder(), random.Random(order)
     for steps in [*kills, 10_000]:
         population = Generations(plan_of(size, seed), folder)  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def test_a_new_process_comes_to_the_same(size: int, seed: int, breaks: float, ki
 
 
 @given(size=SIZES, seed=SEEDS, breaks=BREAKS)
-def test_every_member_ends_once_and_goes_on_from_its_parents_history(size: int, seed: int, breaks: float) -> None:
+def test_every_member_ends_once_and_continues_the_history_of_its_parent(size: int, seed: int, breaks: float) -> None:
     folder = Folder()
     population = Generations(plan_of(size, seed), folder)  # type: ignore[arg-type]
     play(population, folder, 2, random.Random(seed), breaks, 10_000)
@@ -175,7 +175,7 @@ def test_every_member_ends_once_and_goes_on_from_its_parents_history(size: int, 
         successor = end.round // INTERVAL * size + number % size
         assert successor in ends
         assert (end.reason or "").startswith(
-            f"replaced after round {end.round} by trial {successor}, which goes on from"
+            f"replaced after round {end.round} by trial {successor}, which continues from"
         )
     for key, plan in population.plans.items():
         assert (plan.start is None) == (plan.number < size)
@@ -185,7 +185,7 @@ def test_every_member_ends_once_and_goes_on_from_its_parents_history(size: int, 
     assert len({identity(plan.arm) for plan in population.plans.values()}) == len(population.plans)
 
 
-def test_one_member_and_generations_as_long_as_the_run_are_a_plain_search() -> None:
+def test_one_member_or_one_generation_is_a_plain_random_search() -> None:
     assert [start for _, start, *_ in straight(1, 0, 1.0).values()] == [None]
     folder = Folder()
     population = Generations(plan_of(6, 0, interval=ROUNDS), folder)  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def test_one_member_and_generations_as_long_as_the_run_are_a_plain_search() -> N
     assert len(alone) == 6
 
 
-def test_generations_end_below_the_last_round_and_with_it() -> None:
+def test_the_last_generation_ends_with_the_last_round() -> None:
     ends = []
     for rounds in (3, 4, 9):
         plan = plan_of(1, 0, interval=3)
@@ -209,7 +209,7 @@ def test_generations_end_below_the_last_round_and_with_it() -> None:
     assert ends == [[3], [3, 4], [3, 6, 9]]
 
 
-def test_where_all_break_the_sweep_is_over() -> None:
+def test_the_sweep_ends_if_all_members_break() -> None:
     found = straight(4, 0, 0.0)
     assert [outcome.outcome for *_, outcome in found.values()] == ["diverged"] * 4
 
@@ -225,7 +225,7 @@ def test_a_worker_lost_after_its_last_round_is_no_failure() -> None:
     assert population.outcome(first) is None
 
 
-def test_points_to_try_first_are_members_and_names_that_one_leaves_out_are_drawn() -> None:
+def test_first_points_are_members_and_their_missing_values_are_drawn() -> None:
     plan = plan_of(3, 0)
     drawn = [one.arm for one in Generations(plan, Folder()).plans.values()]  # type: ignore[arg-type]
     plan.space.search = RandomSearch(samples=3, seed=0, first=({"optimizer.lr": 0.25},))
@@ -233,7 +233,7 @@ def test_points_to_try_first_are_members_and_names_that_one_leaves_out_are_drawn
     assert found == [{**drawn[0], "optimizer.lr": 0.25}, *drawn[1:]]
 
 
-def test_what_is_better_when_small_is_copied_where_it_is_smallest() -> None:
+def test_a_minimised_objective_makes_the_smallest_value_the_parent() -> None:
     found = {}
     for mode in ("max", "min"):
         plan, folder = plan_of(2, 3, interval=8), Folder()

@@ -1,4 +1,4 @@
-"""The rungs: Ray's own rule, remembered across processes."""
+"""Schedulers of single trials: they decide like Ray's own, and remember decisions across processes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_rungs_are_powers_of_eta_below_the_last_round(log: Path) -> None:
 def test_decisions_are_those_of_rays_own_scheduler(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]], eta: int, order: object
 ) -> None:
-    """Trials interleaved at random; the two schedulers stop the same ones at the same rounds."""
+    """With randomly interleaved trials, both schedulers stop the same trials at the same rounds."""
     ours = Rungs(ASHAScheduler(grace_rounds=2, reduction_factor=eta), ROUNDS, tmp_path_factory.mktemp("r") / "log")
     rays = AsyncHyperBandScheduler("round", "v", "max", max_t=ROUNDS, grace_period=2, reduction_factor=eta)
     trials = [SimpleNamespace(trial_id=f"t{i}") for i in range(len(values))]
@@ -71,7 +71,7 @@ def test_a_new_process_repeats_the_decisions_and_remembers_the_values(log: Path)
     decisions = [first.decide(key, 1, value) for key, value in [("a", 0.9), ("b", 0.2), ("c", 0.1)]]
     assert decisions == [False, True, True]
     second = Rungs(config, ROUNDS, log)
-    # `b` would survive if it were judged anew against an empty rung; and `d` meets all three.
+    # `b` would continue if it were judged again on an empty rung, and `d` is compared with all three.
     assert [second.decide(key, 1, value) for key, value in [("b", 0.2), ("a", 0.9), ("d", 0.15)]] == [True, False, True]
     assert len(log.read_text().splitlines()) == 4
 
@@ -87,7 +87,7 @@ def test_a_line_torn_by_a_crash_is_cut_off(log: Path) -> None:
     assert Rungs(config, ROUNDS, log).values["", 1] == {"a": 0.5, "c": 0.7}
 
 
-def test_min_mode_stops_the_large_ones(log: Path) -> None:
+def test_min_mode_stops_trials_with_large_values(log: Path) -> None:
     rungs = Rungs(ASHAScheduler(grace_rounds=1, reduction_factor=2), ROUNDS, log)
     scheduler = StoppingScheduler(rungs, Objective(metric="loss/test", mode="min"))
     trial = [SimpleNamespace(config={"trial": key}) for key in "ab"]
@@ -95,7 +95,7 @@ def test_min_mode_stops_the_large_ones(log: Path) -> None:
     assert scheduler.on_trial_result(None, trial[1], {"round": 1, "loss/test": 0.9}) == TrialScheduler.STOP
 
 
-def test_rounds_without_the_objective_are_passed_over(log: Path) -> None:
+def test_rounds_without_the_objective_are_ignored(log: Path) -> None:
     """The untuned model reports no training loss."""
     scheduler = StoppingScheduler(
         Rungs(ASHAScheduler(grace_rounds=1), ROUNDS, log), Objective(metric="loss/train", mode="min")
@@ -114,10 +114,10 @@ def test_rounds_without_the_objective_are_passed_over(log: Path) -> None:
     order=st.randoms(use_true_random=False),
     rule=st.sampled_from(["asha", "median"]),
 )
-def test_a_stratum_is_judged_as_if_there_were_no_other(
+def test_other_strata_have_no_effect_on_a_stratum(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]], order: object, rule: str
 ) -> None:
-    """Trials of two strata in turn are stopped as those of one alone are in the same order."""
+    """Trials of two strata in turn are stopped like the trials of one stratum in the same order."""
     folder = tmp_path_factory.mktemp("strata")
 
     def new(log: str) -> Rungs | Medians:
@@ -139,10 +139,10 @@ def test_a_stratum_is_judged_as_if_there_were_no_other(
 
 
 @given(values=st.lists(st.lists(st.floats(0, 1), min_size=9, max_size=9), min_size=2, max_size=8))
-def test_median_stopping_is_rays_where_all_come_as_far(
+def test_median_stopping_equals_rays_while_all_trials_are_equally_far(
     tmp_path_factory: pytest.TempPathFactory, values: list[list[float]]
 ) -> None:
-    """Round by round side by side, until the first is stopped: then Ray goes on with its average, and we without it."""
+    """All trials run in step until the first is stopped. After that, Ray still counts its average, and we do not."""
     ours = Medians(MedianScheduler(grace_rounds=1, fewest=2), tmp_path_factory.mktemp("m") / "log")
     rays = MedianStoppingRule("round", "v", "max", grace_period=1, min_samples_required=2, hard_stop=True)
     trials = [RayTrial(f"t{i}") for i in range(len(values))]
@@ -152,7 +152,7 @@ def test_median_stopping_is_rays_where_all_come_as_far(
             told = {"round": round, "v": values[place][round - 1]}
             action = rays.on_trial_result(controller, trial, told)  # type: ignore[arg-type]
             stop = ours.decide(trial.trial_id, round, told["v"])
-            if place == len(trials) - 1:  # the last of a round: all others are there
+            if place == len(trials) - 1:  # the last trial of a round
                 assert stop == (action == TrialScheduler.STOP)
             if stop or action == TrialScheduler.STOP:
                 return

@@ -1,4 +1,4 @@
-"""A sweep with conditions on the real path, and its report. Sampled ones are in `test_pruned_and_failed.py`."""
+"""A whole sweep with conditions, and its report. Sampled sweeps are in `test_pruned_and_failed.py`."""
 
 from pathlib import Path
 

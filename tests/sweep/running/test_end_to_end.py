@@ -32,26 +32,26 @@ pytestmark = pytest.mark.slow
 
 
 OVERRIDES = ["optimizer.lr=0.05"]
-"""Given once: a resumed sweep goes on with what it was started with."""
+"""Overrides of the first command. A resumed sweep keeps them."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the small grid ran to its end, with an override, and measured: others below are not."""
+    """A folder with a complete sweep of the small grid, with an override and system metrics; other sweeps have none."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_space(folder, "tiny", GRID)
     fedsweep(folder, "tune", "tiny", *OVERRIDES, "--system-metrics", "--at-once", "1")
     return folder
 
 
-def test_every_trial_finishes_and_mlflow_holds_what_the_store_holds(undisturbed: Path) -> None:
+def test_every_trial_finishes_and_mlflow_equals_the_store(undisturbed: Path) -> None:
     trials = newest(undisturbed, "tiny").trials()
     assert [trial.outcome and trial.outcome.outcome for trial in trials] == ["finished"] * 4
     assert all([record.round for record in trial.history] == list(range(ROUNDS + 1)) for trial in trials)
     assert_mlflow_equals_store(undisturbed, "tiny")
 
 
-def test_what_the_machine_did_is_in_mlflow_for_each_round(undisturbed: Path) -> None:
+def test_mlflow_contains_the_machines_use_in_each_round(undisturbed: Path) -> None:
     _, children, client = runs(undisturbed, "tiny")
     for run in children:
         for metric in ("system/cpu_utilization_percentage", "system/process_memory_usage_megabytes"):
@@ -59,8 +59,8 @@ def test_what_the_machine_did_is_in_mlflow_for_each_round(undisturbed: Path) -> 
             assert sorted(one.step for one in written) == list(range(ROUNDS + 1))
 
 
-def test_the_walk_of_lora_rank(undisturbed: Path) -> None:
-    """One dotted name at every station: YAML, Ray's configuration, the tensor on disk, MLflow, the table."""
+def test_lora_rank_has_one_name_from_yaml_to_table(undisturbed: Path) -> None:
+    """The dotted name is the same in YAML, Ray's configuration, MLflow and the table, and sets the tensor on disk."""
     from safetensors import safe_open
 
     sweep = newest(undisturbed, "tiny")
@@ -81,7 +81,7 @@ def test_the_walk_of_lora_rank(undisturbed: Path) -> None:
 
 
 def _values(run: object) -> dict[str, str]:
-    """MLflow's parameters as JSON: strings are logged bare."""
+    """Return MLflow's parameters as JSON values. Strings are logged without quotes."""
     params: dict[str, str] = run.data.params  # type: ignore[attr-defined]
 
     def as_json(value: str) -> str:
@@ -94,7 +94,7 @@ def _values(run: object) -> dict[str, str]:
     return {name: as_json(value) for name, value in params.items()}
 
 
-def test_the_parent_run_carries_the_files_the_versions_and_the_report(undisturbed: Path) -> None:
+def test_the_parent_run_contains_files_versions_and_the_report(undisturbed: Path) -> None:
     parents, children, client = runs(undisturbed, "tiny")
     (parent,) = parents
     assert parent.info.status == "FINISHED"
@@ -108,7 +108,7 @@ def test_the_parent_run_carries_the_files_the_versions_and_the_report(undisturbe
     ]
 
 
-def test_report_makes_the_same_table_again(undisturbed: Path) -> None:
+def test_the_report_command_writes_the_same_table_again(undisturbed: Path) -> None:
     before = table(undisturbed, "tiny")
     (newest(undisturbed, "tiny").folder / "report" / "table.csv").unlink()
     done = fedsweep(undisturbed, "report", "tiny")
@@ -117,7 +117,7 @@ def test_report_makes_the_same_table_again(undisturbed: Path) -> None:
 
 
 def test_a_run_equals_the_trial_with_the_same_configuration(undisturbed: Path) -> None:
-    """Neither Ray, nor the worker, nor what ran before in it changes a bit."""
+    """Ray, the worker and earlier trials of the worker do not change a single bit."""
     words = [f"{name}={json.dumps(value)}" for name, value in SMALL.items()]
     done = fedsweep(undisturbed, "run", "fedra_digits", *words, *OVERRIDES, "lora.rank=4", "seed=1", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -153,7 +153,7 @@ def test_interrupted_killed_and_resumed_equals_undisturbed(undisturbed: Path, tm
     parents, _, _ = runs(tmp_path, "tiny")
     assert len(parents) == 1
 
-    # What is over is not run again, and may be shown with other columns from then on.
+    # A complete sweep is not run again, but a resume may change the columns of its report.
     done = fedsweep(tmp_path, "tune", "tiny", "--resume", "--columns", "megabytes_up,parameters_trained")
     assert "trained parameters" in done.stdout
     assert "MB sent" not in done.stdout

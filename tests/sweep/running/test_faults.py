@@ -1,6 +1,6 @@
-"""Faults in the middle of a sweep; afterwards its table is that of the undisturbed one, to the last digit.
+"""Faults during a sweep, after which its table must equal that of an undisturbed sweep in every digit.
 
-The driver killed and Ctrl-C once are in `test_end_to_end.py`, a node removed in `test_cluster.py`.
+A killed driver and a single Ctrl-C are tested in `test_end_to_end.py`, a lost node in `test_cluster_sweep.py`.
 """
 
 import os
@@ -40,12 +40,12 @@ ARMS = {
     "baseline": {"optimizer.lr": 0.3},
     "scheduler": {"name": "arms", "grace_rounds": 1, "reduction_factor": 3},
 }
-"""Arms of which some fall."""
+"""A search space in which some arms are pruned."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which arms climbed to the end, one trial after the other."""
+    """A folder with a complete sweep with pruned arms, in which trials ran one after the other."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_space(folder, "arms", ARMS)
     fedsweep(folder, "tune", "arms", "--at-once", "1")
@@ -59,17 +59,17 @@ def assert_the_same(folder: Path, undisturbed: Path) -> None:
 
 
 def workers_of(driver: int) -> list[psutil.Process]:
-    """Processes that play trials, by the name that Ray gives them."""
+    """Return the processes that run trials, which are found by the name that Ray gives them."""
     found = psutil.Process(driver).children(recursive=True)
     return [one for one in found if one.cmdline() and one.cmdline()[0].startswith("ray::ImplicitFunc")]
 
 
-def test_arms_fall_and_what_was_played_ahead_is_not_shown(undisturbed: Path) -> None:
+def test_arms_are_pruned_and_rounds_that_ran_in_advance_are_not_shown(undisturbed: Path) -> None:
     ends = {
         trial.plan.arm["optimizer.lr"]: trial.outcome and (trial.outcome.outcome, trial.outcome.round)
         for trial in newest(undisturbed, "arms").trials()
     }
-    assert ends[0.3] == ("finished", 3)  # the baseline never falls
+    assert ends[0.3] == ("finished", 3)  # the baseline is never pruned
     assert ("pruned", 1) in ends.values()
     assert_mlflow_equals_store(undisturbed, "arms")
     _, children, _ = runs(undisturbed, "arms")
@@ -78,7 +78,7 @@ def test_arms_fall_and_what_was_played_ahead_is_not_shown(undisturbed: Path) -> 
     assert fallen
 
 
-def test_a_killed_worker_a_killed_driver_and_two_ctrl_c_later_the_arms_are_the_same(
+def test_a_killed_worker_a_killed_driver_and_two_ctrl_c_do_not_change_the_arms(
     undisturbed: Path, tmp_path: Path
 ) -> None:
     write_space(tmp_path, "arms", ARMS)
@@ -87,7 +87,7 @@ def test_a_killed_worker_a_killed_driver_and_two_ctrl_c_later_the_arms_are_the_s
     victims = workers_of(process.pid)
     assert victims
     victims[0].kill()
-    wait_for_rounds(tmp_path, "arms", 4, process)  # its trial goes on in another worker
+    wait_for_rounds(tmp_path, "arms", 4, process)  # its trial continues in another worker
     kill(process)
 
     process = start(tmp_path, "tune", "arms", "--resume")
@@ -115,8 +115,8 @@ cp -r {store} kept
 """
 
 
-def test_a_full_disk_ends_the_session_and_a_resume_goes_on(undisturbed: Path, tmp_path: Path) -> None:
-    """In a mount namespace of its own, with a file system that has room for less than the sweep."""
+def test_a_full_disk_ends_the_session_and_the_sweep_can_be_resumed(undisturbed: Path, tmp_path: Path) -> None:
+    """The sweep runs in its own mount namespace, on a file system that is too small for it."""
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare")
     write_space(tmp_path, "arms", ARMS)

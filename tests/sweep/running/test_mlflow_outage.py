@@ -1,4 +1,4 @@
-"""A sweep with four trials at once, on an MLflow server over PostgreSQL that is killed in its middle."""
+"""A sweep with four parallel trials, whose MLflow server with PostgreSQL is killed during the sweep."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.tracking.servers import POSTGRES, mlflow_server, postgres
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(POSTGRES is None, reason="PostgreSQL is not installed")]
 
 
-def test_an_outage_of_the_server_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_an_outage_of_the_server_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     assert environment()["RAY_AUTH_MODE"] == "disabled"
     with postgres() as database, mlflow_server(tmp_path / "mlflow", database) as server:
         (tmp_path / "work").mkdir()

@@ -1,4 +1,4 @@
-"""A sweep whose store is an object store, against a server of that protocol on this machine."""
+"""A sweep whose results are in an object store, which is a server on this machine."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ client = pytest.fixture(object_store, scope="module")
 
 
 def seen(folder: Path) -> SweepStore:
-    """The sweep, as a machine sees it that had nothing of it."""
+    """Return the sweep as seen by a machine without a local copy."""
     with pytest.MonkeyPatch.context() as patch:
         machine(folder, patch)
         return Store.at(URI).find("tiny")
@@ -42,7 +42,7 @@ def wait_for_an_outcome(client: Any, process: subprocess.Popen[str]) -> None:
     raise AssertionError("the sweep did not get going")
 
 
-def test_a_sweep_there_equals_one_in_a_folder_though_its_driver_is_killed_and_its_machine_lost(
+def test_a_sweep_in_an_object_store_equals_one_in_a_folder_after_its_machine_is_lost(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_space(tmp_path, "tiny", GRID)
@@ -58,11 +58,9 @@ def test_a_sweep_there_equals_one_in_a_folder_though_its_driver_is_killed_and_it
     assert [one for one in seen(tmp_path / "looker").trials() if one.outcome is None], "it was over"
 
     machine(tmp_path / "other", monkeypatch)
-    with seen(tmp_path / "looker").remote.exclusively("the sweep"):  # what was killed here gives way at once
+    with seen(tmp_path / "looker").remote.exclusively("the sweep"):  # a killed process of this machine is no obstacle
         refused = launch(tmp_path, "tune", "tiny", "--store", URI, "--resume", code=2)
-    told = (
-        f"fedsweep: sweep {held[0].split('/')[2]} is being run by a process on {os.uname()[1]}; wait for it or end it."
-    )
+    told = f"fedsweep: sweep {held[0].split('/')[2]} is being run by a process on {os.uname()[1]}; wait until that "
     assert refused.stderr.startswith(told)
     done = launch(tmp_path, "tune", "tiny", "--store", URI, "--resume")
     assert f"fedsweep ui --store {URI}" in " ".join(done.stdout.split())
@@ -86,7 +84,9 @@ def test_a_sweep_there_equals_one_in_a_folder_though_its_driver_is_killed_and_it
     assert len(own.client().search_runs([found.experiment_id])) == 5, "what `ui` shows there: a parent and its trials"
 
 
-def test_a_run_is_kept_there_round_by_round(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_sent_to_the_object_store_after_each_round(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine(tmp_path / "one", monkeypatch)
     changes = {**SMALL, "federation.rounds": 1}
     config = RunConfig.of(read_yaml(find("experiments", "fedra_digits")), "test").override(changes, "test")
@@ -100,12 +100,14 @@ def test_a_run_is_kept_there_round_by_round(client: Any, tmp_path: Path, monkeyp
     assert outcome.outcome == "finished"
 
 
-def test_a_bucket_that_is_not_there_is_told_in_one_sentence(client: Any, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_one_error_message(client: Any, tmp_path: Path) -> None:
     done = launch(tmp_path, "tune", "ablations/lora_rank", "--store", "s3://nowhere/runs", code=2)
     assert done.stderr == "fedsweep: the store s3://nowhere/runs cannot be used: there is no bucket `nowhere`.\n"
 
 
-def test_an_endpoint_in_the_uri_and_one_where_nobody_answers(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_in_the_uri_is_used_and_one_without_a_server_is_an_error(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     words = "scheme=http&region=us-east-1"

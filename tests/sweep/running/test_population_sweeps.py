@@ -1,4 +1,4 @@
-"""Populations through the command line, Ray and MLflow."""
+"""Whole sweeps with populations, through the command line, Ray and MLflow."""
 
 import csv
 import io
@@ -28,14 +28,14 @@ SIZE, ROUNDS = 4, 6
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a population ran to its end, one member after the other."""
+    """A folder with a complete population, in which members ran one after the other."""
     folder = tmp_path_factory.mktemp("population")
     write_space(folder, "people", POPULATION)
     fedsweep(folder, "tune", "people", "--at-once", "1")
     return folder
 
 
-def test_members_finish_with_whole_histories_and_mlflow_holds_what_the_store_holds(undisturbed: Path) -> None:
+def test_members_finish_with_complete_histories_and_mlflow_equals_the_store(undisturbed: Path) -> None:
     trials = newest(undisturbed, "people").trials()
     ways = [trial.outcome and trial.outcome.outcome for trial in trials]
     children = [trial for trial in trials if trial.plan.start]
@@ -54,8 +54,8 @@ def test_members_finish_with_whole_histories_and_mlflow_holds_what_the_store_hol
     assert sum(tag is not None for tag in tags.values()) == len(children)
 
 
-def test_a_member_that_nobody_replaced_is_the_run_of_its_configuration(undisturbed: Path) -> None:
-    """Neither generations nor being copied changes a bit of it."""
+def test_a_member_that_was_never_replaced_equals_the_run_of_its_configuration(undisturbed: Path) -> None:
+    """Generations and copies do not change a single bit of it."""
     trials = newest(undisturbed, "people").trials()
     trial = next(one for one in trials if one.plan.start is None and one.last_round == ROUNDS)
     changes = {**POPULATION["fixed"], **trial.plan.arm}
@@ -65,7 +65,7 @@ def test_a_member_that_nobody_replaced_is_the_run_of_its_configuration(undisturb
     assert lines == [{"round": record.round, **record.metrics} for record in trial.history]
 
 
-def test_a_child_differs_from_its_parent_from_the_first_round_of_its_own(undisturbed: Path) -> None:
+def test_a_child_differs_from_its_parent_from_its_own_first_round_on(undisturbed: Path) -> None:
     trials = {trial.plan.key: trial for trial in newest(undisturbed, "people").trials()}
     for child in trials.values():
         if (begun := child.plan.start) is not None:
@@ -74,7 +74,7 @@ def test_a_child_differs_from_its_parent_from_the_first_round_of_its_own(undistu
             assert own.metrics != parents.metrics
 
 
-def test_the_report_has_the_schedule_of_every_member(undisturbed: Path) -> None:
+def test_the_report_contains_the_schedule_of_every_member(undisturbed: Path) -> None:
     sweep = newest(undisturbed, "people")
     rows = list(csv.DictReader(io.StringIO((sweep.folder / "report" / "population.csv").read_text())))
     trials = {trial.plan.number: trial for trial in sweep.trials()}
@@ -89,7 +89,7 @@ def test_the_report_has_the_schedule_of_every_member(undisturbed: Path) -> None:
 
 
 def test_killed_and_resumed_equals_undisturbed(undisturbed: Path, tmp_path: Path) -> None:
-    """In the second generation; at any other moment in test_generations.py."""
+    """The sweep is killed in the second generation. `test_population_state.py` tests all other moments."""
     write_space(tmp_path, "people", POPULATION)
     process = start(tmp_path, "tune", "people")
     wait_for_rounds(tmp_path, "people", 10, process)

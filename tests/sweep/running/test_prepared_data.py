@@ -25,7 +25,7 @@ SPACE = "ablations/dirichlet_alpha"
 
 @pytest.fixture
 def project(pacs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a data folder of its own, in the default place."""
+    """A working directory with its own data folder at the default path."""
     shutil.copytree(pacs_folder, tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -36,7 +36,7 @@ def read(changes: dict[str, Json] | None = None, **space: Any) -> Plan:
 
 
 def rewrite(weights: Path) -> None:
-    """Other numbers in the same shapes, with a card that says so."""
+    """Write other weights of the same shapes, with a matching card."""
     tensors = load_file(weights)
     save_file({name: values + np.float32(0.01) for name, values in tensors.items()}, weights)
     card = json.loads(weights.with_suffix(".json").read_text())
@@ -44,7 +44,7 @@ def rewrite(weights: Path) -> None:
     weights.with_suffix(".json").write_text(json.dumps(card))
 
 
-def test_arms_differ_in_their_clients_alone(project: Path) -> None:
+def test_arms_differ_only_in_their_clients(project: Path) -> None:
     plan = read()
     parts = [split(plan.resolve(arm, 0))[1] for arm in plan.arms]
     ids = [[client.id for client in one.clients] for one in parts]
@@ -55,7 +55,7 @@ def test_arms_differ_in_their_clients_alone(project: Path) -> None:
     assert {sum(one) for one in sizes} == {4 * 7 * 16}
 
 
-def test_the_key_of_a_trial_is_that_of_its_weights_and_images(project: Path) -> None:
+def test_the_key_of_a_trial_depends_on_its_weights_and_images(project: Path) -> None:
     before, digests = [trial.key for trial in read().grid()], read().digests()
     rewrite(project / "data" / "backbones" / "tinyimagenet_vit.safetensors")
     after = [trial.key for trial in read().grid()]
@@ -63,7 +63,7 @@ def test_the_key_of_a_trial_is_that_of_its_weights_and_images(project: Path) -> 
     assert read().digests() == {**digests, "data": read().digests()["data"]} != digests
 
 
-def test_a_set_that_was_made_anew_is_not_the_one_in_memory(project: Path) -> None:
+def test_a_data_set_that_was_prepared_again_is_not_read_from_memory(project: Path) -> None:
     before = split(read().base)[0]
     card = project / "data" / "pacs-64" / "card.json"
     card.write_text(card.read_text().replace(before.digest, "0" * 64))
@@ -72,7 +72,7 @@ def test_a_set_that_was_made_anew_is_not_the_one_in_memory(project: Path) -> Non
         check_digests(read().base, {"data": before.digest, "weights": read().base.backbone.fingerprint()})
 
 
-def test_a_sweep_whose_weights_changed_is_not_gone_on_with(project: Path) -> None:
+def test_a_sweep_whose_weights_changed_is_not_resumed(project: Path) -> None:
     store = Store(project / "mlruns")
     sweep = new_sweep(read(), store)
     resumed_sweep(read(), store, sweep)
@@ -92,7 +92,7 @@ def test_a_sweep_whose_weights_changed_is_not_gone_on_with(project: Path) -> Non
         ),
     ],
 )
-def test_what_is_missing_or_damaged_is_told_before_anything_starts(project: Path, break_it, sentence) -> None:
+def test_missing_or_damaged_files_are_reported_before_anything_starts(project: Path, break_it, sentence) -> None:
     plan = read()
     break_it(project / "data")
     with pytest.raises(UserError) as refused:
@@ -100,7 +100,7 @@ def test_what_is_missing_or_damaged_is_told_before_anything_starts(project: Path
     assert sentence in str(refused.value)
 
 
-def test_a_draw_that_cannot_be_is_told_before_anything_starts(project: Path) -> None:
+def test_an_impossible_partition_is_reported_before_anything_starts(project: Path) -> None:
     plan = read({"partition.min_size": 22})
     with pytest.raises(UserError, match=r"`partition.alpha` 0.1 leaves one of the 5 clients of domain art_painting"):
         plan.preflight()
@@ -108,7 +108,7 @@ def test_a_draw_that_cannot_be_is_told_before_anything_starts(project: Path) -> 
 
 @pytest.mark.slow
 def test_a_sweep_over_prepared_data_ends_with_its_table(project: Path) -> None:
-    # Ray, left to itself under `uv run`, copies the working directory to its workers, up to 512 MiB of it.
+    # By default, Ray under `uv run` copies the working directory to its workers, up to 512 MiB.
     launcher = ["uv", "run", "--no-project"] if shutil.which("uv") else []
     with (project / "data" / "large").open("wb") as file:
         file.truncate(600 * 2**20)

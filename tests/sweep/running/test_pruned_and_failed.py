@@ -47,14 +47,14 @@ ONE = ("--at-once", "1")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a pruned search, of one trial at a time."""
+    """A folder with a search whose trials ran one at a time and were partly pruned."""
     folder = tmp_path_factory.mktemp("whole")
     write_space(folder, "search", ALONE)
     assert "pruned" in fedsweep(folder, "tune", "search", *ONE).stdout
     return folder
 
 
-def test_pruned_trials_say_so_everywhere(whole: Path) -> None:
+def test_pruned_trials_are_marked_everywhere(whole: Path) -> None:
     trials = newest(whole, "search").trials()
     outcomes = [trial.outcome and trial.outcome.outcome for trial in trials]
     assert len(outcomes) == 6
@@ -71,7 +71,7 @@ def test_pruned_trials_say_so_everywhere(whole: Path) -> None:
     assert len(rows) == 6
 
 
-def test_samples_have_what_their_conditions_say(whole: Path) -> None:
+def test_samples_meet_their_conditions(whole: Path) -> None:
     trials = newest(whole, "search").trials()
     assert {trial.plan.arm["method"] for trial in trials} == {"fedra", "inclusivefl"}
     for trial in trials:
@@ -80,8 +80,8 @@ def test_samples_have_what_their_conditions_say(whole: Path) -> None:
         assert trial.plan.arm["lora.dropout"] in [round(0.05 * place, 2) for place in range(11)]
 
 
-def test_a_pruned_search_killed_and_resumed_asks_the_same_questions(whole: Path, tmp_path: Path) -> None:
-    """One trial at a time, so that the order of arrival is the same: then even pruning is repeated exactly."""
+def test_a_pruned_search_that_is_killed_and_resumed_draws_the_same_samples(whole: Path, tmp_path: Path) -> None:
+    """Trials run one at a time, so that the order of arrival is the same and even pruning is repeated exactly."""
     write_space(tmp_path, "search", ALONE)
     process = start(tmp_path, "tune", "search", *ONE)
     wait_for_rounds(tmp_path, "search", 4, process)
@@ -91,8 +91,10 @@ def test_a_pruned_search_killed_and_resumed_asks_the_same_questions(whole: Path,
     assert_mlflow_equals_store(tmp_path, "search")
 
 
-def test_a_search_of_several_workers_is_that_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other without Ray; by Ray on all cores, arrival left to chance. Kills are in test_search.py."""
+def test_a_search_with_several_workers_equals_one_with_a_single_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference runs trials in order without Ray. Kills are tested in `test_ray_searchers.py`."""
     search_space = {**SAMPLED, "scheduler": {"name": "none"}, "search": {**SAMPLED["search"], "in_flight": 2}}
     alone, together = tmp_path / "alone", tmp_path / "together"
     for folder in (alone, together):

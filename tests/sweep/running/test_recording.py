@@ -1,4 +1,4 @@
-"""What the driver records when a worker is lost. No Ray is started."""
+"""The records of the driver after a worker is lost. No Ray is started."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,22 +32,22 @@ def lose(recording: Recording) -> Any:
     return recording.sweep.trial("k").outcome()
 
 
-def test_a_trial_may_lose_its_worker_a_few_times_and_then_has_failed(recording: Recording) -> None:
+def test_a_trial_that_loses_its_worker_too_often_has_failed(recording: Recording) -> None:
     for _ in range(LOST_WORKERS):
         assert lose(recording) is None
     said = [call.args[0] for call in recording.display.console.print.call_args_list]  # type: ignore[attr-defined]
-    assert said == ["lora.rank=4: its worker was lost; it goes on after round 0."] * LOST_WORKERS
+    assert said == ["lora.rank=4: the worker was lost, and the trial continues after round 0."] * LOST_WORKERS
     assert lose(recording).outcome == "failed"
 
 
-def test_a_lost_worker_whose_trial_has_no_plan_does_not_break_the_loop(recording: Recording) -> None:
-    """The plan is missing if the disk was full; only the line about the trial would need it."""
+def test_a_lost_worker_whose_trial_has_no_plan_does_not_break_rays_loop(recording: Recording) -> None:
+    """The plan is missing if the disk was full. Only the message about the trial would need it."""
     recording.sweep.trial("k").folder.joinpath("trial.json").unlink()
     recording._lost["k"] = LOST_WORKERS
     assert lose(recording).outcome == "failed"
 
 
-def test_a_worker_that_is_lost_after_the_last_round_had_finished(recording: Recording) -> None:
+def test_a_trial_whose_worker_is_lost_after_the_last_round_has_finished(recording: Recording) -> None:
     history = tuple(RoundRecord(round, {}, 1.0) for round in range(ROUNDS + 1))
     save(recording.sweep.trial("k").checkpoint, Checkpoint(ROUNDS, ServerState({}, (0,)), history))
     assert lose(recording).outcome == "finished"

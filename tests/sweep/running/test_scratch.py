@@ -1,4 +1,4 @@
-"""A worker's folder: its own while it lives, and gone after it, however it ended."""
+"""A worker's temporary folder, which no other worker uses and which is deleted even if the worker is killed."""
 
 import os
 import signal
@@ -24,10 +24,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def worker() -> Iterator[Path]:
-    """A copy of this process with a folder that holds a checkpoint; it is killed after the block."""
+    """Fork a process whose temporary folder contains a checkpoint, and kill it after the block."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python's, of a copy of a process with threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about forking a process with threads
         number = os.fork()
     if number == 0:
         try:
@@ -50,7 +50,7 @@ def left(folder: Path) -> list[str]:
     return [one.name for one in folder.iterdir() if one.name.startswith(PREFIX)]
 
 
-def test_each_has_an_empty_folder_that_goes_with_it(temporary):
+def test_each_worker_has_an_empty_folder_that_is_deleted_at_the_end(temporary):
     with scratch() as one, scratch() as other:
         assert one != other
         (one / "deep").mkdir()
@@ -60,7 +60,7 @@ def test_each_has_an_empty_folder_that_goes_with_it(temporary):
     assert left(temporary) == []
 
 
-def test_what_a_killed_worker_left_goes_with_the_next_one_and_a_living_ones_stays(temporary):
+def test_the_next_worker_deletes_the_folder_of_a_killed_worker_but_not_of_a_living_one(temporary):
     with worker() as killed:
         pass
     assert (killed / "checkpoint").exists()
@@ -72,7 +72,7 @@ def test_what_a_killed_worker_left_goes_with_the_next_one_and_a_living_ones_stay
     assert left(temporary) == []
 
 
-def test_a_lock_that_another_worker_sweeps_up_before_it_is_held_is_followed_by_another_one(temporary, monkeypatch):
+def test_if_another_worker_locks_a_new_lock_file_first_another_one_is_created(temporary, monkeypatch):
     real, names = scratch_module.locked, []
 
     def locked(lock: Path, taken: str):
@@ -87,7 +87,7 @@ def test_a_lock_that_another_worker_sweeps_up_before_it_is_held_is_followed_by_a
     assert len({*names}) == 2
 
 
-def test_links_and_what_is_of_others_are_left_alone(temporary, monkeypatch):
+def test_links_and_files_of_other_users_are_not_deleted(temporary, monkeypatch):
     mine = temporary / "mine"
     mine.write_text("kept")
     link = temporary / f"{PREFIX}link.lock"

@@ -1,4 +1,4 @@
-"""A trial in this process: what it reports where it cannot begin. No Ray is started."""
+"""The report of a trial that cannot begin, in this process. No Ray is started."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from fedsweep.sweep.running.trainable import train
 
 
 @pytest.mark.parametrize("module", ["torch", "fedsweep.federation.build_and_run"])
-def test_an_import_that_fails_is_the_trials_own_error(
+def test_an_import_that_fails_is_reported_as_an_error_of_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     reported: list[dict[str, Any]] = []

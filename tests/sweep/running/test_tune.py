@@ -1,4 +1,4 @@
-"""`tune` called from Python: everything from the file to the report, with trials that run in this process."""
+"""`tune` called from Python, from the YAML file to the report, with trials that run in this process."""
 
 import contextlib
 from collections.abc import Sequence
@@ -43,14 +43,14 @@ def in_process(tmp_path: Path, new_store: NewStore, monkeypatch: pytest.MonkeyPa
     return ran
 
 
-def test_it_leaves_the_report_and_a_finished_parent_run_and_returns_the_outcome(
+def test_tune_writes_the_report_ends_the_parent_run_and_returns_the_outcome(
     in_process: list[str], tmp_path: Path
 ) -> None:
     options = TuneOptions("tiny", {"federation.rounds": 1}, {"seeds": [0]})
     shown: list[Report] = []
 
     def show(report: Report) -> None:
-        """Remember what is shown while the sweep is still this process's alone, with its parent run open."""
+        """Record the shown report while this process still holds the sweep and the parent run is open."""
         shown.append(report)
         (parent,), _, _ = runs(tmp_path, "tiny")
         assert parent.info.status == "RUNNING"
@@ -76,10 +76,10 @@ def test_it_leaves_the_report_and_a_finished_parent_run_and_returns_the_outcome(
     assert_mlflow_equals_store(tmp_path, "tiny")
 
 
-def test_options_that_contradict_one_another_are_refused() -> None:
+def test_options_that_contradict_each_other_are_rejected() -> None:
     with pytest.raises(UserError, match="needs `--resume`"):
         TuneOptions("tiny", sweep_id="x")
     with pytest.raises(UserError, match="cannot be combined with `--resume`"):
         TuneOptions("tiny", fresh=True, resume=True)
-    with pytest.raises(UserError, match="counts parameters and runs nothing"):
+    with pytest.raises(UserError, match="only counts parameters; use `fedsweep show`"):
         tune(TuneOptions("papers/fedbrick/table3"))

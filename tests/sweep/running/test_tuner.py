@@ -1,4 +1,4 @@
-"""What is checked and settled around Ray, without starting it."""
+"""Checks before and records after Ray, without starting it."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +18,8 @@ from fedsweep.types import ServerState
 from tests.sweep.helpers import GRID, ROUNDS, write_space
 
 
-def test_what_has_all_its_rounds_is_finished_and_nothing_else_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A session that ended between the last round and the outcome loses nothing."""
+def test_only_trials_with_all_rounds_are_marked_as_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that ends between the last round and the outcome of a trial loses nothing."""
     monkeypatch.chdir(tmp_path)
     write_space(tmp_path, "tiny", GRID)
     sweep = SweepStore(tmp_path / "sweep")
@@ -38,7 +36,9 @@ def test_what_has_all_its_rounds_is_finished_and_nothing_else_is(
     assert outcomes == [("finished", ROUNDS), None, ("pruned", 1), None]
 
 
-def test_failures_are_tried_again_unless_they_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_trials_are_repeated_but_diverged_trials_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_space(tmp_path, "tiny", GRID)
     sweep = SweepStore(tmp_path / "sweep")
@@ -66,8 +66,10 @@ def test_a_sweep_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
     ("cpus", "gpus", "side_by_side"),
     [(1, 0, 8), (2, 0, 4), (3, 0, 2), (0.5, 0, 16), (1, 0.5, 4), (1, 2, 1), (1, 0.3, 6)],
 )
-def test_trials_side_by_side(monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float, side_by_side: int) -> None:
-    """Eight cores and two GPUs."""
+def test_the_number_of_parallel_trials(
+    monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float, side_by_side: int
+) -> None:
+    """The machine has eight cores and two GPUs."""
     monkeypatch.setattr(cluster, "available_cpus", lambda: 8)
     monkeypatch.setattr("torch.cuda", SimpleNamespace(device_count=lambda: 2))
     resources = Resources(cpus_per_trial=cpus, gpus_per_trial=gpus)
@@ -76,7 +78,7 @@ def test_trials_side_by_side(monkeypatch: pytest.MonkeyPatch, cpus: float, gpus:
 
 
 @pytest.mark.parametrize("gpus", [1.5, 2.25, 3])
-def test_gpus_that_ray_would_wait_for_are_refused(monkeypatch: pytest.MonkeyPatch, gpus: float) -> None:
+def test_gpus_that_ray_would_wait_for_are_rejected(monkeypatch: pytest.MonkeyPatch, gpus: float) -> None:
     monkeypatch.setattr("torch.cuda", SimpleNamespace(device_count=lambda: 2))
     with pytest.raises(UserError, match="`gpus_per_trial`"):
         check_resources(Resources(gpus_per_trial=gpus))
